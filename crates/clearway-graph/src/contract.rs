@@ -1,0 +1,277 @@
+//! What a kernel promises about the memory it touches, and the annotate stage made from it.
+//!
+//! Ranges never come from a caller: they follow from the contract, the bound views and the
+//! constants. Access that depends on data known only on the device is declared at its largest.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::error::{GraphError, Result};
+use crate::ids::DispatchId;
+use crate::layout::TensorView;
+use crate::node::{Access, Accesses, CapturedOpKind, Origin};
+use crate::range::{BufferRange, MemRangeRole, View};
+
+/// How a kernel uses one binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BindingRole {
+    /// Only read.
+    Read,
+    /// Every byte of the extent is written, none is read.
+    Write,
+    /// Read and written, or written in part: bytes outside the written part keep their value.
+    ReadWrite,
+}
+
+/// An extent computed from all bound views and the constants; relative to the view's first byte.
+pub type ExtentFn = Arc<dyn Fn(&[TensorView], &[u32]) -> Range<u64> + Send + Sync>;
+
+/// Which bytes of a bound view a kernel touches.
+#[derive(Clone)]
+pub enum Extent {
+    /// All of them, from the first to the last element of the layout.
+    View,
+    /// A part, as a function of the bound views and the constants.
+    Computed(ExtentFn),
+}
+
+impl std::fmt::Debug for Extent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::View => "View",
+            Self::Computed(_) => "Computed",
+        })
+    }
+}
+
+/// One binding of a contract.
+#[derive(Clone, Debug)]
+pub struct BindingContract {
+    /// Name, for errors and reports.
+    pub name: Cow<'static, str>,
+    /// Read, written, or both.
+    pub role: BindingRole,
+    /// The bytes touched.
+    pub extent: Extent,
+}
+
+impl BindingContract {
+    /// A binding of which the whole view is touched.
+    pub fn new(name: impl Into<Cow<'static, str>>, role: BindingRole) -> Self {
+        Self { name: name.into(), role, extent: Extent::View }
+    }
+}
+
+/// The declared memory behaviour of a kernel.
+#[derive(Clone, Debug)]
+pub struct KernelContract {
+    /// Kernel name.
+    pub kernel: Cow<'static, str>,
+    /// Bindings in order; `None` if nothing is known about the kernel.
+    pub bindings: Option<Vec<BindingContract>>,
+}
+
+impl KernelContract {
+    /// A contract with all bindings declared.
+    pub fn new(
+        kernel: impl Into<Cow<'static, str>>,
+        bindings: impl Into<Vec<BindingContract>>,
+    ) -> Self {
+        Self { kernel: kernel.into(), bindings: Some(bindings.into()) }
+    }
+
+    /// A kernel about which nothing is known: its dispatches conflict with everything.
+    pub fn unknown(kernel: impl Into<Cow<'static, str>>) -> Self {
+        Self { kernel: kernel.into(), bindings: None }
+    }
+
+    /// The annotate stage: the accesses of dispatch `id` with these views and constants.
+    ///
+    /// # Errors
+    /// A missing or undeclared binding, a view outside its buffer, an extent outside its view.
+    pub fn annotate(
+        &self,
+        id: DispatchId,
+        views: &[TensorView],
+        params: &[u32],
+    ) -> Result<Accesses> {
+        for view in views {
+            BufferRange::from_buffer(view, MemRangeRole::Src)?;
+        }
+        let Some(declared) = &self.bindings else {
+            return Ok(Accesses::Unknown);
+        };
+        if views.len() > declared.len() {
+            return Err(GraphError::UndeclaredBinding {
+                kernel: self.kernel.to_string(),
+                bound: views.len(),
+                declared: declared.len(),
+            });
+        }
+        let mut list = SmallVec::new();
+        for (index, binding) in declared.iter().enumerate() {
+            let view = views.get(index).ok_or_else(|| GraphError::MissingBinding {
+                kernel: self.kernel.to_string(),
+                binding: binding.name.to_string(),
+                index,
+                bound: views.len(),
+            })?;
+            let (p0, p1) = self.resolve(binding, view, views, params)?;
+            let mut push = |role| {
+                let origin = Origin { dispatch: id, access: list.len() as u16 };
+                let range = BufferRange { buf_id: view.buf_id, p0, p1, role };
+                list.push(Access { range, binding: index as u16, origin });
+            };
+            match binding.role {
+                BindingRole::Read => push(MemRangeRole::Src),
+                BindingRole::Write => push(MemRangeRole::Dst),
+                BindingRole::ReadWrite => {
+                    push(MemRangeRole::Src);
+                    push(MemRangeRole::Dst);
+                }
+            }
+        }
+        Ok(Accesses::Known(list))
+    }
+
+    fn resolve(
+        &self,
+        binding: &BindingContract,
+        view: &TensorView,
+        views: &[TensorView],
+        params: &[u32],
+    ) -> Result<(u64, u64)> {
+        let len = view.byte_len();
+        let extent = match &binding.extent {
+            Extent::View => 0..len,
+            Extent::Computed(extent) => extent(views, params),
+        };
+        if extent.end < extent.start || extent.end > len {
+            return Err(GraphError::ExtentOutOfView {
+                kernel: self.kernel.to_string(),
+                binding: binding.name.to_string(),
+                p0: extent.start,
+                p1: extent.end,
+                len,
+            });
+        }
+        Ok((view.offset + extent.start, view.offset + extent.end))
+    }
+}
+
+/// A kernel some fusion rule asks for.
+#[derive(Debug)]
+pub struct FusedRequest<'a> {
+    /// What it computes.
+    pub kind: CapturedOpKind,
+    /// The views it would bind.
+    pub bindings: &'a [TensorView],
+    /// Its constants: those of the members, one after another.
+    pub params: &'a [u32],
+}
+
+/// Which fused kernels exist, and what they promise. The layer that owns kernels implements it.
+pub trait KernelCatalog {
+    /// The device fused kernels are compiled for.
+    type Device: ?Sized;
+
+    /// The contract of the kernel for `request`, compiled if needed; `None` if the device has none.
+    ///
+    /// # Errors
+    /// [`GraphError::Kernel`] if a kernel that exists fails to compile.
+    fn fused_kernel(
+        &mut self,
+        device: &Self::Device,
+        request: &FusedRequest<'_>,
+    ) -> Result<Option<KernelContract>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::ids::NodeId;
+    use crate::layout::Layout;
+
+    fn view(elems: usize) -> TensorView {
+        TensorView::of_value(NodeId(3), Layout::new(DType::F32, &[elems]).unwrap())
+    }
+
+    #[test]
+    fn a_write_only_kernel_is_annotated() {
+        let fill = KernelContract::new("fill", [BindingContract::new("dst", BindingRole::Write)]);
+        let accesses = fill.annotate(DispatchId(0), &[view(4)], &[]).unwrap();
+        let Accesses::Known(list) = accesses else {
+            panic!("a kernel with writes and no reads is annotated");
+        };
+        assert_eq!(list.len(), 1);
+        assert!(list[0].range.is_write());
+    }
+
+    #[test]
+    fn an_unknown_contract_gives_unknown_accesses() {
+        let kernel = KernelContract::unknown("blob");
+        let accesses = kernel.annotate(DispatchId(0), &[view(4)], &[]).unwrap();
+        assert_eq!(accesses, Accesses::Unknown);
+    }
+
+    #[test]
+    fn a_partial_write_also_reads_what_it_keeps() {
+        let binding = BindingContract::new("cache", BindingRole::ReadWrite);
+        let kernel = KernelContract::new("kv_write", [binding]);
+        let accesses = kernel.annotate(DispatchId(0), &[view(4)], &[]).unwrap();
+        let Accesses::Known(list) = accesses else { panic!("annotated") };
+        let roles: Vec<_> = list.iter().map(|a| a.range.role).collect();
+        assert_eq!(roles, [MemRangeRole::Src, MemRangeRole::Dst]);
+    }
+
+    #[test]
+    fn a_contract_that_names_a_missing_binding_is_an_error() {
+        let kernel = KernelContract::new(
+            "copy",
+            [
+                BindingContract::new("src", BindingRole::Read),
+                BindingContract::new("dst", BindingRole::Write),
+            ],
+        );
+        let error = kernel.annotate(DispatchId(0), &[view(4)], &[]).unwrap_err();
+        let expected = GraphError::MissingBinding {
+            kernel: "copy".into(),
+            binding: "dst".into(),
+            index: 1,
+            bound: 1,
+        };
+        assert_eq!(error, expected);
+        let three = [view(4), view(4), view(4)];
+        assert!(matches!(
+            kernel.annotate(DispatchId(0), &three, &[]),
+            Err(GraphError::UndeclaredBinding { bound: 3, declared: 2, .. })
+        ));
+    }
+
+    #[test]
+    fn an_extent_outside_its_view_is_an_error() {
+        let mut binding = BindingContract::new("src", BindingRole::Read);
+        binding.extent = Extent::Computed(Arc::new(|_, params| 0..u64::from(params[0])));
+        let kernel = KernelContract::new("head", [binding]);
+        assert!(kernel.annotate(DispatchId(0), &[view(4)], &[16]).is_ok());
+        assert!(matches!(
+            kernel.annotate(DispatchId(0), &[view(4)], &[17]),
+            Err(GraphError::ExtentOutOfView { p1: 17, len: 16, .. })
+        ));
+    }
+
+    #[test]
+    fn a_view_outside_its_buffer_is_an_error() {
+        let mut outside = view(4);
+        outside.offset = 1;
+        let kernel = KernelContract::unknown("blob");
+        assert!(matches!(
+            kernel.annotate(DispatchId(0), &[outside], &[]),
+            Err(GraphError::ViewOutOfBounds { offset: 1, .. })
+        ));
+    }
+}

@@ -1,0 +1,303 @@
+//! The recorded list in execution order, with the values it computes.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+use serde::Serialize;
+use smallvec::SmallVec;
+
+use crate::contract::{KernelCatalog, KernelContract};
+use crate::error::{GraphError, Result};
+use crate::fuse::FuseReport;
+use crate::ids::{DispatchId, NodeId};
+use crate::layout::{Layout, TensorView};
+use crate::node::{BarrierReason, CapturedNode, CapturedOpKind, Dispatch, Params};
+use crate::place::MemoryPlan;
+use crate::range::BufferRange;
+use crate::schedule::{ScheduleReport, Strategy};
+
+/// An arena value: memory that exists for as long as the plan needs it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Value {
+    /// Bytes it needs.
+    pub bytes: u64,
+    /// Uploaded by the host before the first dispatch; kept for every replay.
+    pub input: bool,
+    /// Read by the host after the last dispatch.
+    pub output: bool,
+}
+
+/// A recorded forward pass: dispatches and barriers in execution order. May be built by hand.
+///
+/// The stages are methods that change the list and leave their report with it.
+#[derive(Clone, Debug, Default)]
+pub struct ComputeGraph {
+    nodes: Vec<CapturedNode>,
+    values: Vec<Value>,
+    ids: FxHashSet<DispatchId>,
+    next_id: u32,
+    replayed: bool,
+    pub(crate) fuse_report: Option<FuseReport>,
+    pub(crate) schedule_report: Option<ScheduleReport>,
+}
+
+impl ComputeGraph {
+    /// An empty list.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A list built by hand. Values are declared by the views that bind them.
+    ///
+    /// # Errors
+    /// Inverted ranges, repeated ids, and references to values or dispatches that do not exist.
+    pub fn from_nodes(nodes: Vec<CapturedNode>) -> Result<Self> {
+        let mut graph = Self::new();
+        for view in nodes.iter().filter_map(CapturedNode::dispatch).flat_map(|d| &d.bindings) {
+            if let Some(value) = view.value() {
+                let missing = (value.index() + 1).saturating_sub(graph.values.len());
+                let empty = Value { bytes: 0, input: false, output: false };
+                graph.values.extend(std::iter::repeat_n(empty, missing));
+                let bytes = &mut graph.values[value.index()].bytes;
+                *bytes = (*bytes).max(view.buf_len);
+            }
+        }
+        // Barriers may name dispatches that follow them, so dispatches are known first.
+        for dispatch in nodes.iter().filter_map(CapturedNode::dispatch) {
+            graph.admit(dispatch)?;
+        }
+        for (position, node) in nodes.iter().enumerate() {
+            if let CapturedNode::Barrier(reason) = node {
+                graph.check_reason(position, reason)?;
+            }
+        }
+        graph.nodes = nodes;
+        Ok(graph)
+    }
+
+    /// Adds a node at the end.
+    ///
+    /// # Errors
+    /// As [`from_nodes`](Self::from_nodes). The list is unchanged then.
+    pub fn record(&mut self, node: CapturedNode) -> Result<()> {
+        match &node {
+            CapturedNode::Dispatch(dispatch) => self.admit(dispatch)?,
+            CapturedNode::Barrier(reason) => self.check_reason(self.nodes.len(), reason)?,
+        }
+        self.nodes.push(node);
+        Ok(())
+    }
+
+    /// Annotates and records one dispatch of a kernel with this contract.
+    ///
+    /// # Errors
+    /// As [`KernelContract::annotate`] and [`record`](Self::record). The list is unchanged then.
+    pub fn dispatch(
+        &mut self,
+        kind: CapturedOpKind,
+        contract: &KernelContract,
+        views: &[TensorView],
+        params: &[u32],
+        label: &str,
+    ) -> Result<DispatchId> {
+        let id = DispatchId(self.next_id);
+        let accesses = contract.annotate(id, views, params)?;
+        self.record(CapturedNode::Dispatch(Arc::new(Dispatch {
+            id,
+            kind,
+            kernel: Arc::from(&*contract.kernel),
+            params: Params::from_slice(params),
+            bindings: SmallVec::from_slice(views),
+            accesses,
+            origins: SmallVec::from_slice(&[id]),
+            label: Arc::from(label),
+        })))?;
+        Ok(id)
+    }
+
+    /// Declares an arena value of this layout and returns a view of the whole of it.
+    pub fn declare_value(&mut self, layout: Layout) -> TensorView {
+        let id = NodeId(self.values.len() as u32);
+        self.values.push(Value { bytes: layout.span_bytes(), input: false, output: false });
+        TensorView::of_value(id, layout)
+    }
+
+    /// Marks a value as uploaded by the host.
+    ///
+    /// # Errors
+    /// [`GraphError::UnknownValue`] if there is no such value.
+    pub fn mark_input(&mut self, value: NodeId) -> Result<()> {
+        self.value_mut(value)?.input = true;
+        Ok(())
+    }
+
+    /// Marks a value as read by the host at the end.
+    ///
+    /// # Errors
+    /// [`GraphError::UnknownValue`] if there is no such value.
+    pub fn mark_output(&mut self, value: NodeId) -> Result<()> {
+        self.value_mut(value)?.output = true;
+        Ok(())
+    }
+
+    /// Says whether the list will run again and again, so that its end is ordered before its
+    /// beginning.
+    pub fn set_replayed(&mut self, replayed: bool) {
+        self.replayed = replayed;
+    }
+
+    /// Whether the list will run again and again.
+    pub const fn is_replayed(&self) -> bool {
+        self.replayed
+    }
+
+    /// The list in execution order.
+    pub fn nodes(&self) -> &[CapturedNode] {
+        &self.nodes
+    }
+
+    /// Gives the list away.
+    pub fn into_nodes(self) -> Vec<CapturedNode> {
+        self.nodes
+    }
+
+    /// The declared values, indexed by [`NodeId`].
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// The dispatches in execution order.
+    pub fn dispatches(&self) -> impl Iterator<Item = &Arc<Dispatch>> {
+        self.nodes.iter().filter_map(CapturedNode::dispatch)
+    }
+
+    /// How many dispatches the list holds.
+    pub fn dispatch_count(&self) -> u32 {
+        self.dispatches().count() as u32
+    }
+
+    /// How many barriers the list holds.
+    pub fn barrier_count(&self) -> u32 {
+        self.nodes.len() as u32 - self.dispatch_count()
+    }
+
+    /// How many dispatches touch unknown memory: 0 for anything built from contracts.
+    pub fn unannotated_dispatch_count(&self) -> u32 {
+        self.dispatches().filter(|d| !d.is_annotated()).count() as u32
+    }
+
+    /// What the fuse stage did, if it ran.
+    pub fn fuse_report(&self) -> Option<&FuseReport> {
+        self.fuse_report.as_ref()
+    }
+
+    /// What the schedule stage did, if it ran.
+    pub fn schedule_report(&self) -> Option<&ScheduleReport> {
+        self.schedule_report.as_ref()
+    }
+
+    /// Applies the fusion rules; returns how many fired. The report stays with the graph.
+    ///
+    /// # Errors
+    /// [`GraphError::Kernel`] if a fused kernel fails to compile; the list is unchanged then.
+    pub fn fuse<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<u32> {
+        let report = crate::fuse::fuse(self, catalog, device)?;
+        let fired = report.fired();
+        self.fuse_report = Some(report);
+        Ok(fired)
+    }
+
+    /// Strips barriers and orders the list for concurrency; returns how many dispatches moved
+    /// earlier (not those that merely shifted). The report stays with the graph.
+    pub fn reorder(&mut self) -> u32 {
+        self.reorder_with(Strategy::Levels)
+    }
+
+    /// As [`reorder`](Self::reorder), by the strategy given.
+    pub fn reorder_with(&mut self, strategy: Strategy) -> u32 {
+        let report = crate::schedule::schedule(self, strategy);
+        let moved = report.moved;
+        self.schedule_report = Some(report);
+        moved
+    }
+
+    /// Strips barriers and writes new ones with their reasons where the ranges need them; returns
+    /// how many.
+    pub fn place_barriers(&mut self) -> u32 {
+        crate::barriers::place(self)
+    }
+
+    /// Strips barriers and writes one after every dispatch: the slow list others are compared with.
+    pub fn place_barriers_everywhere(&mut self) -> u32 {
+        crate::barriers::place_everywhere(self)
+    }
+
+    /// Fills in the addresses of a plan: every range and view of a value becomes one of the buffer
+    /// that holds its slab.
+    ///
+    /// # Errors
+    /// [`GraphError::Unplaced`] and [`GraphError::PlacedOutOfSlab`]; the list is unchanged then.
+    pub fn assign_addresses(&mut self, plan: &MemoryPlan, slab_buf_ids: &[usize]) -> Result<()> {
+        crate::place::assign(self, plan, slab_buf_ids)
+    }
+
+    pub(crate) fn set_nodes(&mut self, nodes: Vec<CapturedNode>) {
+        self.nodes = nodes;
+    }
+
+    fn value_mut(&mut self, value: NodeId) -> Result<&mut Value> {
+        let values = self.values.len();
+        self.values.get_mut(value.index()).ok_or(GraphError::UnknownValue {
+            dispatch: DispatchId(self.next_id),
+            value,
+            values,
+        })
+    }
+
+    fn admit(&mut self, dispatch: &Dispatch) -> Result<()> {
+        for range in dispatch.ranges() {
+            range.check()?;
+            self.check_value(dispatch.id, range)?;
+        }
+        if self.ids.contains(&dispatch.id) {
+            return Err(GraphError::DuplicateDispatch { dispatch: dispatch.id });
+        }
+        self.ids.insert(dispatch.id);
+        self.next_id = self.next_id.max(dispatch.id.0 + 1);
+        Ok(())
+    }
+
+    fn check_value(&self, dispatch: DispatchId, range: &BufferRange) -> Result<()> {
+        let Some(value) = NodeId::from_buf_id(range.buf_id) else {
+            return Ok(());
+        };
+        match self.values.get(value.index()) {
+            None => Err(GraphError::UnknownValue { dispatch, value, values: self.values.len() }),
+            Some(known) if range.p1 > known.bytes => Err(GraphError::RangeOutsideValue {
+                dispatch,
+                value,
+                p0: range.p0,
+                p1: range.p1,
+                bytes: known.bytes,
+            }),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn check_reason(&self, position: usize, reason: &BarrierReason) -> Result<()> {
+        let named: SmallVec<[DispatchId; 2]> = match reason {
+            BarrierReason::Hazard(h) | BarrierReason::Replay(h) => {
+                SmallVec::from_slice(&[h.earlier, h.later])
+            }
+            BarrierReason::Unannotated(id) => SmallVec::from_slice(&[*id]),
+            BarrierReason::Requested => SmallVec::new(),
+        };
+        match named.into_iter().find(|id| !self.ids.contains(id)) {
+            Some(dispatch) => Err(GraphError::UnknownDispatch { position, dispatch }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

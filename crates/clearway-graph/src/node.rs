@@ -1,0 +1,280 @@
+//! A recorded dispatch or barrier: the element of the list every stage works on.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use smallvec::SmallVec;
+
+use crate::ids::{DispatchId, NodeId, buf_name};
+use crate::layout::TensorView;
+use crate::range::{BufferRange, MemRangeRole};
+
+/// What a dispatch computes. Fusion rules match on it and backends look their kernels up by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[non_exhaustive]
+pub enum CapturedOpKind {
+    /// Rows of a table picked by index (token embedding).
+    Gather,
+    /// Rows divided by their root mean square.
+    RmsNorm,
+    /// Rows shifted to mean 0 and scaled to variance 1.
+    LayerNorm,
+    /// Element-wise sum, the second operand repeated over rows where smaller.
+    Add,
+    /// Element-wise product, the second operand repeated over rows where smaller.
+    Mul,
+    /// Product with a constant.
+    Scale,
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU, tanh form.
+    Gelu,
+    /// `silu(gate) * up`.
+    SiluMul,
+    /// `gelu(gate) * up`.
+    GeluMul,
+    /// `cap * tanh(x / cap)`.
+    SoftCap,
+    /// Product with a weight matrix (matrix-vector for one row).
+    MatMul,
+    /// Product with the weight matrices of the experts chosen per row.
+    MatMulExperts,
+    /// The best experts of each row and their weights.
+    RouterTopK,
+    /// Sum of expert results by weight.
+    ExpertSum,
+    /// Rotary position embedding.
+    Rope,
+    /// Softmax of rows with scale and mask.
+    Softmax,
+    /// Causal grouped-query attention over a KV cache.
+    Attention,
+    /// Rows written into a KV cache at positions known only on the device.
+    KvWrite,
+    /// Copy, cast, transpose: any layout to any layout.
+    Copy,
+    /// Two tensors joined along the innermost dimension.
+    Concat,
+    /// Index of the largest element of each row.
+    ArgMax,
+    /// Largest elements of each row with their indices.
+    TopK,
+    /// Every element set to a constant.
+    Fill,
+    /// Fused: rms_norm, then product with the weight.
+    RmsNormMul,
+    /// Fused: sum, then rms_norm of it; both results kept.
+    AddRmsNorm,
+    /// Fused: sum, then rms_norm of it, then product with the weight; sum and result kept.
+    AddRmsNormMul,
+    /// Fused: matrix product, then sum with a bias or residual.
+    MatMulAdd,
+    /// Fused: rotary embedding written straight into the KV cache.
+    RopeKvWrite,
+    /// A user's kernel.
+    Custom,
+    /// A user's kernel with an effect outside memory (a time stamp, a host signal): it keeps its
+    /// place, and nothing crosses it.
+    Pinned,
+}
+
+impl CapturedOpKind {
+    /// Whether a node of this kind may be moved. One that may not also stops others from crossing.
+    pub const fn is_reorderable(self) -> bool {
+        !matches!(self, Self::Pinned)
+    }
+}
+
+/// Constants of a dispatch, 32 bits each: what a GPU would take as push constants. Floats are
+/// stored by their bits; the op table names and types them.
+pub type Params = SmallVec<[u32; 6]>;
+
+/// Where an access of the final list comes from in the recorded list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Origin {
+    /// The recorded dispatch.
+    pub dispatch: DispatchId,
+    /// Index into that dispatch's accesses.
+    pub access: u16,
+}
+
+/// One annotated access of a dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Access {
+    /// The bytes and the role.
+    pub range: BufferRange,
+    /// Index of the binding it goes through.
+    pub binding: u16,
+    /// The recorded access it carries out; the verifier follows values through it.
+    pub origin: Origin,
+}
+
+/// What is known about the memory a dispatch touches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Accesses {
+    /// Every access, from the kernel's contract. May hold writes only.
+    Known(SmallVec<[Access; 4]>),
+    /// Nothing is known: conflicts with everything, and nothing moves across it.
+    Unknown,
+}
+
+/// A recorded dispatch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dispatch {
+    /// Stable identity.
+    pub id: DispatchId,
+    /// What it computes.
+    pub kind: CapturedOpKind,
+    /// The kernel that computes it.
+    pub kernel: Arc<str>,
+    /// Constants.
+    pub params: Params,
+    /// The tensors it binds, in the order of the kernel's contract.
+    pub bindings: SmallVec<[TensorView; 4]>,
+    /// The memory it touches.
+    pub accesses: Accesses,
+    /// Recorded dispatches it stands for: itself, or the members of a fusion in recorded order.
+    pub origins: SmallVec<[DispatchId; 2]>,
+    /// Name for people, such as `blk.3.attn_norm`; may be empty.
+    pub label: Arc<str>,
+}
+
+impl Dispatch {
+    /// The annotated accesses; empty when unknown (test [`is_annotated`](Self::is_annotated)).
+    pub fn accesses(&self) -> &[Access] {
+        match &self.accesses {
+            Accesses::Known(list) => list,
+            Accesses::Unknown => &[],
+        }
+    }
+
+    /// Whether the memory it touches is known. A dispatch that only writes is annotated.
+    pub const fn is_annotated(&self) -> bool {
+        matches!(self.accesses, Accesses::Known(_))
+    }
+
+    /// The ranges of all accesses.
+    pub fn ranges(&self) -> impl Iterator<Item = &BufferRange> {
+        self.accesses().iter().map(|access| &access.range)
+    }
+
+    /// The ranges it reads.
+    pub fn reads(&self) -> impl Iterator<Item = &BufferRange> {
+        self.ranges().filter(|r| r.role == MemRangeRole::Src)
+    }
+
+    /// The ranges it writes.
+    pub fn writes(&self) -> impl Iterator<Item = &BufferRange> {
+        self.ranges().filter(|r| r.role == MemRangeRole::Dst)
+    }
+
+    /// Arena values among its bindings, each once per binding.
+    pub fn values(&self) -> impl Iterator<Item = NodeId> {
+        self.bindings.iter().filter_map(TensorView::value)
+    }
+
+    /// Whether passes may move it or move others across it.
+    pub const fn is_movable(&self) -> bool {
+        self.is_annotated() && self.kind.is_reorderable()
+    }
+}
+
+/// The order two accesses must keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub enum HazardKind {
+    /// The later dispatch reads what the earlier one writes.
+    ReadAfterWrite,
+    /// The later dispatch writes what the earlier one reads.
+    WriteAfterRead,
+    /// Both write.
+    WriteAfterWrite,
+}
+
+impl HazardKind {
+    /// The kind for an earlier and a later role; `None` for two reads.
+    pub const fn of(earlier: MemRangeRole, later: MemRangeRole) -> Option<Self> {
+        match (earlier, later) {
+            (MemRangeRole::Dst, MemRangeRole::Src) => Some(Self::ReadAfterWrite),
+            (MemRangeRole::Src, MemRangeRole::Dst) => Some(Self::WriteAfterRead),
+            (MemRangeRole::Dst, MemRangeRole::Dst) => Some(Self::WriteAfterWrite),
+            (MemRangeRole::Src, MemRangeRole::Src) => None,
+        }
+    }
+
+    /// Three-letter name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ReadAfterWrite => "RAW",
+            Self::WriteAfterRead => "WAR",
+            Self::WriteAfterWrite => "WAW",
+        }
+    }
+}
+
+/// Two accesses whose order matters, and the bytes they share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Hazard {
+    /// Read after write, write after read, write after write.
+    pub kind: HazardKind,
+    /// The dispatch that must come first.
+    pub earlier: DispatchId,
+    /// The dispatch that must come after.
+    pub later: DispatchId,
+    /// Buffer of the shared bytes.
+    pub buf_id: usize,
+    /// First shared byte.
+    pub p0: u64,
+    /// One past the last shared byte.
+    pub p1: u64,
+}
+
+impl std::fmt::Display for Hazard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { kind, earlier, later, p0, p1, .. } = self;
+        let (kind, buf) = (kind.name(), buf_name(self.buf_id));
+        write!(f, "{kind} {earlier} -> {later} on {buf} {p0}..{p1}")
+    }
+}
+
+/// Why a barrier stands where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum BarrierReason {
+    /// The next dispatch conflicts with the group before it.
+    Hazard(Hazard),
+    /// The memory of this dispatch is unknown, so a barrier stands on both sides of it.
+    Unannotated(DispatchId),
+    /// The end of the list conflicts with its own beginning when it is replayed.
+    Replay(Hazard),
+    /// Asked for by the caller: after every dispatch, or between hand-built parts.
+    Requested,
+}
+
+impl std::fmt::Display for BarrierReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Hazard(hazard) => write!(f, "{hazard}"),
+            Self::Unannotated(id) => write!(f, "{id} touches unknown memory"),
+            Self::Replay(hazard) => write!(f, "replay: {hazard}"),
+            Self::Requested => f.write_str("requested"),
+        }
+    }
+}
+
+/// One element of a list in execution order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CapturedNode {
+    /// A dispatch. Shared, since lists before and after a stage hold mostly the same dispatches.
+    Dispatch(Arc<Dispatch>),
+    /// A barrier: everything before it finishes before anything after it starts.
+    Barrier(BarrierReason),
+}
+
+impl CapturedNode {
+    /// The dispatch, unless this is a barrier.
+    pub fn dispatch(&self) -> Option<&Arc<Dispatch>> {
+        match self {
+            Self::Dispatch(dispatch) => Some(dispatch),
+            Self::Barrier(_) => None,
+        }
+    }
+}

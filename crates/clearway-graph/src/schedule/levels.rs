@@ -1,0 +1,112 @@
+//! Levels by longest path, with movement inside the slack.
+//!
+//! A chain of C dispatches needs C groups, and levels by longest path use exactly C (Mirsky), so
+//! the number of groups is settled here; what is left to choose is the level of a dispatch that is
+//! not on a longest chain. It is chosen to make the values around it live shorter, weighed by their
+//! bytes.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::{HazardGraph, SectionOrder};
+use crate::graph::Value;
+use crate::ids::NodeId;
+use crate::node::Dispatch;
+
+/// Passes over the section; the second lets early dispatches follow what the first moved.
+const SLACK_PASSES: usize = 2;
+
+/// Orders a section by level.
+pub(super) fn order(
+    dispatches: &[Arc<Dispatch>],
+    hazards: &HazardGraph,
+    values: &[Value],
+) -> SectionOrder {
+    let asap = hazards.asap_levels();
+    let mut levels = asap.clone();
+    let lives = Lives::of(dispatches, values);
+    for _ in 0..SLACK_PASSES {
+        for index in (0..dispatches.len()).rev() {
+            move_in_slack(index, &mut levels, hazards, &lives);
+        }
+    }
+    // Inside a level the dispatches that wait for the level before come first: barriers are placed
+    // greedily, and a dispatch moved late must not slip into the group before.
+    let waits = |index: usize| {
+        let preds = hazards.preds(index).iter();
+        let level = levels[index];
+        level == 0 || preds.into_iter().any(|&p| levels[p as usize] + 1 == level)
+    };
+    let mut order: Vec<u32> = (0..dispatches.len() as u32).collect();
+    order.sort_by_cached_key(|&i| (levels[i as usize], !waits(i as usize), i));
+    let critical = |index: usize| {
+        let preds = hazards.preds(index).iter().copied();
+        preds.max_by_key(|&p| (asap[p as usize], Reverse(p)))
+    };
+    SectionOrder { order, held_by: (0..dispatches.len()).map(critical).collect() }
+}
+
+/// Puts one dispatch on the level of its slack where the values around it live shortest.
+fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives: &Lives) {
+    let Some(latest) = hazards.succs(index).iter().map(|&s| levels[s as usize] - 1).min() else {
+        return; // nothing waits for it: early is best, since its operands then die early
+    };
+    let preds = hazards.preds(index).iter();
+    let earliest = preds.map(|&p| levels[p as usize] + 1).max().unwrap_or(0);
+    if earliest >= latest {
+        return;
+    }
+    // Byte-levels are piecewise linear in the level, so an end of the slack is as good as any.
+    let area = |level| lives.area(index, level, levels);
+    levels[index] = if area(latest) < area(earliest) { latest } else { earliest };
+}
+
+/// Which dispatches touch which values.
+struct Lives {
+    bytes: Vec<u64>,
+    /// Per value: dispatches that touch it, in recorded order.
+    touched_by: Vec<Vec<u32>>,
+    /// Per dispatch: local indices of the values it touches.
+    touches: Vec<Vec<u32>>,
+}
+
+impl Lives {
+    fn of(dispatches: &[Arc<Dispatch>], values: &[Value]) -> Self {
+        let mut local: FxHashMap<NodeId, u32> = FxHashMap::default();
+        let mut lives = Self { bytes: Vec::new(), touched_by: Vec::new(), touches: Vec::new() };
+        for (index, dispatch) in dispatches.iter().enumerate() {
+            let mut touched = Vec::new();
+            for id in dispatch.values() {
+                let kept = values.get(id.index()).is_none_or(|v| v.input || v.output);
+                if kept {
+                    continue; // lives anyway, wherever its readers stand
+                }
+                let slot = *local.entry(id).or_insert_with(|| {
+                    lives.bytes.push(values[id.index()].bytes);
+                    lives.touched_by.push(Vec::new());
+                    lives.bytes.len() as u32 - 1
+                });
+                if !touched.contains(&slot) {
+                    touched.push(slot);
+                    lives.touched_by[slot as usize].push(index as u32);
+                }
+            }
+            lives.touches.push(touched);
+        }
+        lives
+    }
+
+    /// Bytes times levels of the values around `index` if it stood on `level`.
+    fn area(&self, index: usize, level: u32, levels: &[u32]) -> u64 {
+        let life = |&value: &u32| {
+            let at = |&d: &u32| if d as usize == index { level } else { levels[d as usize] };
+            let touched = &self.touched_by[value as usize];
+            let first = touched.iter().map(at).min().unwrap_or(level);
+            let last = touched.iter().map(at).max().unwrap_or(level);
+            self.bytes[value as usize] * u64::from(last - first + 1)
+        };
+        self.touches[index].iter().map(life).sum()
+    }
+}

@@ -1,0 +1,139 @@
+//! The schedule stage: an order with the fewest concurrent groups.
+//!
+//! Both strategies move dispatches only where no byte-range hazard forbids it, and neither moves
+//! anything across a dispatch that is unannotated or pinned: such a dispatch cuts the list into
+//! sections that are ordered by themselves.
+
+mod hazards;
+mod levels;
+mod lookahead;
+mod moved;
+
+pub use hazards::HazardGraph;
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::graph::ComputeGraph;
+use crate::ids::DispatchId;
+use crate::node::{CapturedNode, Dispatch, Hazard};
+
+/// How to order a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Strategy {
+    /// Levels by longest path: exactly as many groups as the longest chain, with movement inside
+    /// the slack that shortens the life of large values.
+    Levels,
+    /// The field's greedy look-ahead: at each would-be barrier, pull in whatever of the next
+    /// `window` nodes fits the open group. Kept for comparison.
+    LookAhead {
+        /// Nodes looked at, the blocked one included.
+        window: usize,
+    },
+}
+
+/// Why a dispatch stands no earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum MoveRefusal {
+    /// It would pass a dispatch it conflicts with.
+    Hazard(Hazard),
+    /// It would cross a dispatch whose memory is unknown.
+    CrossesUnannotated(DispatchId),
+    /// It would cross a dispatch that keeps its place.
+    CrossesPinned(DispatchId),
+    /// It keeps its own place.
+    Immovable,
+}
+
+/// What the schedule stage did.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ScheduleReport {
+    /// The strategy used.
+    pub strategy: Strategy,
+    /// Dispatches that moved earlier.
+    pub moved: u32,
+    /// Dispatches of the longest chain: no order has fewer groups.
+    pub longest_chain: u32,
+    /// For each dispatch that could not stand earlier, what holds it.
+    pub refusals: Vec<(DispatchId, MoveRefusal)>,
+}
+
+/// Strips barriers and orders the list.
+pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> ScheduleReport {
+    let recorded: Vec<Arc<Dispatch>> = graph.dispatches().cloned().collect();
+    let mut order = Vec::with_capacity(recorded.len());
+    let mut refusals = Vec::new();
+    let mut cut: Option<&Dispatch> = None;
+    for section in sections(&recorded) {
+        let dispatches = &recorded[section.clone()];
+        let base = section.start;
+        if !dispatches[0].is_movable() {
+            // A fixed dispatch is a section of its own. Unannotated ones have a group to
+            // themselves; a pinned one may share a group, so it is counted with its neighbours.
+            refusals.push((dispatches[0].id, MoveRefusal::Immovable));
+            cut = Some(&dispatches[0]);
+            order.push(base);
+            continue;
+        }
+        let hazards = HazardGraph::build(dispatches);
+        let plan = match strategy {
+            Strategy::Levels => levels::order(dispatches, &hazards, graph.values()),
+            Strategy::LookAhead { window } => lookahead::order(dispatches, window),
+        };
+        for (index, &holder) in plan.held_by.iter().enumerate() {
+            let dispatch = &dispatches[index];
+            let refusal = match holder {
+                Some(pred) => {
+                    hazards::between(&dispatches[pred as usize], dispatch).map(MoveRefusal::Hazard)
+                }
+                None => cut.map(crossing),
+            };
+            refusals.extend(refusal.map(|refusal| (dispatch.id, refusal)));
+        }
+        order.extend(plan.order.iter().map(|&i| base + i as usize));
+    }
+    let longest_chain = hazards::longest_chain(&recorded);
+    let moved = moved::count_moved_earlier(&order);
+    let nodes = order.iter().map(|&i| CapturedNode::Dispatch(recorded[i].clone())).collect();
+    graph.set_nodes(nodes);
+    ScheduleReport { strategy, moved, longest_chain, refusals }
+}
+
+/// An order of one section.
+struct SectionOrder {
+    /// Indices into the section, in execution order.
+    order: Vec<u32>,
+    /// For each dispatch of the section, the one that keeps it from standing earlier.
+    held_by: Vec<Option<u32>>,
+}
+
+fn crossing(cut: &Dispatch) -> MoveRefusal {
+    if cut.is_annotated() {
+        MoveRefusal::CrossesPinned(cut.id)
+    } else {
+        MoveRefusal::CrossesUnannotated(cut.id)
+    }
+}
+
+/// Maximal runs of movable dispatches, and every fixed dispatch by itself.
+fn sections(dispatches: &[Arc<Dispatch>]) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        if start == dispatches.len() {
+            return None;
+        }
+        let rest = &dispatches[start..];
+        let len = match rest.iter().position(|d| !d.is_movable()) {
+            Some(0) => 1,
+            Some(fixed) => fixed,
+            None => rest.len(),
+        };
+        let section = start..start + len;
+        start += len;
+        Some(section)
+    })
+}
+
+#[cfg(test)]
+mod tests;
