@@ -1,2 +1,75 @@
-//! x
-fn main() {}
+//! Developer commands, run as `cargo xtask COMMAND`.
+
+mod date;
+mod run;
+mod size;
+mod soak;
+mod test;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+  test [--part NAME]   formatting, lints, docs, tests and examples, with the minutes each part took
+                       NAME: build, core, ops, golden, race or browser
+  soak [--cases N]     the random suites with full counts (10000); writes docs/soak.md
+  size                 lines per source file
+
+CLEARWAY_SEED=N repeats a run; without it every run has a new seed, which is printed.";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match args[..] {
+        ["test"] => test::run(None),
+        ["test", "--part", name] => match test::Part::by_name(name) {
+            Some(part) => test::run(Some(part)),
+            None => return usage(&format!("there is no part `{name}`")),
+        },
+        ["soak"] => soak::run(soak::FULL_CASES),
+        ["soak", "--cases", count] => match count.parse() {
+            Ok(cases) if cases > 0 => soak::run(cases),
+            _ => return usage(&format!("`{count}` is not a number of cases")),
+        },
+        ["size"] => size::run().map(|()| true),
+        ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        [] => return usage("a command is needed"),
+        _ => return usage(&format!("unknown arguments: {}", args.join(" "))),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage(problem: &str) -> ExitCode {
+    eprintln!("xtask: {problem}\n\n{USAGE}");
+    ExitCode::from(2)
+}
+
+/// Root of the repository.
+fn root() -> Result<PathBuf> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = manifest.parent().context("xtask lies in the root of the repository")?;
+    Ok(root.to_owned())
+}
+
+/// The seed of this run: that of `CLEARWAY_SEED`, or a new one.
+fn seed() -> Result<u64> {
+    match std::env::var("CLEARWAY_SEED") {
+        Ok(text) => text.parse().with_context(|| format!("CLEARWAY_SEED={text} is not a number")),
+        Err(_) => {
+            use std::hash::{BuildHasher, Hasher};
+            Ok(std::collections::hash_map::RandomState::new().build_hasher().finish())
+        }
+    }
+}

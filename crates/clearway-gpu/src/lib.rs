@@ -1,1 +1,22 @@
-//! x
+//! Devices, buffers, ops and backends of Clearway.
+//!
+//! Everything above the pure core that knows memory and machines. One op list ([`ops`]) serves all
+//! backends; a [`Recorder`] turns op calls into a graph without any device; a [`Device`] lowers a
+//! proven list and runs it.
+
+mod device;
+mod error;
+mod record;
+mod registry;
+
+pub mod cpu;
+pub mod ops;
+pub mod quant;
+
+pub use device::{Buffer, Device, DeviceInfo, DeviceMemory, Encoder, Program, Upload};
+pub use error::{GpuError, Result};
+pub use record::{
+    AttentionParams, External, Ops, Recorder, RopeMode, RopeParams, RouterMode, RouterParams,
+    record,
+};
+pub use registry::{CustomKernel, KernelRegistry};

@@ -8,19 +8,22 @@ use crate::tracker::ConflictTracker;
 /// Walks a list in execution order and says before each dispatch whether a barrier must stand
 /// there. The open group lives in it, so a list may be walked in several parts.
 #[derive(Debug, Default)]
-pub(crate) struct BarrierWalk {
+pub struct BarrierWalk {
     open: ConflictTracker,
+    /// Whether any dispatch stands in the open group, even one that touches no memory.
+    occupied: bool,
     /// The dispatch before touched unknown memory: nothing may join it.
     sealed: Option<BarrierReason>,
 }
 
 impl BarrierWalk {
     /// The barrier needed before `dispatch`, which then is part of the open group.
-    pub(crate) fn before(&mut self, dispatch: &Dispatch) -> Option<BarrierReason> {
+    pub fn before(&mut self, dispatch: &Dispatch) -> Option<BarrierReason> {
         let reason = self.reason_before(dispatch);
         if reason.is_some() {
             self.reset();
         }
+        self.occupied = true;
         if dispatch.is_annotated() {
             self.open.add(dispatch.id, dispatch.ranges());
         } else {
@@ -35,8 +38,9 @@ impl BarrierWalk {
     }
 
     /// Something outside has ordered everything so far.
-    pub(crate) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.open.reset();
+        self.occupied = false;
         self.sealed = None;
     }
 
@@ -45,8 +49,7 @@ impl BarrierWalk {
             return self.sealed;
         }
         if !dispatch.is_annotated() {
-            let anything_open = !self.open.is_empty();
-            return anything_open.then_some(BarrierReason::Unannotated(dispatch.id));
+            return self.occupied.then_some(BarrierReason::Unannotated(dispatch.id));
         }
         let hazard = self.open.check(dispatch.id, dispatch.ranges()).err()?;
         Some(BarrierReason::Hazard(hazard))

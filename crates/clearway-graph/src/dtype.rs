@@ -3,10 +3,10 @@
 //! Only names and sizes live here, because fusion rules and layouts need them; decoding and
 //! encoding of the blocks is the business of the layer above.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// How the elements of a tensor are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(non_camel_case_types)] // the names every GGUF user knows
 pub enum DType {
     /// 32-bit float.
@@ -123,5 +123,11 @@ impl DType {
 impl std::fmt::Display for DType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+impl Serialize for DType {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }

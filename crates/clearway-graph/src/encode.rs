@@ -42,7 +42,7 @@ impl ComputeGraph {
     ///
     /// # Errors
     /// The encoder's first error.
-    pub fn encode_sequential<E: CommandEncoder>(&self, enc: &mut E) -> Result<u32, E::Error> {
+    pub fn encode_sequential<E: CommandEncoder + ?Sized>(&self, enc: &mut E) -> Result<u32, E::Error> {
         let mut barriers = 0;
         for node in self.nodes() {
             match node {
@@ -61,7 +61,7 @@ impl ComputeGraph {
     ///
     /// # Errors
     /// The encoder's first error.
-    pub fn encode_with_barriers<E: CommandEncoder>(&self, enc: &mut E) -> Result<u32, E::Error> {
+    pub fn encode_with_barriers<E: CommandEncoder + ?Sized>(&self, enc: &mut E) -> Result<u32, E::Error> {
         let mut walk = BarrierWalk::default();
         let mut part = Part::default();
         for dispatch in self.dispatches() {
@@ -77,7 +77,7 @@ impl ComputeGraph {
     ///
     /// # Errors
     /// The encoders' first error.
-    pub fn encode_dual_buffer<E: CommandEncoder>(
+    pub fn encode_dual_buffer<E: CommandEncoder + ?Sized>(
         &self,
         enc0: &mut E,
         enc1: &mut E,
@@ -102,7 +102,7 @@ impl ComputeGraph {
         Ok((first.barriers, in_second))
     }
 
-    fn encode_replay_barrier<E: CommandEncoder>(
+    fn encode_replay_barrier<E: CommandEncoder + ?Sized>(
         &self,
         walk: &BarrierWalk,
         part: Part,
@@ -133,7 +133,7 @@ struct Part {
 }
 
 impl Part {
-    fn encode<E: CommandEncoder>(
+    fn encode<E: CommandEncoder + ?Sized>(
         &mut self,
         walk: &mut BarrierWalk,
         dispatch: &Dispatch,

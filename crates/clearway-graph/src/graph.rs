@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 use smallvec::SmallVec;
 
@@ -12,9 +12,12 @@ use crate::fuse::FuseReport;
 use crate::ids::{DispatchId, NodeId};
 use crate::layout::{Layout, TensorView};
 use crate::node::{BarrierReason, CapturedNode, CapturedOpKind, Dispatch, Params};
-use crate::place::MemoryPlan;
-use crate::range::BufferRange;
+use crate::place::{Address, MemoryPlan};
+use crate::range::{BufferRange, MemRangeRole, View};
 use crate::schedule::{ScheduleReport, Strategy};
+
+/// Unused value numbers a hand-built list may have beyond one per binding.
+const MAX_VALUE_GAPS: usize = 1 << 16;
 
 /// An arena value: memory that exists for as long as the plan needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -53,8 +56,15 @@ impl ComputeGraph {
     /// Inverted ranges, repeated ids, and references to values or dispatches that do not exist.
     pub fn from_nodes(nodes: Vec<CapturedNode>) -> Result<Self> {
         let mut graph = Self::new();
-        for view in nodes.iter().filter_map(CapturedNode::dispatch).flat_map(|d| &d.bindings) {
-            if let Some(value) = view.value() {
+        let dispatches = || nodes.iter().filter_map(CapturedNode::dispatch);
+        // Numbers may have gaps, but a wrong one must not allocate a table up to it.
+        let values = MAX_VALUE_GAPS + dispatches().map(|d| d.bindings.len()).sum::<usize>();
+        for dispatch in dispatches() {
+            for view in &dispatch.bindings {
+                let Some(value) = view.value() else { continue };
+                if value.index() >= values {
+                    return Err(GraphError::UnknownValue { dispatch: dispatch.id, value, values });
+                }
                 let missing = (value.index() + 1).saturating_sub(graph.values.len());
                 let empty = Value { bytes: 0, input: false, output: false };
                 graph.values.extend(std::iter::repeat_n(empty, missing));
@@ -63,7 +73,7 @@ impl ComputeGraph {
             }
         }
         // Barriers may name dispatches that follow them, so dispatches are known first.
-        for dispatch in nodes.iter().filter_map(CapturedNode::dispatch) {
+        for dispatch in dispatches() {
             graph.admit(dispatch)?;
         }
         for (position, node) in nodes.iter().enumerate() {
@@ -100,9 +110,27 @@ impl ComputeGraph {
         params: &[u32],
         label: &str,
     ) -> Result<DispatchId> {
+        let dispatch = self.annotated(kind, contract, views, params, label)?;
+        let id = dispatch.id;
+        self.record(CapturedNode::Dispatch(dispatch))?;
+        Ok(id)
+    }
+
+    /// Annotates a dispatch with the next free id without recording it.
+    ///
+    /// # Errors
+    /// As [`KernelContract::annotate`].
+    pub fn annotated(
+        &self,
+        kind: CapturedOpKind,
+        contract: &KernelContract,
+        views: &[TensorView],
+        params: &[u32],
+        label: &str,
+    ) -> Result<Arc<Dispatch>> {
         let id = DispatchId(self.next_id);
         let accesses = contract.annotate(id, views, params)?;
-        self.record(CapturedNode::Dispatch(Arc::new(Dispatch {
+        Ok(Arc::new(Dispatch {
             id,
             kind,
             kernel: Arc::from(&*contract.kernel),
@@ -111,8 +139,7 @@ impl ComputeGraph {
             accesses,
             origins: SmallVec::from_slice(&[id]),
             label: Arc::from(label),
-        })))?;
-        Ok(id)
+        }))
     }
 
     /// Declares an arena value of this layout and returns a view of the whole of it.
@@ -241,6 +268,25 @@ impl ComputeGraph {
         crate::place::assign(self, plan, slab_buf_ids)
     }
 
+    /// Says where buffers that the list only names really lie, such as the weights of a model that
+    /// was recorded without any: ranges and views of a buffer in `addresses` move there.
+    ///
+    /// # Errors
+    /// [`GraphError::ViewOutOfBounds`] if a view does not fit where it is put; the list is unchanged
+    /// then.
+    pub fn bind_buffers(&mut self, addresses: &FxHashMap<usize, Address>) -> Result<()> {
+        for view in self.dispatches().flat_map(|d| &d.bindings) {
+            if let Some(to) = addresses.get(&view.buf_id) {
+                let (offset, len) = (view.offset.saturating_add(to.offset), view.byte_len());
+                if offset.saturating_add(len) > to.buf_len {
+                    let (buf_id, buf_len) = (to.buf_id, to.buf_len);
+                    return Err(GraphError::ViewOutOfBounds { buf_id, offset, len, buf_len });
+                }
+            }
+        }
+        crate::place::relocate(self, |buf_id, _| Ok(addresses.get(&buf_id).copied()))
+    }
+
     pub(crate) fn set_nodes(&mut self, nodes: Vec<CapturedNode>) {
         self.nodes = nodes;
     }
@@ -255,6 +301,10 @@ impl ComputeGraph {
     }
 
     fn admit(&mut self, dispatch: &Dispatch) -> Result<()> {
+        for view in &dispatch.bindings {
+            let range = BufferRange::from_buffer(view, MemRangeRole::Src)?;
+            self.check_value(dispatch.id, &range)?;
+        }
         for range in dispatch.ranges() {
             range.check()?;
             self.check_value(dispatch.id, range)?;
@@ -263,7 +313,7 @@ impl ComputeGraph {
             return Err(GraphError::DuplicateDispatch { dispatch: dispatch.id });
         }
         self.ids.insert(dispatch.id);
-        self.next_id = self.next_id.max(dispatch.id.0 + 1);
+        self.next_id = self.next_id.max(dispatch.id.0.saturating_add(1));
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! values occupy the upper half. Two different values can therefore never conflict before they are
 //! placed, which is what lets the scheduler see true dependences only.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// An arena value: one output of a recorded op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -25,7 +25,13 @@ impl NodeId {
 
     /// The value behind a `buf_id`, if it is one.
     pub const fn from_buf_id(buf_id: usize) -> Option<Self> {
-        if buf_id & VALUE_BIT == 0 { None } else { Some(Self((buf_id & !VALUE_BIT) as u32)) }
+        let index = buf_id & !VALUE_BIT;
+        match buf_id & VALUE_BIT {
+            0 => None,
+            // Numbers no value can have must not wrap round to one that exists.
+            _ if index > u32::MAX as usize => Some(Self(u32::MAX)),
+            _ => Some(Self(index as u32)),
+        }
     }
 
     /// Index into the graph's value table.
@@ -52,4 +58,12 @@ pub(crate) fn buf_name(buf_id: usize) -> String {
         Some(value) => value.to_string(),
         None => format!("@{buf_id}"),
     }
+}
+
+/// Writes a `buf_id` by that name: the number of a value exceeds what JSON readers keep exactly.
+pub(crate) fn serialize_buf<S: Serializer>(
+    buf_id: &usize,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&buf_name(*buf_id))
 }

@@ -1,10 +1,11 @@
 //! Tensor layouts and the concrete view a dispatch binds.
 
-use serde::Serialize;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
-use crate::ids::NodeId;
+use crate::ids::{NodeId, serialize_buf};
 use crate::range::View;
 
 /// Most dimensions a tensor may have.
@@ -14,7 +15,7 @@ pub const MAX_DIMS: usize = 4;
 ///
 /// Strides count elements. The innermost dimension of a quantised tensor is always contiguous.
 /// Unused leading dimensions have extent 1, so kernels may index all four.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     dtype: DType,
     rank: u8,
@@ -168,11 +169,23 @@ impl std::fmt::Display for Layout {
     }
 }
 
+impl Serialize for Layout {
+    /// Only the dimensions that were given.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Layout", 3)?;
+        fields.serialize_field("dtype", &self.dtype)?;
+        fields.serialize_field("shape", self.dims())?;
+        fields.serialize_field("strides", &self.strides[MAX_DIMS - self.rank()..])?;
+        fields.end()
+    }
+}
+
 /// A tensor in a buffer: what a dispatch binds. The buffer is real, or an arena value without an
 /// address ([`NodeId::buf_id`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct TensorView {
     /// Identity of the buffer.
+    #[serde(rename = "buf", serialize_with = "serialize_buf")]
     pub buf_id: usize,
     /// Bytes in the whole buffer.
     pub buf_len: u64,

@@ -27,6 +27,7 @@ mod contract;
 mod dtype;
 mod encode;
 mod error;
+mod form;
 mod graph;
 mod ids;
 mod layout;
@@ -35,15 +36,21 @@ mod range;
 mod tracker;
 
 pub mod fuse;
+pub mod pipeline;
 pub mod place;
 pub mod schedule;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
+pub mod verify;
 
+pub use barriers::BarrierWalk;
 pub use contract::{
     BindingContract, BindingRole, Extent, ExtentFn, FusedRequest, KernelCatalog, KernelContract,
 };
 pub use dtype::DType;
 pub use encode::{CommandEncoder, DUAL_FIRST_MIN, RecordedCommand, RecordingEncoder};
 pub use error::{GraphError, Result};
+pub use form::JSON_VERSION;
 pub use graph::{ComputeGraph, Value};
 pub use ids::{DispatchId, NodeId};
 pub use layout::{Layout, MAX_DIMS, TensorView};

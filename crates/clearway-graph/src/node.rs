@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use smallvec::SmallVec;
 
-use crate::ids::{DispatchId, NodeId, buf_name};
+use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::TensorView;
 use crate::range::{BufferRange, MemRangeRole};
 
 /// What a dispatch computes. Fusion rules match on it and backends look their kernels up by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum CapturedOpKind {
     /// Rows of a table picked by index (token embedding).
@@ -82,6 +82,55 @@ impl CapturedOpKind {
     /// Whether a node of this kind may be moved. One that may not also stops others from crossing.
     pub const fn is_reorderable(self) -> bool {
         !matches!(self, Self::Pinned)
+    }
+
+    /// Lower-case name, as used in text forms.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gather => "gather",
+            Self::RmsNorm => "rms_norm",
+            Self::LayerNorm => "layer_norm",
+            Self::Add => "add",
+            Self::Mul => "mul",
+            Self::Scale => "scale",
+            Self::Silu => "silu",
+            Self::Gelu => "gelu",
+            Self::SiluMul => "silu_mul",
+            Self::GeluMul => "gelu_mul",
+            Self::SoftCap => "soft_cap",
+            Self::MatMul => "matmul",
+            Self::MatMulExperts => "matmul_experts",
+            Self::RouterTopK => "router_top_k",
+            Self::ExpertSum => "expert_sum",
+            Self::Rope => "rope",
+            Self::Softmax => "softmax",
+            Self::Attention => "attention",
+            Self::KvWrite => "kv_write",
+            Self::Copy => "copy",
+            Self::Concat => "concat",
+            Self::ArgMax => "argmax",
+            Self::TopK => "top_k",
+            Self::Fill => "fill",
+            Self::RmsNormMul => "rms_norm_mul",
+            Self::AddRmsNorm => "add_rms_norm",
+            Self::AddRmsNormMul => "add_rms_norm_mul",
+            Self::MatMulAdd => "matmul_add",
+            Self::RopeKvWrite => "rope_kv_write",
+            Self::Custom => "custom",
+            Self::Pinned => "pinned",
+        }
+    }
+}
+
+impl std::fmt::Display for CapturedOpKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for CapturedOpKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 
@@ -181,6 +230,7 @@ impl Dispatch {
 
 /// The order two accesses must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum HazardKind {
     /// The later dispatch reads what the earlier one writes.
     ReadAfterWrite,
@@ -221,6 +271,7 @@ pub struct Hazard {
     /// The dispatch that must come after.
     pub later: DispatchId,
     /// Buffer of the shared bytes.
+    #[serde(rename = "buf", serialize_with = "serialize_buf")]
     pub buf_id: usize,
     /// First shared byte.
     pub p0: u64,
@@ -238,6 +289,7 @@ impl std::fmt::Display for Hazard {
 
 /// Why a barrier stands where it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum BarrierReason {
     /// The next dispatch conflicts with the group before it.
     Hazard(Hazard),

@@ -3,9 +3,11 @@
 use serde::Serialize;
 
 use crate::error::{GraphError, Result};
+use crate::ids::serialize_buf;
 
 /// Whether a range is read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MemRangeRole {
     /// Read.
     Src,
@@ -29,6 +31,7 @@ pub trait View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct BufferRange {
     /// Identity of the buffer.
+    #[serde(rename = "buf", serialize_with = "serialize_buf")]
     pub buf_id: usize,
     /// First byte.
     pub p0: u64,

@@ -1,1 +1,11 @@
-//! x
+//! Language models on Clearway.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`model`] | records the ops of a model over its shape, without weights |
+//! | [`gguf`] | reads and writes model files |
+//! | [`text`] | tokenizers and chat templates |
+
+pub mod gguf;
+pub mod model;
+pub mod text;

@@ -1,1 +1,30 @@
-//! x
+#![doc = include_str!("front_page.md")]
+#![forbid(unsafe_code)]
+
+mod arena;
+mod error;
+mod executable;
+mod executor;
+mod session;
+mod transfer;
+
+pub use arena::Arena;
+pub use error::{Error, Result};
+pub use executable::{Executable, PassStats};
+pub use executor::GraphExecutor;
+pub use session::{GraphSession, PassResult};
+pub use transfer::Element;
+
+pub use clearway_gpu::cpu;
+pub use clearway_gpu::{
+    AttentionParams, Buffer, CustomKernel, Device, DeviceInfo, Encoder, External, GpuError,
+    KernelRegistry, Ops, Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Upload,
+    quant,
+};
+pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
+pub use clearway_graph::{
+    BarrierReason, BindingContract, BindingRole, BufferRange, CapturedNode, CapturedOpKind,
+    CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchId, Extent, GraphError,
+    Hazard, HazardKind, KernelCatalog, KernelContract, Layout, MemRangeRole, MemoryPlan, NodeId,
+    TensorView, View, fuse, pipeline, place, schedule, verify,
+};

@@ -14,9 +14,8 @@ pub const BLOCK_32: usize = 32;
 pub const BLOCK_256: usize = 256;
 
 /// The sixteen levels that the quants of IQ4_NL and IQ4_XS index.
-pub const IQ4_LEVELS: [i8; 16] = [
-    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-];
+pub const IQ4_LEVELS: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// 32 weights `d * (q - 8)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

@@ -1,22 +1,16 @@
 //! Encoding of `d * scale * level`: the search for scales of least squared error, where the levels
 //! are a fixed grid around zero.
 //!
-//! Each sub-block is first fitted alone with a real-valued scale; then the scales become integers of
-//! a common `d`, where neighbouring integers are tried; then `d` is fitted to those integers, and the
-//! last two steps repeat while they gain. No grid here is symmetric, so a negative scale is a
-//! different grid, and both are tried.
+//! Each sub-block is first fitted alone with a real-valued scale; then the scales become integer
+//! multiples of a common `d`, where neighbouring integers are tried as well. No grid here is
+//! symmetric, so a negative scale is a different grid, and both are tried.
 
 use half::f16;
 
 use super::blocks::{BLOCK_32, BLOCK_256};
 use super::finite_f16;
+use super::fit::{LARGEST, common_scale, higher, lane_sums, lower, round_within, subs};
 use super::legacy::peak;
-
-/// Beyond what any format holds (Q6_K: 65504 * 128 * 32); below it no sum of squares overflows.
-pub(super) const LARGEST: f32 = 3e8;
-
-/// How often common scales are fitted again.
-pub(super) const ROUNDS: usize = 3;
 
 /// The levels that a quant stands for.
 pub(super) trait Grid {
@@ -66,26 +60,13 @@ pub(super) fn encode_signed<const SUBS: usize, G: Grid>(
     for (scale, x) in fitted.iter_mut().zip(subs::<SUBS>(x)) {
         *scale = fit_scale::<G>(x);
     }
-    let mut d = common_scale(peak(&fitted) / lowest)?;
-    let mut best = (d, [0; SUBS]);
-    let mut best_error = f32::INFINITY;
-    for _ in 0..ROUNDS {
-        let (scales, error) = nearest_scales::<SUBS, G>(x, &fitted, d, lowest);
-        if error < best_error {
-            (best, best_error) = ((d, scales), error);
-        }
-        match refit::<SUBS, G>(x, &scales, d) {
-            Some(refit) if refit != d => d = refit,
-            _ => break,
-        }
-    }
-    let (d, scales) = best;
-    let mut quants = [0; BLOCK_256];
-    let runs = quants
-        .chunks_exact_mut(BLOCK_256 / SUBS)
-        .zip(subs::<SUBS>(x));
-    for ((q, x), &scale) in runs.zip(&scales) {
-        quantise::<G>(x, d.to_f32() * f32::from(scale), q);
+    let d = common_scale(peak(&fitted), lowest)?;
+    let (mut scales, mut quants) = ([0; SUBS], [0; BLOCK_256]);
+    let runs = subs::<SUBS>(x).zip(quants.chunks_exact_mut(BLOCK_256 / SUBS));
+    for (i, (x, quants)) in runs.enumerate() {
+        let scale = nearest_step::<G>(x, fitted[i], d.to_f32(), lowest);
+        scales[i] = scale as i8;
+        quantise::<G>(x, d.to_f32() * scale, quants);
     }
     Some(SignedCode { d, scales, quants })
 }
@@ -95,28 +76,22 @@ pub(super) fn encode_one<G: Grid>(x: &[f32; BLOCK_32]) -> Option<(f16, [u8; BLOC
     if peak(x).abs() > LARGEST {
         return None;
     }
-    let d = common_scale(fit_scale::<G>(x))?;
-    let mut quants = [0; BLOCK_32];
-    quantise::<G>(x, d.to_f32(), &mut quants);
-    Some((d, quants))
-}
-
-/// Rounds a scale to f16, away from zero where it would vanish; `None` when it is beyond f16.
-pub(super) fn common_scale(value: f32) -> Option<f16> {
-    let rounded = finite_f16(value)?;
-    if rounded == f16::ZERO && value != 0.0 {
-        return Some(f16::MIN_POSITIVE_SUBNORMAL.copysign(f16::from_f32(value.signum())));
+    let nearest = finite_f16(fit_scale::<G>(x))?;
+    let mut best = nearest;
+    // Among subnormals the nearest f16 need not be the best one.
+    for d in [lower(nearest), higher(nearest)] {
+        if d.is_finite() && scale_error::<G>(x, d.to_f32()) < scale_error::<G>(x, best.to_f32()) {
+            best = d;
+        }
     }
-    Some(rounded)
+    let mut quants = [0; BLOCK_32];
+    quantise::<G>(x, best.to_f32(), &mut quants);
+    Some((best, quants))
 }
 
 /// The scale of least error found for a run of weights.
 fn fit_scale<G: Grid>(x: &[f32]) -> f32 {
     let peak = peak(x);
-    // Below this, far under what f16 scales resolve, the inverse would overflow.
-    if peak.abs() < 1e-30 {
-        return 0.0;
-    }
     let mut best = 0.0;
     let mut best_error = f32::INFINITY;
     for outermost in G::PEAKS {
@@ -149,51 +124,20 @@ fn scale_error<G: Grid>(x: &[f32], scale: f32) -> f32 {
     error
 }
 
-/// The best integers near the fitted scales, and the error of the whole block.
-fn nearest_scales<const SUBS: usize, G: Grid>(
-    x: &[f32; BLOCK_256],
-    fitted: &[f32; SUBS],
-    d: f16,
-    lowest: f32,
-) -> ([i8; SUBS], f32) {
-    let mut scales = [0; SUBS];
-    let mut total = 0.0;
-    for ((x, &fitted), scale) in subs::<SUBS>(x).zip(fitted).zip(&mut scales) {
-        let middle = round_within(fitted * inverse(d.to_f32()), lowest, -lowest - 1.0);
-        let mut best_error = f32::INFINITY;
-        for step in [0.0, -1.0, 1.0] {
-            let s = (middle + step).max(lowest).min(-lowest - 1.0);
-            let error = scale_error::<G>(x, d.to_f32() * s);
-            if error < best_error {
-                best_error = error;
-                *scale = s as i8;
-            }
-        }
-        total += best_error;
-    }
-    (scales, total)
-}
-
-/// `d` of least squares for these scales and the levels they give.
-fn refit<const SUBS: usize, G: Grid>(
-    x: &[f32; BLOCK_256],
-    scales: &[i8; SUBS],
-    d: f16,
-) -> Option<f16> {
-    let (mut xu, mut uu) = (0.0, 0.0);
-    for (x, &scale) in subs::<SUBS>(x).zip(scales) {
-        let inverse = inverse(d.to_f32() * f32::from(scale));
-        for &v in x {
-            let u = f64::from(f32::from(scale) * G::snap(v * inverse));
-            xu += f64::from(v) * u;
-            uu += u * u;
+/// The multiple of `d` of least error among those nearest to the fitted scale.
+fn nearest_step<G: Grid>(x: &[f32], fitted: f32, d: f32, lowest: f32) -> f32 {
+    let snap = |v| round_within(v, lowest, -lowest - 1.0);
+    let middle = snap(fitted * inverse(d));
+    let mut best = middle;
+    let mut best_error = f32::INFINITY;
+    for step in [0.0, -1.0, 1.0] {
+        let s = snap(middle + step);
+        let error = scale_error::<G>(x, d * s);
+        if error < best_error {
+            (best, best_error) = (s, error);
         }
     }
-    if uu > 0.0 {
-        common_scale((xu / uu) as f32)
-    } else {
-        None
-    }
+    best
 }
 
 fn quantise<G: Grid>(x: &[f32], scale: f32, quants: &mut [u8]) {
@@ -205,39 +149,4 @@ fn quantise<G: Grid>(x: &[f32], scale: f32, quants: &mut [u8]) {
 
 fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
-}
-
-fn subs<const SUBS: usize>(x: &[f32; BLOCK_256]) -> impl Iterator<Item = &[f32]> {
-    x.chunks_exact(BLOCK_256 / SUBS)
-}
-
-/// Rounds to the nearest integer of `low..=high`, both below 2^22, ties to even; NaN gives `low`.
-///
-/// Adding a number this large leaves no fraction bits; unlike `f32::round` that vectorises on every
-/// target, as does the pair of comparisons, which unlike `f32::clamp` says nothing about NaN.
-pub(super) fn round_within(v: f32, low: f32, high: f32) -> f32 {
-    const ALIGN: f32 = 1.5 * (1_u32 << 23) as f32;
-    let v = if v > low { v } else { low };
-    let v = if v < high { v } else { high };
-    (v + ALIGN) - ALIGN
-}
-
-/// Sums of the terms of every weight, in eight lanes so that the additions vectorise.
-pub(super) fn lane_sums<const K: usize>(x: &[f32], terms: impl Fn(f32) -> [f32; K]) -> [f32; K] {
-    const LANES: usize = 8;
-    let mut sums = [[0.0; LANES]; K];
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (lane, &v) in chunk.iter().enumerate() {
-            for (sums, term) in sums.iter_mut().zip(terms(v)) {
-                sums[lane] += term;
-            }
-        }
-    }
-    for &v in rest {
-        for (sums, term) in sums.iter_mut().zip(terms(v)) {
-            sums[0] += term;
-        }
-    }
-    sums.map(|lanes| lanes.iter().sum())
 }

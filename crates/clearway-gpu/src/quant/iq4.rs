@@ -15,10 +15,7 @@ impl Block<BLOCK_32> for BlockIq4Nl {
 
     fn encode(x: &[f32; BLOCK_32]) -> Option<Self> {
         let (d, quants) = encode_one::<Levels>(x)?;
-        Some(Self {
-            d: d.to_le_bytes(),
-            qs: pack_nibbles(&quants),
-        })
+        Some(Self { d: d.to_le_bytes(), qs: pack_nibbles(&quants) })
     }
 }
 
@@ -37,12 +34,8 @@ impl Block<BLOCK_256> for BlockIq4Xs {
 
     fn encode(x: &[f32; BLOCK_256]) -> Option<Self> {
         let SignedCode { d, scales, quants } = encode_signed::<8, Levels>(x, -32.0)?;
-        let mut block = Self {
-            d: d.to_le_bytes(),
-            scales_h: [0; 2],
-            scales_l: [0; 4],
-            qs: [0; 128],
-        };
+        let mut block =
+            Self { d: d.to_le_bytes(), scales_h: [0; 2], scales_l: [0; 4], qs: [0; 128] };
         let mut high = 0;
         for (i, scale) in scales.into_iter().enumerate() {
             let stored = (i32::from(scale) + 32) as u8;

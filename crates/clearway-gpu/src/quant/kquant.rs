@@ -14,10 +14,7 @@ impl Block<BLOCK_256> for BlockQ2K {
     fn decode(&self, out: &mut [f32; BLOCK_256]) {
         let (d, dmin) = (f16_value(self.d), f16_value(self.dmin));
         let q = unpack_pairs(&self.qs);
-        for ((out, q), packed) in out
-            .chunks_exact_mut(16)
-            .zip(q.chunks_exact(16))
-            .zip(self.scales)
+        for ((out, q), packed) in out.chunks_exact_mut(16).zip(q.chunks_exact(16)).zip(self.scales)
         {
             let (scale, min) = (d * f32::from(packed & 15), dmin * f32::from(packed >> 4));
             affine(out, q, scale, min);
@@ -25,13 +22,7 @@ impl Block<BLOCK_256> for BlockQ2K {
     }
 
     fn encode(x: &[f32; BLOCK_256]) -> Option<Self> {
-        let AffineCode {
-            d,
-            dmin,
-            scales,
-            mins,
-            quants,
-        } = encode_affine::<16>(x, 3.0, 15.0)?;
+        let AffineCode { d, dmin, scales, mins, quants } = encode_affine::<16>(x, 3.0, 15.0)?;
         Some(Self {
             scales: std::array::from_fn(|i| scales[i] | mins[i] << 4),
             qs: pack_pairs(&quants),
@@ -48,10 +39,7 @@ impl Block<BLOCK_256> for BlockQ3K {
         for (i, q) in q.iter_mut().enumerate() {
             *q |= (self.hmask[i % 32] >> (i / 32) & 1) << 2;
         }
-        for ((out, q), scale) in out
-            .chunks_exact_mut(16)
-            .zip(q.chunks_exact(16))
-            .zip(self.scales())
+        for ((out, q), scale) in out.chunks_exact_mut(16).zip(q.chunks_exact(16)).zip(self.scales())
         {
             signed(out, q, d * (i32::from(scale) - 32) as f32, 4);
         }
@@ -79,13 +67,7 @@ impl Block<BLOCK_256> for BlockQ4K {
     }
 
     fn encode(x: &[f32; BLOCK_256]) -> Option<Self> {
-        let AffineCode {
-            d,
-            dmin,
-            scales,
-            mins,
-            quants,
-        } = encode_affine::<8>(x, 15.0, 63.0)?;
+        let AffineCode { d, dmin, scales, mins, quants } = encode_affine::<8>(x, 15.0, 63.0)?;
         Some(Self {
             d: d.to_le_bytes(),
             dmin: dmin.to_le_bytes(),
@@ -105,13 +87,7 @@ impl Block<BLOCK_256> for BlockQ5K {
     }
 
     fn encode(x: &[f32; BLOCK_256]) -> Option<Self> {
-        let AffineCode {
-            d,
-            dmin,
-            scales,
-            mins,
-            quants,
-        } = encode_affine::<8>(x, 31.0, 63.0)?;
+        let AffineCode { d, dmin, scales, mins, quants } = encode_affine::<8>(x, 31.0, 63.0)?;
         let mut qh = [0; 32];
         for (i, q) in quants.iter().enumerate() {
             qh[i % 32] |= (q >> 4) << (i / 32);
@@ -134,11 +110,7 @@ impl Block<BLOCK_256> for BlockQ6K {
             let (byte, shift) = sixes_low(i);
             *q |= self.ql[byte] >> shift & 15;
         }
-        for ((out, q), scale) in out
-            .chunks_exact_mut(16)
-            .zip(q.chunks_exact(16))
-            .zip(self.scales)
-        {
+        for ((out, q), scale) in out.chunks_exact_mut(16).zip(q.chunks_exact(16)).zip(self.scales) {
             signed(out, q, d * f32::from(scale), 32);
         }
     }
@@ -150,12 +122,7 @@ impl Block<BLOCK_256> for BlockQ6K {
             let (byte, shift) = sixes_low(i);
             ql[byte] |= (q & 15) << shift;
         }
-        Some(Self {
-            ql,
-            qh: pack_pairs(&quants.map(|q| q >> 4)),
-            scales,
-            d: d.to_le_bytes(),
-        })
+        Some(Self { ql, qh: pack_pairs(&quants.map(|q| q >> 4)), scales, d: d.to_le_bytes() })
     }
 }
 

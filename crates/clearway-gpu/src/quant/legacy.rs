@@ -18,10 +18,7 @@ impl Block<BLOCK_32> for BlockQ4_0 {
         let d = peak(x) / -8.0;
         let inverse = inverse_or_zero(d);
         let q = x.map(|v| ((v * inverse + 8.5) as u8).min(15));
-        Some(Self {
-            d: finite_f16(d)?.to_le_bytes(),
-            qs: pack_nibbles(&q),
-        })
+        Some(Self { d: finite_f16(d)?.to_le_bytes(), qs: pack_nibbles(&q) })
     }
 }
 
@@ -101,10 +98,7 @@ impl Block<BLOCK_32> for BlockQ8_0 {
         let inverse = inverse_or_zero(d);
         // Ties away from zero, as the reference rounds this type.
         let qs = x.map(|v| (v * inverse).round() as i8);
-        Some(Self {
-            d: finite_f16(d)?.to_le_bytes(),
-            qs,
-        })
+        Some(Self { d: finite_f16(d)?.to_le_bytes(), qs })
     }
 }
 
@@ -133,24 +127,17 @@ fn unpack_fives(qs: &[u8; 16], qh: [u8; 4]) -> [u8; BLOCK_32] {
 }
 
 fn pack_fifth_bits(q: &[u8; BLOCK_32]) -> [u8; 4] {
-    let bits = q
-        .iter()
-        .enumerate()
-        .map(|(j, &q)| u32::from(q >> 4 & 1) << j);
+    let bits = q.iter().enumerate().map(|(j, &q)| u32::from(q >> 4 & 1) << j);
     bits.fold(0, |word, bit| word | bit).to_le_bytes()
 }
 
 /// The first element of the largest magnitude, with its sign.
 pub(super) fn peak(x: &[f32]) -> f32 {
-    x.iter().fold(
-        0.0_f32,
-        |best, &v| if v.abs() > best.abs() { v } else { best },
-    )
+    x.iter().fold(0.0_f32, |best, &v| if v.abs() > best.abs() { v } else { best })
 }
 
 fn range(x: &[f32; BLOCK_32]) -> (f32, f32) {
-    x.iter()
-        .fold((x[0], x[0]), |(lo, hi), &v| (lo.min(v), hi.max(v)))
+    x.iter().fold((x[0], x[0]), |(lo, hi), &v| (lo.min(v), hi.max(v)))
 }
 
 /// `1 / d`, or zero where that is not finite: such a scale is zero as f16, and a product of zero and

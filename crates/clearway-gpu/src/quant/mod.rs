@@ -1,16 +1,19 @@
 //! Quantised block formats of GGUF files: scalar decoding and encoding.
 //!
 //! A row is a whole number of blocks; a block is a few scales and the packed quants of 32 or 256
-//! weights ([`blocks`] holds the layouts, byte for byte those of ggml). Decoding does exactly the
-//! arithmetic of ggml's reference, each product and sum rounded to f32 on its own, so that it is
-//! the oracle for SIMD and GPU kernels. Encoding of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 gives the
-//! reference's bytes; for the others scales are searched for the least squared error.
+//! weights ([`blocks`] holds the layouts, byte for byte those of ggml). Decoding gives the bits of
+//! ggml's reference and is the oracle for SIMD and GPU kernels. Every product in it fits the 24 bits
+//! of an f32 (11 of the f16 scale, at most 12 of sub-block scale and quant), so only the addition of
+//! an offset rounds: another order of the factors, or a fused multiply-add, gives the same bits.
+//! Encoding of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 gives the reference's bytes; for the others scales are
+//! searched for the least squared error.
 //!
 //! Invariant: what [`encode`] writes for a block format is finite when decoded. Input that no block
 //! can hold is an error, never an infinite scale.
 
 pub mod blocks;
 
+mod fit;
 mod fit_affine;
 mod fit_signed;
 mod iq4;
@@ -106,11 +109,7 @@ pub type BlockDecoder = fn(&[u8], &mut [f32]);
 pub fn row_bytes(dtype: DType, elems: usize) -> Result<usize, QuantError> {
     let block_elems = dtype.block_elems();
     if !elems.is_multiple_of(block_elems) {
-        return Err(QuantError::PartialBlock {
-            dtype,
-            elems,
-            block_elems,
-        });
+        return Err(QuantError::PartialBlock { dtype, elems, block_elems });
     }
     (elems / block_elems)
         .checked_mul(dtype.block_bytes())
@@ -149,11 +148,7 @@ pub fn encode(dtype: DType, src: &[f32], dst: &mut [u8]) -> Result<(), QuantErro
     if dtype.is_quantised()
         && let Some((index, &value)) = src.iter().enumerate().find(|(_, v)| !v.is_finite())
     {
-        return Err(QuantError::NotFinite {
-            dtype,
-            index,
-            value,
-        });
+        return Err(QuantError::NotFinite { dtype, index, value });
     }
     encoder(src, dst).map_err(|block| scale_overflow(dtype, src, block))
 }
@@ -236,11 +231,7 @@ fn decode_row<B: Block<N>, const N: usize>(src: &[u8], dst: &mut [f32]) {
 
 fn encode_row<B: Block<N>, const N: usize>(src: &[f32], dst: &mut [u8]) -> Result<(), usize> {
     let (rows, _) = src.as_chunks::<N>();
-    for (i, (x, bytes)) in rows
-        .iter()
-        .zip(dst.chunks_exact_mut(size_of::<B>()))
-        .enumerate()
-    {
+    for (i, (x, bytes)) in rows.iter().zip(dst.chunks_exact_mut(size_of::<B>())).enumerate() {
         bytes.copy_from_slice(bytemuck::bytes_of(&B::encode(x).ok_or(i)?));
     }
     Ok(())
@@ -251,12 +242,7 @@ fn check_lengths(dtype: DType, elems: usize, actual: usize) -> Result<(), QuantE
     if expected == actual {
         Ok(())
     } else {
-        Err(QuantError::ByteLength {
-            dtype,
-            elems,
-            expected,
-            actual,
-        })
+        Err(QuantError::ByteLength { dtype, elems, expected, actual })
     }
 }
 
@@ -269,11 +255,7 @@ fn scale_overflow(dtype: DType, src: &[f32], block: usize) -> QuantError {
             worst = (index, value);
         }
     }
-    QuantError::ScaleOverflow {
-        dtype,
-        index: worst.0,
-        value: worst.1,
-    }
+    QuantError::ScaleOverflow { dtype, index: worst.0, value: worst.1 }
 }
 
 /// The f32 of a stored f16.

@@ -1,18 +1,241 @@
-//! The fuse stage.
-use crate::{ComputeGraph, KernelCatalog, Result};
-use serde::Serialize;
-/// What the fuse stage did.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct FuseReport {}
-impl FuseReport {
-    pub(crate) fn fired(&self) -> u32 {
-        0
+//! The fuse stage: two dispatches become one where a kernel exists that does both.
+//!
+//! Rules are data ([`RULES`]) and say what computes what; one matcher holds the preconditions, the
+//! same for all of them. A pair is fused when the value between the two ops
+//!
+//! - is an arena value, written whole by the producer alone and not uploaded by the host;
+//! - is read as it was written: same offset, element type and shape (leading extents of one do not
+//!   count), dense both times;
+//! - is needed by nobody else: no other reader, not an output, not bound by a dispatch of unknown
+//!   access. A rule whose kernel can also give the value out ([`Source::Kept`]) keeps it instead;
+//!
+//! and when the fused dispatch
+//!
+//! - has operands of shapes its kernel computes with, carries out every other access of its
+//!   members, and writes no byte that another of its bindings touches;
+//! - can stand at the consumer's place, or else at the producer's, without passing a dispatch it
+//!   conflicts with, and without passing one that is unannotated or pinned at all;
+//! - has a kernel on the device, which is asked last.
+//!
+//! What fired and what was refused, with the reason, is in the [`FuseReport`]. Rules are applied
+//! until none fires: a fused dispatch is itself the consumer or producer of other rules. The list
+//! keeps every hazard in order; a list of *n* dispatches costs about *n* log *n*.
+
+mod apart;
+mod list;
+mod matcher;
+mod report;
+mod rules;
+
+#[cfg(any(test, feature = "testkit"))]
+mod test_catalog;
+
+pub use report::{FuseReport, Fusion, Place, Refusal, RefusedPair, RuleCount};
+pub use rules::{Bind, Fit, RULES, Rule, Source};
+#[cfg(any(test, feature = "testkit"))]
+pub use test_catalog::TestCatalog;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use self::list::List;
+use self::matcher::{Pair, Plan};
+use crate::contract::{FusedRequest, KernelCatalog};
+use crate::error::Result;
+use crate::graph::ComputeGraph;
+use crate::ids::DispatchId;
+use crate::node::{Access, Accesses, CapturedNode, CapturedOpKind, Dispatch};
+
+/// Applies the rules until none fires. Barriers are stripped if any did.
+pub(crate) fn fuse<C: KernelCatalog>(
+    graph: &mut ComputeGraph,
+    catalog: &mut C,
+    device: &C::Device,
+) -> Result<FuseReport> {
+    let start = graph.dispatches().cloned().collect();
+    let mut stage = Stage::new(List::new(start, graph.values()));
+    while let Some(candidate) = stage.queue.pop_first() {
+        stage.attempt(candidate, catalog, device)?;
+    }
+    let (dispatches, mut report) = stage.finish();
+    if report.fired() > 0 {
+        report.stripped_barriers = graph.barrier_count();
+        graph.set_nodes(dispatches.into_iter().map(CapturedNode::Dispatch).collect());
+    }
+    Ok(report)
+}
+
+/// A rule and a consumer it may apply to, by their indices: the order in which they are tried.
+type Candidate = (usize, u32);
+
+struct Stage<'a> {
+    list: List<'a>,
+    queue: BTreeSet<Candidate>,
+    refused: FxHashMap<Candidate, SmallVec<[RefusedPair; 1]>>,
+    /// By dispatch: refused candidates to try again when it changes.
+    waiting: FxHashMap<u32, SmallVec<[Candidate; 2]>>,
+    report: FuseReport,
+}
+
+impl<'a> Stage<'a> {
+    fn new(list: List<'a>) -> Self {
+        let rules = RULES.iter().map(|rule| RuleCount { rule: rule.name, fired: 0 });
+        let report = FuseReport { rules: rules.collect(), ..FuseReport::default() };
+        let (refused, waiting) = Default::default();
+        let mut queue = BTreeSet::new();
+        for index in 0..list.len() {
+            let kind = list.at(index).map(|dispatch| dispatch.kind);
+            let rules = (0..RULES.len()).filter(|&rule| kind == Some(RULES[rule].consumer));
+            queue.extend(rules.map(|rule| (rule, index)));
+        }
+        Self { list, queue, refused, waiting, report }
+    }
+
+    /// Fuses the candidate or notes why not.
+    fn attempt<C: KernelCatalog>(
+        &mut self,
+        candidate: Candidate,
+        catalog: &mut C,
+        device: &C::Device,
+    ) -> Result<()> {
+        self.refused.remove(&candidate);
+        let (rule, consumer) = candidate;
+        let mut refusals = SmallVec::<[RefusedPair; 1]>::new();
+        for &operand in RULES[rule].operands {
+            let Some(pair) = Pair::find(&RULES[rule], &self.list, consumer, operand) else {
+                continue;
+            };
+            if refusals.iter().any(|refused| refused.producer == pair.first.id) {
+                continue; // both operands are the same value, which has two reads then
+            }
+            let outcome = match pair.plan(&self.list) {
+                Ok(plan) => combine(&pair, &plan, catalog, device)?.map(|fused| (plan, fused)),
+                Err(reason) => Err(reason),
+            };
+            match outcome {
+                Ok((plan, fused)) => {
+                    let (producer, value) = (pair.producer, pair.value);
+                    self.note_fusion(rule, &fused, &plan);
+                    let kind = fused.kind;
+                    self.list.merge(producer, consumer, value, fused, plan.place);
+                    self.wake(producer, consumer, kind);
+                    return Ok(());
+                }
+                Err(reason) => refusals.push(pair.refused(reason)),
+            }
+        }
+        for refused in &refusals {
+            let named = [refused.producer, refused.consumer];
+            for id in refused.reason.rests_on().into_iter().chain(named) {
+                if let Some(index) = self.list.index_of(id) {
+                    self.waiting.entry(index).or_default().push(candidate);
+                }
+            }
+        }
+        if !refusals.is_empty() {
+            self.refused.insert(candidate, refusals);
+        }
+        Ok(())
+    }
+
+    fn note_fusion(&mut self, rule: usize, fused: &Dispatch, plan: &Plan) {
+        self.report.rules[rule].fired += 1;
+        self.report.fusions.push(Fusion {
+            rule: RULES[rule].name,
+            result: fused.id,
+            members: fused.origins.to_vec(),
+            kept: plan.kept,
+            place: plan.place,
+        });
+    }
+
+    /// Queues whatever a fusion may have changed.
+    fn wake(&mut self, producer: u32, consumer: u32, kind: CapturedOpKind) {
+        for changed in [producer, consumer] {
+            self.queue.extend(self.waiting.remove(&changed).unwrap_or_default());
+        }
+        for (index, rule) in RULES.iter().enumerate() {
+            if rule.consumer == kind {
+                self.queue.insert((index, consumer));
+            }
+            if rule.producer == kind {
+                let result = self.list.at(consumer).and_then(|d| d.bindings.last()?.value());
+                let readers = result.into_iter().flat_map(|value| self.list.readers(value));
+                self.queue.extend(readers.map(|reader| (index, reader)));
+            }
+        }
+    }
+
+    fn finish(self) -> (Vec<Arc<Dispatch>>, FuseReport) {
+        let mut report = self.report;
+        let dispatches = self.list.into_dispatches();
+        report.refusals = self.refused.into_values().flatten().collect();
+        report.refusals.extend(apart::in_real_buffers(&dispatches));
+        if !report.refusals.is_empty() {
+            let places: FxHashMap<_, _> = dispatches.iter().map(|d| d.id).zip(0u32..).collect();
+            let place = |id: &DispatchId| places.get(id).copied();
+            // The rules follow from the pair.
+            report.refusals.sort_by_key(|pair| (place(&pair.consumer), place(&pair.producer)));
+        }
+        (dispatches, report)
     }
 }
-pub(crate) fn fuse<C: KernelCatalog>(
-    _graph: &mut ComputeGraph,
-    _catalog: &mut C,
-    _device: &C::Device,
-) -> Result<FuseReport> {
-    Ok(FuseReport::default())
+
+/// Asks for the kernel and makes the fused dispatch.
+fn combine<C: KernelCatalog>(
+    pair: &Pair<'_>,
+    plan: &Plan,
+    catalog: &mut C,
+    device: &C::Device,
+) -> Result<Result<Dispatch, Refusal>> {
+    let (first, second, kind) = (pair.first, pair.second, pair.rule.fused);
+    let request = FusedRequest { kind, bindings: &plan.bindings, params: &plan.params };
+    let Some(contract) = catalog.fused_kernel(device, &request)? else {
+        return Ok(Err(Refusal::NoKernel { kind }));
+    };
+    let mut accesses = contract.annotate(second.id, &plan.bindings, &plan.params)?;
+    if !adopt_origins(&mut accesses, plan) {
+        return Ok(Err(Refusal::Contract { kernel: contract.kernel.into_owned() }));
+    }
+    Ok(Ok(Dispatch {
+        id: second.id,
+        kind,
+        kernel: Arc::from(&*contract.kernel),
+        params: plan.params.clone(),
+        bindings: plan.bindings.clone(),
+        accesses,
+        // The consumer depends on the producer, so this is recorded order.
+        origins: first.origins.iter().chain(&second.origins).copied().collect(),
+        label: joined(&first.label, &second.label),
+    }))
 }
+
+/// Gives every access of the fused dispatch the origin of the member's it carries out; false if
+/// the two sets differ.
+fn adopt_origins(accesses: &mut Accesses, plan: &Plan) -> bool {
+    let Accesses::Known(list) = accesses else {
+        return false;
+    };
+    list.len() == plan.accesses.len()
+        && list.iter_mut().all(|access| {
+            let same = |c: &&Access| c.binding == access.binding && c.range == access.range;
+            let carried = plan.accesses.iter().find(same);
+            carried.map(|carried| access.origin = carried.origin).is_some()
+        })
+}
+
+/// A label for both; members of one step mostly share it.
+fn joined(first: &Arc<str>, second: &Arc<str>) -> Arc<str> {
+    match (first.is_empty(), second.is_empty()) {
+        _ if first == second => first.clone(),
+        (true, _) => second.clone(),
+        (_, true) => first.clone(),
+        _ => Arc::from(format!("{first}+{second}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::{HazardGraph, SectionOrder};
 use crate::graph::Value;
@@ -17,6 +18,10 @@ use crate::node::Dispatch;
 
 /// Passes over the section; the second lets early dispatches follow what the first moved.
 const SLACK_PASSES: usize = 2;
+
+/// A value touched by more dispatches than this lives long wherever one of them stands; weighing
+/// it would cost the square of its readers.
+const MAX_TOUCHERS: usize = 64;
 
 /// Orders a section by level.
 pub(super) fn order(
@@ -58,9 +63,14 @@ fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives:
     if earliest >= latest {
         return;
     }
-    // Byte-levels are piecewise linear in the level, so an end of the slack is as good as any.
-    let area = |level| lives.area(index, level, levels);
-    levels[index] = if area(latest) < area(earliest) { latest } else { earliest };
+    // Byte-levels are piecewise linear in the level, so the best one is an end of the slack or the
+    // end of what the others make a value live anyway.
+    let around = lives.around(index, levels);
+    let bends = around.iter().flat_map(|life| [life.first, life.last]);
+    let inside = bends.filter(|level| (earliest..latest).contains(level));
+    let candidates = [earliest, latest].into_iter().chain(inside);
+    let area = |level: &u32| around.iter().map(|life| life.area_with(*level)).sum::<u128>();
+    levels[index] = candidates.min_by_key(|level| (area(level), *level)).unwrap_or(earliest);
 }
 
 /// Which dispatches touch which values.
@@ -98,15 +108,32 @@ impl Lives {
         lives
     }
 
-    /// Bytes times levels of the values around `index` if it stood on `level`.
-    fn area(&self, index: usize, level: u32, levels: &[u32]) -> u64 {
+    /// The values around `index` that other dispatches touch, as these make them live.
+    fn around(&self, index: usize, levels: &[u32]) -> SmallVec<[Life; 4]> {
         let life = |&value: &u32| {
-            let at = |&d: &u32| if d as usize == index { level } else { levels[d as usize] };
             let touched = &self.touched_by[value as usize];
-            let first = touched.iter().map(at).min().unwrap_or(level);
-            let last = touched.iter().map(at).max().unwrap_or(level);
-            self.bytes[value as usize] * u64::from(last - first + 1)
+            if touched.len() > MAX_TOUCHERS {
+                return None;
+            }
+            let others = || touched.iter().filter(|&&d| d as usize != index);
+            let at = || others().map(|&d| levels[d as usize]);
+            Some(Life { bytes: self.bytes[value as usize], first: at().min()?, last: at().max()? })
         };
-        self.touches[index].iter().map(life).sum()
+        self.touches[index].iter().filter_map(life).collect()
+    }
+}
+
+/// A value and the levels it lives on.
+struct Life {
+    bytes: u64,
+    first: u32,
+    last: u32,
+}
+
+impl Life {
+    /// Bytes times levels if a dispatch on `level` touched it too.
+    fn area_with(&self, level: u32) -> u128 {
+        let levels = self.last.max(level) - self.first.min(level) + 1;
+        u128::from(self.bytes) * u128::from(levels)
     }
 }

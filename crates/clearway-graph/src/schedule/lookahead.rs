@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
+
 use super::SectionOrder;
+use crate::ids::DispatchId;
 use crate::node::Dispatch;
 use crate::tracker::ConflictTracker;
 
@@ -14,7 +17,9 @@ pub(super) fn order(dispatches: &[Arc<Dispatch>], window: usize) -> SectionOrder
     let mut order = Vec::with_capacity(dispatches.len());
     let mut held_by = vec![None; dispatches.len()];
     let mut open = ConflictTracker::new();
-    let index_of = |id| dispatches.iter().position(|d| d.id == id).map(|i| i as u32);
+    let indices: FxHashMap<DispatchId, u32> =
+        dispatches.iter().zip(0..).map(|(dispatch, index)| (dispatch.id, index)).collect();
+    let index_of = |id| indices.get(&id).copied();
     for blocked in 0..dispatches.len() {
         if taken[blocked] {
             continue;

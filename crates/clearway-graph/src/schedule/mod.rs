@@ -21,6 +21,7 @@ use crate::node::{CapturedNode, Dispatch, Hazard};
 
 /// How to order a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Strategy {
     /// Levels by longest path: exactly as many groups as the longest chain, with movement inside
     /// the slack that shortens the life of large values.
@@ -35,6 +36,7 @@ pub enum Strategy {
 
 /// Why a dispatch stands no earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MoveRefusal {
     /// It would pass a dispatch it conflicts with.
     Hazard(Hazard),
@@ -98,6 +100,12 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
     let nodes = order.iter().map(|&i| CapturedNode::Dispatch(recorded[i].clone())).collect();
     graph.set_nodes(nodes);
     ScheduleReport { strategy, moved, longest_chain, refusals }
+}
+
+/// Dispatches on the longest chain of a list, by true hazards: no order of it has fewer groups.
+pub fn longest_chain(graph: &ComputeGraph) -> u32 {
+    let dispatches: Vec<Arc<Dispatch>> = graph.dispatches().cloned().collect();
+    hazards::longest_chain(&dispatches)
 }
 
 /// An order of one section.

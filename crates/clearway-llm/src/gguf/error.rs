@@ -274,7 +274,19 @@ pub enum GgufError {
         /// What the system said.
         error: io::Error,
     },
-    /// Metadata about the split that contradicts itself or another part.
+    /// Metadata about the split that contradicts itself.
+    #[error(
+        "split.no = {no} and split.count = {count} describe no part of a split model of at most {limit} parts"
+    )]
+    SplitNumbers {
+        /// Value of `split.no`, which counts from 0.
+        no: u64,
+        /// Value of `split.count`.
+        count: u64,
+        /// Most parts of a model.
+        limit: u64,
+    },
+    /// Metadata about the split that contradicts the part's place or another part.
     #[error("part {part} of the split model has {key} = {found}, but {expected} was expected")]
     SplitMismatch {
         /// Number of the part, from 1.
@@ -348,7 +360,14 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     const LIMIT: usize = 80;
     let cut = &bytes[..bytes.len().min(4 * LIMIT)];
     let text = String::from_utf8_lossy(cut);
-    let mut shown: String = text.chars().take(LIMIT).flat_map(char::escape_debug).collect();
+    let mut shown = String::new();
+    for c in text.chars().take(LIMIT) {
+        match c {
+            // Shown in double quotes, where it needs no escape.
+            '\'' => shown.push(c),
+            _ => shown.extend(c.escape_debug()),
+        }
+    }
     if cut.len() < bytes.len() || text.chars().count() > LIMIT {
         shown.push('…');
     }

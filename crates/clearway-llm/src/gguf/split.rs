@@ -83,17 +83,8 @@ impl Split {
     fn of(metadata: &Metadata) -> Result<Option<Self>, GgufError> {
         let no = metadata.optional(NO)?.unwrap_or(0);
         let count = metadata.optional(COUNT)?.unwrap_or(1).max(1);
-        let mismatch = |key, found: u64, expected| GgufError::SplitMismatch {
-            part: no + 1,
-            key,
-            found: found.to_string(),
-            expected,
-        };
-        if no >= count.min(MAX_PARTS) {
-            return Err(mismatch(NO, no, format!("a number below {}", count.min(MAX_PARTS))));
-        }
-        if count > MAX_PARTS {
-            return Err(mismatch(COUNT, count, format!("at most {MAX_PARTS}")));
+        if count > MAX_PARTS || no >= count {
+            return Err(GgufError::SplitNumbers { no, count, limit: MAX_PARTS });
         }
         Ok((count > 1).then_some(Self { no, count, tensors: metadata.optional(TENSORS)? }))
     }

@@ -178,15 +178,16 @@ impl<'a> GgufWriter<'a> {
 
     fn pair(&mut self, key: &str, ty: ValueType, value: &[u8]) -> Result<(), GgufError> {
         check_name(key, MAX_KEY_BYTES)?;
+        if self.keys.contains(key) {
+            return Err(GgufError::DuplicateKey { key: printable(key.as_bytes()) });
+        }
         if key == ALIGNMENT_KEY {
             let alignment = Value::decode(ty, value)
                 .and_then(|value| value.as_integer())
                 .and_then(|alignment| u64::try_from(alignment).ok());
             self.alignment = check_alignment(alignment.unwrap_or_default())?;
         }
-        if !self.keys.insert(key.to_owned()) {
-            return Err(GgufError::DuplicateKey { key: printable(key.as_bytes()) });
-        }
+        self.keys.insert(key.to_owned());
         key.encode(&mut self.pairs);
         self.pairs.extend(ty.id().to_le_bytes());
         self.pairs.extend(value);

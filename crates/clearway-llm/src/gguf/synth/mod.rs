@@ -8,6 +8,8 @@
 //! random numbers are slower than disks.
 
 mod partial;
+#[cfg(test)]
+mod tests;
 mod tile;
 
 use std::{

@@ -22,20 +22,22 @@ impl PartialFile {
         let Some(file_name) = place.file_name() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file name"));
         };
-        let mut name = OsString::from(".");
-        name.push(file_name);
-        name.push(format!(
-            ".{}-{}.partial",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        ));
-        let temporary = place.with_file_name(name);
-        Ok(Self {
-            file: File::create_new(&temporary)?,
-            temporary,
-            place: place.to_owned(),
-            complete: false,
-        })
+        loop {
+            let mut name = OsString::from(".");
+            name.push(file_name);
+            let no = NEXT.fetch_add(1, Ordering::Relaxed);
+            name.push(format!(".{}-{no}.partial", std::process::id()));
+            let temporary = place.with_file_name(name);
+            match File::create_new(&temporary) {
+                // Left by a process that was killed and had the same number.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(file) => {
+                    let place = place.to_owned();
+                    return Ok(Self { file, temporary, place, complete: false });
+                }
+            }
+        }
     }
 
     /// Gives the file its name, in place of a file that has it already.

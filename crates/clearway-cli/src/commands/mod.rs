@@ -1,0 +1,12 @@
+//! One module per command: its arguments, and what it does.
+
+pub mod devices;
+pub mod inspect;
+
+use anyhow::Result;
+
+/// Prints one object and a line end.
+pub fn print_json(value: &serde_json::Value) -> Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}

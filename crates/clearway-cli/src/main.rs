@@ -1,0 +1,40 @@
+//! The `clearway` command.
+//!
+//! Errors go to stderr with exit status 1, usage errors with 2. `--json` prints one object.
+
+mod commands;
+mod device;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A GPU graph runtime with a language-model engine.
+#[derive(Parser)]
+#[command(name = "clearway", version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the devices Clearway can run on.
+    Devices(commands::devices::Args),
+    /// Record, optimise and prove the graph of a model, and show what was decided.
+    Inspect(commands::inspect::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Devices(args) => commands::devices::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Products with the experts chosen for each row, and their weighted sum.
+
+use clearway_graph::TensorView;
+
+use super::matmul::{DECODE_WORK, Inputs, ROW_BLOCK, Scratch, Target};
+use super::rows::{CHUNK, Sink, Source};
+use super::cut;
+use crate::cpu::{Grid, Piece};
+
+/// Output rows a piece covers at most: rows of one expert are looked for among them, so more means
+/// fewer times each weight is decoded.
+const MOST_ROWS: usize = 1024;
+
+pub(super) fn matmul_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    let (x, w, y) = (&views[0], &views[1], &views[3].layout);
+    let (rows, outer, inner) = (y.rows(), y.cols(), x.layout.cols());
+    // As far as the cut is concerned, each row has an expert of its own.
+    let work = rows.saturating_mul(outer).saturating_mul(inner.saturating_mul(1 + DECODE_WORK));
+    let row_blocks = rows.div_ceil(MOST_ROWS);
+    let col_blocks = cut::pieces(work).div_ceil(row_blocks);
+    let row_block = rows.div_ceil(row_blocks);
+    let col_block = outer.div_ceil(col_blocks).next_multiple_of(16);
+    let scratch = Scratch::of(row_block.min(ROW_BLOCK), x, w).elems();
+    Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch)
+}
+
+/// Rows of one expert are multiplied together, up to a block at a time.
+pub(super) fn matmul_experts(piece: &mut Piece<'_>) {
+    let weights = piece.layout(1).shape4();
+    let (experts, outer) = (weights[1] as usize, weights[2] as usize);
+    let used = piece.layout(2).cols();
+    let own_rows = piece.layout(0).rank() == 3;
+    let expert_of = |piece: &Piece<'_>, row: usize| {
+        piece.src_row::<u32>(2, row / used)[row % used] as usize
+    };
+    let rows = piece.rows();
+    let target = Target { y: 3, addend: None };
+    let mut inputs = Inputs::take(piece, 0, 1);
+    for first in rows.clone() {
+        let expert = expert_of(piece, first);
+        if expert >= experts {
+            piece.dst_row_zeros(3, first);
+            continue;
+        }
+        if (rows.start..first).any(|row| expert_of(piece, row) == expert) {
+            continue; // done together with that row
+        }
+        for row in first..rows.end {
+            if expert_of(piece, row) != expert {
+                continue;
+            }
+            inputs.push(piece, if own_rows { row } else { row / used }, row);
+            if inputs.is_full() {
+                inputs.multiply(piece, expert * outer, &target);
+                inputs.clear();
+            }
+        }
+        inputs.multiply(piece, expert * outer, &target);
+        inputs.clear();
+    }
+}
+
+pub(super) fn sum_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    let used = views[1].layout.cols();
+    cut::tiles(&views[2].layout, used.saturating_mul(2))
+}
+
+/// Experts are added in the order of the router.
+pub(super) fn expert_sum(piece: &mut Piece<'_>) {
+    let (mut x_buffer, mut y_buffer) = ([0.0; CHUNK], [0.0; CHUNK]);
+    let cols = piece.cols();
+    for row in piece.rows() {
+        let reader = piece.reader();
+        let weights = piece.src_row::<f32>(1, row);
+        Sink::row(piece, 2, row).fill(&mut y_buffer, |range, y| {
+            for (index, &weight) in weights.iter().enumerate() {
+                let x = Source::row(&reader, 0, row * weights.len() + index, cols.clone());
+                let x = x.chunk(range.clone(), &mut x_buffer);
+                if index == 0 {
+                    y.fill(0.0);
+                }
+                for (y, &x) in y.iter_mut().zip(x) {
+                    *y += weight * x;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,87 @@
+//! An implementation of every op, found by kernel name.
+//!
+//! Kernels are safe scalar code whose inner loops the compiler vectorises. Every output element is
+//! computed in an order that depends on the shapes alone, so neither the cut into pieces nor the
+//! number of workers changes a bit. A fused kernel calls the row functions of its parts and keeps
+//! f32 in between: where the parts would have stored f32, the bits are the same.
+//!
+//! Ids and positions are data, known only when a kernel runs; the host checks them before it uploads
+//! them. A kernel still never reads or writes outside its operands and never fails: `gather` gives
+//! zeros for an id that is not in the table, `matmul_experts` for an expert that does not exist,
+//! the cache writers skip a row that is not in the cache, and attention sees only rows that exist.
+//!
+//! | module | ops |
+//! |---|---|
+//! | `elementwise` | add, mul, scale, activations, gates, soft cap |
+//! | `norm` | rms and layer norms with what is fused around them, softmax |
+//! | `matmul`, `experts` | products with weights of any type |
+//! | `attention`, `rope` | attention over a cache, rotary embedding |
+//! | `select` | arg max, top-k, router |
+//! | `shape` | copies, joins, gathers, fills, cache writes |
+//! | `rows`, `reduce`, `math`, `cut` | what they share |
+
+mod attention;
+mod cut;
+mod elementwise;
+mod experts;
+mod math;
+mod matmul;
+mod norm;
+mod reduce;
+mod rope;
+mod rows;
+mod select;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use std::sync::LazyLock;
+
+use clearway_graph::TensorView;
+use rustc_hash::FxHashMap;
+
+use super::piece::{CpuKernel, Grid, Piece};
+
+/// The kernel of a built-in op.
+pub(super) fn builtin(name: &str) -> Option<&'static CpuKernel> {
+    static BY_NAME: LazyLock<FxHashMap<&'static str, CpuKernel>> = LazyLock::new(|| {
+        KERNELS.iter().map(|&(name, grid, run)| (name, CpuKernel::new(grid, run))).collect()
+    });
+    BY_NAME.get(name)
+}
+
+type GridFn = fn(&[TensorView], &[u32]) -> Grid;
+type RunFn = fn(&mut Piece<'_>);
+
+/// Name, cut and body of each kernel, in the order of the op list.
+const KERNELS: &[(&str, GridFn, RunFn)] = &[
+    ("gather", shape::gather_grid, shape::gather),
+    ("rms_norm", norm::grid, norm::rms_norm),
+    ("layer_norm", norm::grid, norm::layer_norm),
+    ("add", elementwise::light_grid, elementwise::add),
+    ("mul", elementwise::light_grid, elementwise::mul),
+    ("scale", elementwise::light_grid, elementwise::scale),
+    ("silu", elementwise::heavy_grid, elementwise::silu),
+    ("gelu", elementwise::heavy_grid, elementwise::gelu),
+    ("silu_mul", elementwise::heavy_grid, elementwise::silu_mul),
+    ("gelu_mul", elementwise::heavy_grid, elementwise::gelu_mul),
+    ("soft_cap", elementwise::heavy_grid, elementwise::soft_cap),
+    ("matmul", matmul::grid, matmul::matmul),
+    ("matmul_experts", experts::matmul_grid, experts::matmul_experts),
+    ("router_top_k", select::router_grid, select::router_top_k),
+    ("expert_sum", experts::sum_grid, experts::expert_sum),
+    ("rope", rope::grid, rope::rope),
+    ("softmax", norm::grid, norm::softmax),
+    ("attention", attention::grid, attention::attention),
+    ("kv_write", shape::kv_write_grid, shape::kv_write),
+    ("copy", shape::copy_grid, shape::copy),
+    ("concat", shape::concat_grid, shape::concat),
+    ("arg_max", select::arg_max_grid, select::arg_max),
+    ("top_k", select::top_k_grid, select::top_k),
+    ("fill", shape::fill_grid, shape::fill),
+    ("rms_norm_mul", norm::grid, norm::rms_norm_mul),
+    ("add_rms_norm", norm::grid, norm::add_rms_norm),
+    ("add_rms_norm_mul", norm::grid, norm::add_rms_norm_mul),
+    ("matmul_add", matmul::grid, matmul::matmul_add),
+    ("rope_kv_write", rope::kv_write_grid, rope::rope_kv_write),
+];

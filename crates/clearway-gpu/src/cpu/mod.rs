@@ -1,0 +1,132 @@
+//! The CPU backend: always there, and the oracle for the others.
+//!
+//! A list is proven, lowered to kernels on workgroup-sized [`Piece`]s, and run by workers that stay
+//! resident from the first group to the last: inside a group they claim pieces without joining,
+//! between groups they meet at a spinning barrier. In the adversarial mode the pieces of a group
+//! run in an order drawn from a seed, so that a schedule that is wrong on any machine is wrong
+//! here.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `memory` | buffers, and the lock that keeps transfers apart from runs |
+//! | `piece` | what a kernel sees: operands, and the part of the outputs that is its own |
+//! | `kernels` | an implementation of every op |
+//! | `program` | the lowered list |
+//! | `pool`, `barrier` | the workers and where they meet |
+
+mod barrier;
+mod kernels;
+mod memory;
+mod piece;
+mod pool;
+mod program;
+
+pub use barrier::SpinBarrier;
+pub use piece::{CpuKernel, Grid, Piece};
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use clearway_graph::FusedRequest;
+use rustc_hash::FxHashMap;
+
+use crate::device::{Buffer, Device, DeviceInfo, Encoder};
+use crate::error::{GpuError, Result};
+use crate::registry::KernelRegistry;
+use memory::HostMemory;
+use pool::Pool;
+
+/// Alignment of buffers and of values in the arena: a cache line, and any vector load.
+pub const ALIGN: usize = 64;
+
+/// The CPU as a device.
+pub struct CpuDevice {
+    shared: Arc<Shared>,
+}
+
+/// What buffers, encoders and programs of one device share.
+pub(crate) struct Shared {
+    info: DeviceInfo,
+    pool: Pool,
+    /// Buffers alive, by identity.
+    buffers: Mutex<FxHashMap<usize, Weak<HostMemory>>>,
+    adversary: Option<u64>,
+}
+
+impl CpuDevice {
+    /// A device that uses every core.
+    pub fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self::with_threads(threads)
+    }
+
+    /// A device with this many workers, the calling thread included.
+    pub fn with_threads(threads: usize) -> Self {
+        Self::build(threads, None)
+    }
+
+    /// A device that runs any legal interleaving of each group, drawn from `seed`.
+    pub fn adversarial(threads: usize, seed: u64) -> Self {
+        Self::build(threads, Some(seed))
+    }
+
+    fn build(threads: usize, adversary: Option<u64>) -> Self {
+        let threads = threads.max(1);
+        let memory_bytes = memory::system_bytes();
+        let mode = if adversary.is_some() { ", adversarial order" } else { "" };
+        let info = DeviceInfo {
+            name: "cpu".into(),
+            description: format!("{} threads{mode}", threads),
+            arena_align: ALIGN as u64,
+            max_buffer_bytes: isize::MAX as u64,
+            memory_bytes,
+        };
+        let pool = Pool::new(threads);
+        Self { shared: Arc::new(Shared { info, pool, buffers: Mutex::default(), adversary }) }
+    }
+}
+
+impl Default for CpuDevice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Buffer> {
+        let memory = Arc::new(HostMemory::zeroed(bytes, &self.shared)?);
+        let buffer = Buffer::new(bytes, memory.clone());
+        let mut buffers = self.shared.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() == buffers.capacity() {
+            buffers.retain(|_, memory| memory.strong_count() > 0);
+        }
+        buffers.insert(buffer.id(), Arc::downgrade(&memory));
+        Ok(buffer)
+    }
+
+    fn buffer(&self, buf_id: usize) -> Result<Buffer> {
+        let memory = self.shared.memory(buf_id)?;
+        Ok(Buffer::with_id(buf_id, memory.len() as u64, memory))
+    }
+
+    fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
+        crate::ops::spec(request.kind).is_some_and(|spec| kernels::builtin(spec.name).is_some())
+    }
+
+    fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
+        Box::new(program::CpuEncoder::new(self.shared.clone(), kernels.clone()))
+    }
+}
+
+impl Shared {
+    fn memory(&self, buf_id: usize) -> Result<Arc<HostMemory>> {
+        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        buffers
+            .get(&buf_id)
+            .and_then(Weak::upgrade)
+            .ok_or_else(|| GpuError::ForeignBuffer { buf_id, device: self.info.name.clone() })
+    }
+}

@@ -1,0 +1,378 @@
+//! What a kernel sees: its operands, and the part of the outputs that is its own.
+//!
+//! A dispatch is cut into pieces by its [`Grid`]; every piece owns some rows (or a tile) of each
+//! output and nothing else, so pieces of one dispatch may run at the same time. Pieces of different
+//! dispatches may too, since the list was proven. Kernels themselves are safe code: a piece hands
+//! out shared slices of operands that are only read, and exclusive slices of what it owns.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use clearway_graph::{BindingRole, DType, Layout, TensorView};
+use half::{bf16, f16};
+use smallvec::SmallVec;
+
+use crate::quant;
+
+/// How a dispatch is cut into pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    split: Split,
+    scratch: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Split {
+    /// Blocks of whole rows.
+    Rows { rows: usize, block: usize },
+    /// Blocks of rows by blocks of columns.
+    Tiles { rows: usize, row_block: usize, cols: usize, col_block: usize },
+    /// Piece `i` of `lanes` owns the rows whose index is `i` modulo `lanes`.
+    Lanes { lanes: usize },
+}
+
+impl Grid {
+    /// Blocks of whole rows. Every output has `rows` rows.
+    pub fn rows(rows: usize, block: usize) -> Self {
+        Self { split: Split::Rows { rows, block: block.max(1) }, scratch: 0 }
+    }
+
+    /// Tiles. Every output has `rows` rows of `cols` columns.
+    pub fn tiles(rows: usize, row_block: usize, cols: usize, col_block: usize) -> Self {
+        let (row_block, col_block) = (row_block.max(1), col_block.max(1));
+        Self { split: Split::Tiles { rows, row_block, cols, col_block }, scratch: 0 }
+    }
+
+    /// Piece `i` of `lanes` owns the rows whose index is `i` modulo `lanes`: for kernels that find
+    /// out only when they run which rows they write.
+    pub fn lanes(lanes: usize) -> Self {
+        Self { split: Split::Lanes { lanes: lanes.max(1) }, scratch: 0 }
+    }
+
+    /// Asks for `elems` floats of memory for each worker.
+    #[must_use]
+    pub fn with_scratch(mut self, elems: usize) -> Self {
+        self.scratch = elems;
+        self
+    }
+
+    /// How many pieces there are.
+    pub fn pieces(&self) -> usize {
+        match self.split {
+            Split::Rows { rows, block } => rows.div_ceil(block),
+            Split::Tiles { rows, row_block, cols, col_block } => {
+                rows.div_ceil(row_block) * cols.div_ceil(col_block)
+            }
+            Split::Lanes { lanes } => lanes,
+        }
+    }
+
+    pub(super) fn scratch(&self) -> usize {
+        self.scratch
+    }
+
+    /// Whether pieces own disjoint bytes of an output of this layout.
+    pub(super) fn fits(&self, layout: &Layout) -> bool {
+        let shape = match self.split {
+            Split::Rows { rows, .. } => layout.rows() == rows,
+            Split::Tiles { rows, cols, .. } => layout.rows() == rows && layout.cols() == cols,
+            Split::Lanes { .. } => true,
+        };
+        shape && is_injective(layout)
+    }
+
+    fn part(&self, piece: usize) -> Part {
+        match self.split {
+            Split::Rows { rows, block } => {
+                Part { rows: piece * block..rows.min((piece + 1) * block), cols: None, lanes: None }
+            }
+            Split::Tiles { rows, row_block, cols, col_block } => {
+                let across = cols.div_ceil(col_block);
+                let (r, c) = (piece / across, piece % across);
+                Part {
+                    rows: r * row_block..rows.min((r + 1) * row_block),
+                    cols: Some(c * col_block..cols.min((c + 1) * col_block)),
+                    lanes: None,
+                }
+            }
+            Split::Lanes { lanes } => Part { rows: 0..0, cols: None, lanes: Some((piece, lanes)) },
+        }
+    }
+}
+
+/// The rows and columns of the outputs a piece owns.
+#[derive(Clone, Debug)]
+struct Part {
+    rows: Range<usize>,
+    cols: Option<Range<usize>>,
+    lanes: Option<(usize, usize)>,
+}
+
+/// Whether no two elements of a layout share bytes.
+fn is_injective(layout: &Layout) -> bool {
+    let (shape, strides) = (layout.shape4(), layout.strides4());
+    let mut dims: SmallVec<[(u64, u64); 4]> = (0..4)
+        .filter(|&d| shape[d] > 1)
+        .map(|d| (u64::from(strides[d]), u64::from(shape[d])))
+        .collect();
+    dims.sort_unstable();
+    let mut span = 1;
+    for (stride, extent) in dims {
+        if stride < span {
+            return false;
+        }
+        span = stride * (extent - 1) + span;
+    }
+    true
+}
+
+/// An operand of a lowered dispatch. The bytes are inside a buffer that the program keeps alive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operand {
+    pub(super) start: *mut u8,
+    pub(super) bytes: usize,
+    pub(super) layout: Layout,
+    pub(super) role: BindingRole,
+}
+
+// SAFETY: the pointer is only followed by pieces of a running program, whose list is proven.
+unsafe impl Send for Operand {}
+// SAFETY: as for Send.
+unsafe impl Sync for Operand {}
+
+/// How a kernel is cut, and what it does to one piece.
+#[derive(Clone)]
+pub struct CpuKernel {
+    grid: Arc<dyn Fn(&[TensorView], &[u32]) -> Grid + Send + Sync>,
+    run: Arc<dyn Fn(&mut Piece<'_>) + Send + Sync>,
+}
+
+impl CpuKernel {
+    /// A kernel from a function of the operands and constants that cuts it, and one that computes a
+    /// piece.
+    pub fn new(
+        grid: impl Fn(&[TensorView], &[u32]) -> Grid + Send + Sync + 'static,
+        run: impl Fn(&mut Piece<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        Self { grid: Arc::new(grid), run: Arc::new(run) }
+    }
+
+    pub(super) fn grid(&self, views: &[TensorView], params: &[u32]) -> Grid {
+        (self.grid)(views, params)
+    }
+
+    pub(super) fn run(&self, piece: &mut Piece<'_>) {
+        (self.run)(piece);
+    }
+}
+
+/// One piece of a dispatch.
+///
+/// Misuse (an operand that does not exist, a row that is not the piece's own, a wrong element type) is
+/// a bug of the kernel: it panics, and the program reports the kernel by name.
+pub struct Piece<'a> {
+    operands: &'a [Operand],
+    params: &'a [u32],
+    part: Part,
+    scratch: &'a mut [f32],
+}
+
+impl<'a> Piece<'a> {
+    /// # Safety
+    /// `grid` fits every written operand, no written operand overlaps another operand, all operands
+    /// lie in live memory, and nobody else touches the bytes this piece owns or writes the bytes it
+    /// reads while it exists.
+    pub(super) unsafe fn new(
+        operands: &'a [Operand],
+        params: &'a [u32],
+        grid: &Grid,
+        piece: usize,
+        scratch: &'a mut [f32],
+    ) -> Self {
+        let scratch = &mut scratch[..grid.scratch];
+        Self { operands, params, part: grid.part(piece), scratch }
+    }
+
+    /// Rows of the outputs this piece owns; empty for lanes.
+    pub fn rows(&self) -> Range<usize> {
+        self.part.rows.clone()
+    }
+
+    /// Columns of the outputs this piece owns; empty unless cut into tiles.
+    pub fn cols(&self) -> Range<usize> {
+        self.part.cols.clone().unwrap_or(0..0)
+    }
+
+    /// This piece's lane; 0 unless cut into lanes.
+    pub fn lane(&self) -> usize {
+        self.part.lanes.map_or(0, |(lane, _)| lane)
+    }
+
+    /// Operands given.
+    pub fn operand_count(&self) -> usize {
+        self.operands.len()
+    }
+
+    /// Layout of an operand.
+    pub fn layout(&self, operand: usize) -> &'a Layout {
+        &self.operands[operand].layout
+    }
+
+    /// A constant as an integer.
+    pub fn int(&self, param: usize) -> u32 {
+        self.params[param]
+    }
+
+    /// A constant as a float.
+    pub fn float(&self, param: usize) -> f32 {
+        f32::from_bits(self.params[param])
+    }
+
+    /// The floats asked for with [`Grid::with_scratch`]; once, empty after that.
+    pub fn take_scratch(&mut self) -> &'a mut [f32] {
+        std::mem::take(&mut self.scratch)
+    }
+
+    /// All bytes of an operand that is only read.
+    pub fn src_bytes(&self, operand: usize) -> &'a [u8] {
+        let operand = &self.operands[operand];
+        assert!(operand.role == BindingRole::Read, "operand is written; use dst_row");
+        // SAFETY: `bytes` bytes from `start` are inside a live buffer, and by the contract of `new`
+        // nobody writes them while this piece exists.
+        unsafe { std::slice::from_raw_parts(operand.start, operand.bytes) }
+    }
+
+    /// All elements of an operand that is only read, gaps of a strided layout included.
+    pub fn src<T: Pod>(&self, operand: usize) -> &'a [T] {
+        bytemuck::cast_slice(self.src_bytes(operand))
+    }
+
+    /// One row of an operand that is only read; rows count over all outer dimensions.
+    pub fn src_row<T: Pod>(&self, operand: usize, row: usize) -> &'a [T] {
+        let layout = self.layout(operand);
+        let start = row_start(layout, row);
+        &self.src(operand)[start..start + layout.cols()]
+    }
+
+    /// Decodes one row of an operand of any float or block type.
+    pub fn load_row(&self, operand: usize, row: usize, out: &mut [f32]) {
+        self.load(operand, row, 0, out);
+    }
+
+    /// Decodes `out.len()` elements from column `col` of a row. In block types `col` starts a block.
+    pub fn load(&self, operand: usize, row: usize, col: usize, out: &mut [f32]) {
+        let layout = self.layout(operand);
+        let start = row_start(layout, row) + col;
+        match layout.dtype() {
+            DType::F32 => out.copy_from_slice(&self.src(operand)[start..start + out.len()]),
+            DType::F16 => decode(&self.src(operand)[start..], out, f16::to_f32),
+            DType::BF16 => decode(&self.src(operand)[start..], out, bf16::to_f32),
+            dtype => {
+                let block = dtype.block_elems();
+                let bytes = dtype.block_bytes();
+                let decode = quant::block_decoder(dtype);
+                let decode = decode.unwrap_or_else(|| misuse("operand holds no numbers"));
+                let source = &self.src_bytes(operand)[start / block * bytes..];
+                let blocks = source.chunks_exact(bytes).zip(out.chunks_exact_mut(block));
+                for (source, out) in blocks {
+                    decode(source, out);
+                }
+            }
+        }
+    }
+
+    /// The part of a row of an output that this piece owns: the whole row, or its columns of it.
+    pub fn dst_row<T: Pod>(&mut self, operand: usize, row: usize) -> &mut [T] {
+        let target = &self.operands[operand];
+        assert!(target.role != BindingRole::Read, "operand is only read; use src_row");
+        let owned = match self.part.lanes {
+            Some((lane, lanes)) => row % lanes == lane && row < target.layout.rows(),
+            None => self.part.rows.contains(&row),
+        };
+        assert!(owned, "row {row} belongs to another piece");
+        let dtype = target.layout.dtype();
+        let dense = target.layout.cols() == 1 || target.layout.strides4()[3] == 1;
+        assert!(dense, "rows of this operand are not contiguous; use put");
+        assert!(size_of::<T>() == dtype.block_bytes() && !dtype.is_quantised(), "wrong type");
+        let cols = self.part.cols.clone().unwrap_or(0..target.layout.cols());
+        let first = (row_start(&target.layout, row) + cols.start) * size_of::<T>();
+        assert!(first + cols.len() * size_of::<T>() <= target.bytes, "row reaches outside");
+        // SAFETY: `first` is inside the operand by the assertion.
+        let start = unsafe { target.start.add(first) };
+        assert!(start.cast::<T>().is_aligned(), "operand is misaligned");
+        // SAFETY: the elements are inside a live buffer, aligned, valid for any bits (Pod), and
+        // owned by this piece alone; `&mut self` keeps them from being handed out twice at a time.
+        unsafe { std::slice::from_raw_parts_mut(start.cast(), cols.len()) }
+    }
+
+    /// Encodes floats into the part of a row of an f32, f16 or bf16 output that this piece owns.
+    pub fn store_row(&mut self, operand: usize, row: usize, values: &[f32]) {
+        match self.layout(operand).dtype() {
+            DType::F32 => self.dst_row(operand, row).copy_from_slice(values),
+            DType::F16 => encode(self.dst_row(operand, row), values, f16::from_f32),
+            DType::BF16 => encode(self.dst_row(operand, row), values, bf16::from_f32),
+            _ => misuse("outputs are f32, f16 or bf16"),
+        }
+    }
+
+    /// Writes one element of an output whose rows need not be contiguous. Not for lanes or tiles.
+    pub fn put(&mut self, operand: usize, row: usize, col: usize, value: f32) {
+        let target = &self.operands[operand];
+        let whole_rows = self.part.lanes.is_none() && self.part.cols.is_none();
+        assert!(whole_rows && self.part.rows.contains(&row), "row {row} belongs to another piece");
+        assert!(target.role != BindingRole::Read && col < target.layout.cols(), "not an output");
+        let elem = row_start(&target.layout, row) + col * target.layout.strides4()[3] as usize;
+        let mut bytes = [0u8; 4];
+        let size = match target.layout.dtype() {
+            DType::F32 => {
+                bytes = value.to_ne_bytes();
+                4
+            }
+            DType::F16 => {
+                bytes[..2].copy_from_slice(&f16::from_f32(value).to_ne_bytes());
+                2
+            }
+            DType::BF16 => {
+                bytes[..2].copy_from_slice(&bf16::from_f32(value).to_ne_bytes());
+                2
+            }
+            _ => misuse("outputs are f32, f16 or bf16"),
+        };
+        assert!((elem + 1) * size <= target.bytes, "element reaches outside");
+        // SAFETY: the element is inside the operand by the assertion.
+        let start = unsafe { target.start.add(elem * size) };
+        // SAFETY: `size` bytes from `start` are inside a live buffer and, the layout being injective,
+        // owned by this piece alone.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, size) }
+    }
+}
+
+/// Element index of the first element of a row.
+pub(super) fn row_start(layout: &Layout, row: usize) -> usize {
+    let (shape, strides) = (layout.shape4(), layout.strides4());
+    let (d1, d2) = (shape[1] as usize, shape[2] as usize);
+    let (i2, rest) = (row % d2, row / d2);
+    let (i1, i0) = (rest % d1, rest / d1);
+    i0 * strides[0] as usize + i1 * strides[1] as usize + i2 * strides[2] as usize
+}
+
+fn decode<T: Copy>(source: &[T], out: &mut [f32], convert: impl Fn(T) -> f32) {
+    let source = &source[..out.len()];
+    for (out, &value) in out.iter_mut().zip(source) {
+        *out = convert(value);
+    }
+}
+
+fn encode<T>(out: &mut [T], values: &[f32], convert: impl Fn(f32) -> T) {
+    assert!(out.len() == values.len(), "as many values as the piece owns");
+    for (out, &value) in out.iter_mut().zip(values) {
+        *out = convert(value);
+    }
+}
+
+#[cold]
+#[allow(clippy::panic)] // a kernel's bug; the program catches it and names the kernel
+pub(super) fn misuse(message: &str) -> ! {
+    panic!("{message}")
+}

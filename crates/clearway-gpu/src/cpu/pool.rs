@@ -1,0 +1,144 @@
+//! Resident workers.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+
+use super::barrier::SpinBarrier;
+use super::program::Work;
+
+/// Turns a worker looks for new work before it parks.
+const SPINS: u32 = 50_000;
+
+/// Threads that run programs. The calling thread is one of the workers.
+pub(super) struct Pool {
+    job: Arc<Job>,
+    workers: Vec<JoinHandle<()>>,
+    handles: Vec<Thread>,
+    /// Held by the program that runs, and by transfers between host and buffers.
+    run: Mutex<()>,
+}
+
+/// What the workers look at.
+struct Job {
+    /// Counts the programs started; a worker that sees a new number takes the work.
+    epoch: AtomicU64,
+    stop: AtomicBool,
+    work: Mutex<Option<Arc<Work>>>,
+    barrier: SpinBarrier,
+    asleep: Vec<AtomicBool>,
+}
+
+impl Pool {
+    pub(super) fn new(threads: usize) -> Self {
+        let job = Arc::new(Job {
+            epoch: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            work: Mutex::new(None),
+            barrier: SpinBarrier::new(threads),
+            asleep: (1..threads).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let workers: Vec<_> = (1..threads)
+            .filter_map(|worker| {
+                let job = job.clone();
+                let name = format!("clearway-{worker}");
+                std::thread::Builder::new().name(name).spawn(move || job.serve(worker)).ok()
+            })
+            .collect();
+        if workers.len() + 1 < threads {
+            // The system refuses more threads. Those that started stop, and the caller works alone.
+            drop(Self::assemble(job, workers));
+            return Self::new(1);
+        }
+        Self::assemble(job, workers)
+    }
+
+    fn assemble(job: Arc<Job>, workers: Vec<JoinHandle<()>>) -> Self {
+        let handles = workers.iter().map(|w| w.thread().clone()).collect();
+        Self { job, workers, handles, run: Mutex::new(()) }
+    }
+
+    /// Workers, the calling thread included.
+    pub(super) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs a program to its end on all workers.
+    pub(super) fn run(&self, work: &Arc<Work>) {
+        let _running = self.run.lock().unwrap_or_else(PoisonError::into_inner);
+        work.prepare();
+        if self.workers.is_empty() {
+            work.execute(0, &self.job.barrier);
+            return;
+        }
+        *self.job.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(work.clone());
+        self.job.epoch.fetch_add(1, Ordering::SeqCst);
+        for (asleep, thread) in self.job.asleep.iter().zip(&self.handles) {
+            // Pairs with the store in `serve`: either the flag is seen here, or the new epoch there.
+            if asleep.load(Ordering::SeqCst) {
+                thread.unpark();
+            }
+        }
+        // The last barrier of the work is passed only when every worker is through.
+        work.execute(0, &self.job.barrier);
+        *self.job.work.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Runs `f` while no program runs.
+    pub(super) fn exclusive(&self, f: impl FnOnce()) {
+        let _running = self.run.lock().unwrap_or_else(PoisonError::into_inner);
+        f();
+    }
+}
+
+impl Job {
+    fn serve(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            let epoch = self.next_epoch(worker, seen);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            seen = epoch;
+            let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(work) = work {
+                work.execute(worker, &self.barrier);
+            }
+        }
+    }
+
+    fn next_epoch(&self, worker: usize, seen: u64) -> u64 {
+        for _ in 0..SPINS {
+            let epoch = self.epoch.load(Ordering::Acquire);
+            if epoch != seen {
+                return epoch;
+            }
+            std::hint::spin_loop();
+        }
+        let asleep = &self.asleep[worker - 1];
+        asleep.store(true, Ordering::SeqCst);
+        loop {
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            if epoch != seen {
+                asleep.store(false, Ordering::SeqCst);
+                return epoch;
+            }
+            std::thread::park();
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.job.stop.store(true, Ordering::SeqCst);
+        self.job.epoch.fetch_add(1, Ordering::SeqCst);
+        let own = std::thread::current().id();
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            if worker.thread().id() != own {
+                // A worker that panicked has nothing left to lose.
+                let _ = worker.join();
+            }
+        }
+    }
+}

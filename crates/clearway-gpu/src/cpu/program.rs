@@ -1,0 +1,365 @@
+//! The lowered list.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use clearway_graph::verify::verify;
+use clearway_graph::{
+    BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
+    Dispatch, Params, TensorView,
+};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::barrier::SpinBarrier;
+use super::memory::HostMemory;
+use super::piece::{CpuKernel, Grid, Operand, Piece};
+use super::{Shared, kernels};
+use crate::device::{Encoder, Program};
+use crate::error::{GpuError, Result};
+use crate::ops;
+use crate::registry::KernelRegistry;
+
+/// Lowers dispatches as they come. Nothing runs before the whole list is proven.
+pub(super) struct CpuEncoder {
+    shared: Arc<Shared>,
+    kernels: KernelRegistry,
+    /// The list as given, for the proof.
+    list: ComputeGraph,
+    steps: Vec<Step>,
+    /// One past the last step of each group that a barrier closed.
+    group_ends: Vec<usize>,
+    memory: FxHashMap<usize, Arc<HostMemory>>,
+}
+
+/// A dispatch ready to run.
+struct Step {
+    kernel: CpuKernel,
+    name: Arc<str>,
+    operands: SmallVec<[Operand; 6]>,
+    params: Params,
+    grid: Grid,
+    /// Index of its first piece in its group.
+    first_piece: usize,
+}
+
+impl CpuEncoder {
+    pub(super) fn new(shared: Arc<Shared>, kernels: KernelRegistry) -> Self {
+        Self {
+            shared,
+            kernels,
+            list: ComputeGraph::new(),
+            steps: Vec::new(),
+            group_ends: Vec::new(),
+            memory: FxHashMap::default(),
+        }
+    }
+
+    fn lower(&mut self, dispatch: &Dispatch) -> Result<Step> {
+        let kernel = self.kernel(dispatch)?;
+        let roles = self.roles(dispatch)?;
+        let operands = dispatch
+            .bindings
+            .iter()
+            .zip(roles)
+            .map(|(view, role)| self.operand(view, role))
+            .collect::<Result<SmallVec<_>>>()?;
+        reject_overlap(dispatch, &operands)?;
+        let grid = kernel.grid(&dispatch.bindings, &dispatch.params);
+        let name = dispatch.kernel.clone();
+        let written = operands.iter().filter(|o| o.role != BindingRole::Read);
+        if let Some(bad) = written.clone().find(|o| !grid.fits(&o.layout)) {
+            return Err(GpuError::KernelFailed {
+                kernel: name.to_string(),
+                message: format!("its grid does not cut an output of {} into parts", bad.layout),
+            });
+        }
+        let params = dispatch.params.clone();
+        Ok(Step { kernel, name, operands, params, grid, first_piece: 0 })
+    }
+
+    fn kernel(&self, dispatch: &Dispatch) -> Result<CpuKernel> {
+        let name = &*dispatch.kernel;
+        if let Some(kernel) = kernels::builtin(name) {
+            return Ok(kernel.clone());
+        }
+        let custom = self.kernels.custom(name)?;
+        custom.cpu.clone().ok_or_else(|| GpuError::KernelNotForDevice {
+            kernel: name.to_owned(),
+            device: self.shared.info.name.clone(),
+        })
+    }
+
+    /// Roles of the operands, from the contract. A kernel of unknown access may write all of them.
+    fn roles(&self, dispatch: &Dispatch) -> Result<SmallVec<[BindingRole; 6]>> {
+        let contract = match dispatch.kind {
+            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
+                Some(&self.kernels.custom(&dispatch.kernel)?.contract)
+            }
+            kind => ops::contract(kind, dispatch.bindings.len()),
+        };
+        let declared = contract.and_then(|contract| contract.bindings.as_ref());
+        Ok(match declared {
+            Some(bindings) => bindings.iter().map(|binding| binding.role).collect(),
+            None => dispatch.bindings.iter().map(|_| BindingRole::ReadWrite).collect(),
+        })
+    }
+
+    fn operand(&mut self, view: &TensorView, role: BindingRole) -> Result<Operand> {
+        let memory = match self.memory.get(&view.buf_id) {
+            Some(memory) => memory,
+            None => {
+                let memory = self.shared.memory(view.buf_id)?;
+                self.memory.entry(view.buf_id).or_insert(memory)
+            }
+        };
+        let bytes = view.layout.span_bytes();
+        let end = view.offset.checked_add(bytes).filter(|&end| end <= memory.len() as u64);
+        if end.is_none() {
+            return Err(GpuError::TransferOutOfBounds {
+                buf_id: view.buf_id,
+                offset: view.offset,
+                len: bytes,
+                buf_len: memory.len() as u64,
+            });
+        }
+        let dtype = view.layout.dtype();
+        let align = if dtype.is_quantised() { 1 } else { dtype.block_bytes() as u64 };
+        if !view.offset.is_multiple_of(align) {
+            let (buf_id, offset) = (view.buf_id, view.offset);
+            return Err(GpuError::Misaligned { buf_id, offset, dtype, align });
+        }
+        // SAFETY: the offset is inside the allocation, checked above.
+        let start = unsafe { memory.start().add(view.offset as usize) };
+        Ok(Operand { start, bytes: bytes as usize, layout: view.layout, role })
+    }
+
+    fn take_program(&mut self) -> Result<CpuProgram> {
+        let list = std::mem::take(&mut self.list);
+        // Runs are separated by waiting, so wrap-around needs no proof here.
+        verify(&list, &list, None).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
+        let mut ends = std::mem::take(&mut self.group_ends);
+        let steps = std::mem::take(&mut self.steps);
+        ends.push(steps.len());
+        let memory = std::mem::take(&mut self.memory).into_values().collect();
+        let work = Work::new(steps, &ends, memory, &self.shared);
+        Ok(CpuProgram { shared: self.shared.clone(), work: Arc::new(work) })
+    }
+}
+
+/// Shared and exclusive slices of the same bytes must never exist side by side.
+fn reject_overlap(dispatch: &Dispatch, operands: &[Operand]) -> Result<()> {
+    let bytes = |o: &Operand| (o.start.addr(), o.start.addr() + o.bytes);
+    for (written, a) in operands.iter().enumerate() {
+        if a.role == BindingRole::Read {
+            continue;
+        }
+        let ((a0, a1), others) = (bytes(a), operands.iter().map(bytes).enumerate());
+        for (other, (b0, b1)) in others {
+            if other != written && a0 < b1 && b0 < a1 {
+                return Err(GpuError::OperandOverlap {
+                    kernel: dispatch.kernel.to_string(),
+                    dispatch: dispatch.id,
+                    written,
+                    other,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl CommandEncoder for CpuEncoder {
+    type Error = GpuError;
+
+    fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
+        let step = self.lower(dispatch)?;
+        self.list.record(CapturedNode::Dispatch(Arc::new(dispatch.clone())))?;
+        self.steps.push(step);
+        Ok(())
+    }
+
+    fn barrier(&mut self, _reason: &BarrierReason) -> Result<()> {
+        // The reason may name dispatches of another encoder, which this list does not have.
+        self.list.record(CapturedNode::Barrier(BarrierReason::Requested))?;
+        self.group_ends.push(self.steps.len());
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.take_program()?.run()
+    }
+
+    fn orders_commits(&self) -> bool {
+        true // a commit runs to its end
+    }
+}
+
+impl Encoder for CpuEncoder {
+    fn wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn into_program(mut self: Box<Self>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(self.take_program()?))
+    }
+}
+
+/// A proven and lowered list.
+struct CpuProgram {
+    shared: Arc<Shared>,
+    work: Arc<Work>,
+}
+
+impl Program for CpuProgram {
+    fn run(&mut self) -> Result<()> {
+        self.shared.pool.run(&self.work);
+        self.work.outcome()
+    }
+}
+
+/// What the workers run. Nothing in it is allocated while it runs.
+pub(super) struct Work {
+    steps: Vec<Step>,
+    groups: Vec<Group>,
+    /// Floats for each worker.
+    scratch: Vec<Mutex<Vec<f32>>>,
+    failure: Mutex<Option<GpuError>>,
+    adversary: Option<Adversary>,
+    /// Keeps the operands' bytes alive.
+    _memory: Vec<Arc<HostMemory>>,
+}
+
+struct Group {
+    steps: std::ops::Range<usize>,
+    pieces: usize,
+    /// Next piece to claim.
+    next: AtomicUsize,
+}
+
+/// A legal order of the pieces of each group, drawn anew for each run.
+struct Adversary {
+    state: Mutex<u64>,
+    orders: RwLock<Vec<Vec<u32>>>,
+}
+
+impl Work {
+    fn new(
+        mut steps: Vec<Step>,
+        ends: &[usize],
+        memory: Vec<Arc<HostMemory>>,
+        shared: &Shared,
+    ) -> Self {
+        let mut groups = Vec::with_capacity(ends.len());
+        let mut start = 0;
+        for &end in ends {
+            let mut pieces = 0;
+            for step in &mut steps[start..end] {
+                step.first_piece = pieces;
+                pieces += step.grid.pieces();
+            }
+            if start < end {
+                groups.push(Group { steps: start..end, pieces, next: AtomicUsize::new(0) });
+            }
+            start = end;
+        }
+        let floats = steps.iter().map(|step| step.grid.scratch()).max().unwrap_or(0);
+        let scratch = (0..shared.pool.threads()).map(|_| Mutex::new(vec![0.0; floats])).collect();
+        let adversary = shared.adversary.map(|seed| Adversary {
+            state: Mutex::new(seed),
+            orders: RwLock::new(groups.iter().map(|g| (0..g.pieces as u32).collect()).collect()),
+        });
+        let failure = Mutex::new(None);
+        Self { steps, groups, scratch, failure, adversary, _memory: memory }
+    }
+
+    /// Called before the workers start, by the one thread that runs programs.
+    pub(super) fn prepare(&self) {
+        for group in &self.groups {
+            group.next.store(0, Ordering::Relaxed);
+        }
+        if let Some(adversary) = &self.adversary {
+            adversary.shuffle();
+        }
+    }
+
+    /// One worker's part: every group, with a barrier after each. All workers meet after the last.
+    pub(super) fn execute(&self, worker: usize, barrier: &SpinBarrier) {
+        let mut scratch = self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, group) in self.groups.iter().enumerate() {
+            loop {
+                let claimed = group.next.fetch_add(1, Ordering::Relaxed);
+                if claimed >= group.pieces {
+                    break;
+                }
+                let piece = match &self.adversary {
+                    Some(adversary) => adversary.piece(index, claimed),
+                    None => claimed,
+                };
+                self.run_piece(group, piece, &mut scratch);
+            }
+            barrier.wait();
+        }
+        if self.groups.is_empty() {
+            barrier.wait();
+        }
+    }
+
+    fn run_piece(&self, group: &Group, piece: usize, scratch: &mut [f32]) {
+        let steps = &self.steps[group.steps.clone()];
+        let index = steps.partition_point(|step| step.first_piece <= piece) - 1;
+        let step = &steps[index];
+        // SAFETY: the encoder checked grid, overlap and bounds of the operands, and `_memory` keeps
+        // them alive. The list is proven, so nothing in this group writes what this piece reads or
+        // touches what it owns; groups are kept apart by the barrier, transfers by the run lock.
+        let mut piece = unsafe {
+            Piece::new(&step.operands, &step.params, &step.grid, piece - step.first_piece, scratch)
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| step.kernel.run(&mut piece)));
+        if let Err(payload) = outcome {
+            let error = GpuError::KernelFailed {
+                kernel: step.name.to_string(),
+                message: panic_message(&*payload),
+            };
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+
+    fn outcome(&self) -> Result<()> {
+        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Adversary {
+    fn shuffle(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = |below: usize| {
+            *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = *state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) % below as u64) as usize
+        };
+        let mut orders = self.orders.write().unwrap_or_else(PoisonError::into_inner);
+        for order in orders.iter_mut() {
+            for i in (1..order.len()).rev() {
+                order.swap(i, next(i + 1));
+            }
+        }
+    }
+
+    fn piece(&self, group: usize, claimed: usize) -> usize {
+        let orders = self.orders.read().unwrap_or_else(PoisonError::into_inner);
+        orders[group][claimed] as usize
+    }
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+}

@@ -1,0 +1,236 @@
+//! The surface every backend implements: devices, buffers, encoders, programs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytemuck::Pod;
+use clearway_graph::{CommandEncoder, DType, FusedRequest, GraphError, Layout, TensorView};
+
+use crate::error::{GpuError, Result};
+use crate::registry::KernelRegistry;
+
+/// What a device says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name the command line uses, such as `cpu` or `vulkan:0`.
+    pub name: String,
+    /// One line for people: model, driver, what it can do.
+    pub description: String,
+    /// Alignment of values in the arena, in bytes.
+    pub arena_align: u64,
+    /// Bytes of the largest buffer.
+    pub max_buffer_bytes: u64,
+    /// Bytes of memory in all, as far as the device tells.
+    pub memory_bytes: u64,
+}
+
+/// A device: makes buffers and encoders. Shared by everything that runs on it.
+pub trait Device: Send + Sync {
+    /// What the device says about itself.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Memory for `bytes` bytes, filled with zeros.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    fn alloc(&self, bytes: u64) -> Result<Buffer>;
+
+    /// The buffer of this device with this identity.
+    ///
+    /// # Errors
+    /// [`GpuError::ForeignBuffer`] if this device has none.
+    fn buffer(&self, buf_id: usize) -> Result<Buffer>;
+
+    /// Whether the device has a kernel for a fused request.
+    fn has_fused(&self, request: &FusedRequest<'_>) -> bool;
+
+    /// A fresh encoder that finds user kernels in `kernels`.
+    fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder>;
+}
+
+/// Memory of a device, behind a [`Buffer`].
+pub trait DeviceMemory: Send + Sync {
+    /// Copies from the host. Ordered before everything committed later.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Copies to the host, after everything committed earlier.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// For the backend that made it.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// Memory of a device. Clones share it; it is freed with the last one.
+#[derive(Clone)]
+pub struct Buffer {
+    id: usize,
+    len: u64,
+    memory: Arc<dyn DeviceMemory>,
+}
+
+/// Where encoded work goes on a device. Dispatches name buffers by identity; the encoder finds
+/// and keeps them.
+pub trait Encoder: CommandEncoder<Error = GpuError> + Send {
+    /// Waits until everything committed has finished.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn wait(&mut self) -> Result<()>;
+
+    /// Ends encoding without committing: what was written can then be run again and again.
+    ///
+    /// # Errors
+    /// [`GpuError::Unverified`] where the backend proves its list and the proof fails.
+    fn into_program(self: Box<Self>) -> Result<Box<dyn Program>>;
+}
+
+/// Encoded work that can be run again and again without encoding.
+pub trait Program: Send {
+    /// Runs it once and waits.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn run(&mut self) -> Result<()>;
+}
+
+/// First identity of device buffers. Those below belong to tensors that a recorder declared
+/// without memory.
+const FIRST_DEVICE_BUFFER: usize = 1 << 32;
+static NEXT_BUFFER: AtomicUsize = AtomicUsize::new(FIRST_DEVICE_BUFFER);
+
+impl Buffer {
+    /// Wraps a backend's memory under a new identity, unique in the process.
+    pub fn new(len: u64, memory: Arc<dyn DeviceMemory>) -> Self {
+        let id = NEXT_BUFFER.fetch_add(1, Ordering::Relaxed);
+        Self { id, len, memory }
+    }
+
+    /// Wraps a backend's memory under an identity it already has.
+    pub fn with_id(id: usize, len: u64, memory: Arc<dyn DeviceMemory>) -> Self {
+        Self { id, len, memory }
+    }
+
+    /// Identity of the buffer; slices share it.
+    pub const fn id(&self) -> usize {
+        self.id
+    }
+
+    /// Bytes in the buffer.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the buffer holds no byte.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The memory, for the backend that made it.
+    pub fn memory(&self) -> &Arc<dyn DeviceMemory> {
+        &self.memory
+    }
+
+    /// A tensor at byte `offset`.
+    ///
+    /// # Errors
+    /// [`GraphError::ViewOutOfBounds`] if it does not fit.
+    pub fn view(&self, offset: u64, layout: Layout) -> Result<TensorView> {
+        let len = layout.span_bytes();
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => {
+                Ok(TensorView { buf_id: self.id, buf_len: self.len, offset, layout })
+            }
+            _ => {
+                Err(GraphError::ViewOutOfBounds { buf_id: self.id, offset, len, buf_len: self.len }
+                    .into())
+            }
+        }
+    }
+
+    /// A dense tensor that starts at byte 0.
+    ///
+    /// # Errors
+    /// A bad shape, or one that does not fit.
+    pub fn tensor(&self, dtype: DType, shape: &[usize]) -> Result<TensorView> {
+        self.view(0, Layout::new(dtype, shape)?)
+    }
+
+    /// Copies bytes from the host.
+    ///
+    /// # Errors
+    /// [`GpuError::TransferOutOfBounds`], and what the device reports.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.check_transfer(offset, bytes.len() as u64)?;
+        self.memory.write(offset, bytes)
+    }
+
+    /// Copies bytes to the host.
+    ///
+    /// # Errors
+    /// [`GpuError::TransferOutOfBounds`], and what the device reports.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.check_transfer(offset, bytes.len() as u64)?;
+        self.memory.read(offset, bytes)
+    }
+
+    /// Copies plain elements from the host to byte `offset`.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_slice<T: Pod>(&self, offset: u64, elems: &[T]) -> Result<()> {
+        self.write(offset, bytemuck::cast_slice(elems))
+    }
+
+    /// Copies `count` plain elements at byte `offset` to the host.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_vec<T: Pod>(&self, offset: u64, count: usize) -> Result<Vec<T>> {
+        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
+        self.check_transfer(offset, bytes)?;
+        let mut elems = vec![T::zeroed(); count];
+        self.memory.read(offset, bytemuck::cast_slice_mut(&mut elems))?;
+        Ok(elems)
+    }
+
+    fn check_transfer(&self, offset: u64, len: u64) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(GpuError::TransferOutOfBounds {
+                buf_id: self.id,
+                offset,
+                len,
+                buf_len: self.len,
+            }),
+        }
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer").field("id", &self.id).field("len", &self.len).finish()
+    }
+}
+
+/// Uploads host data into a new buffer.
+pub trait Upload {
+    /// A buffer that holds these elements.
+    ///
+    /// # Errors
+    /// As [`Device::alloc`] and [`Buffer::write`].
+    fn upload<T: Pod>(&self, elems: &[T]) -> Result<Buffer>;
+}
+
+impl<D: Device + ?Sized> Upload for D {
+    fn upload<T: Pod>(&self, elems: &[T]) -> Result<Buffer> {
+        let buffer = self.alloc(size_of_val(elems) as u64)?;
+        buffer.write_slice(0, elems)?;
+        Ok(buffer)
+    }
+}

@@ -1,0 +1,165 @@
+//! What can go wrong on the way from an op call to a finished device.
+
+use clearway_graph::{DType, DispatchId, GraphError};
+
+/// An error of devices, ops and backends.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// The graph core refused its input.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// An op got tensors whose shapes do not fit together.
+    #[error("{op}: `{binding}` is {found}, but {expected}")]
+    Shape {
+        /// Op name.
+        op: &'static str,
+        /// Name of the offending operand.
+        binding: &'static str,
+        /// Its layout.
+        found: String,
+        /// What the op needs.
+        expected: String,
+    },
+    /// An op got a tensor of an element type it does not take.
+    #[error("{op}: `{binding}` is {found}, but {expected}")]
+    DType {
+        /// Op name.
+        op: &'static str,
+        /// Name of the offending operand.
+        binding: &'static str,
+        /// Its element type.
+        found: DType,
+        /// What the op takes.
+        expected: String,
+    },
+    /// An op got too few or too many tensors or constants.
+    #[error("{op}: {found} {what} given, {expected} needed")]
+    Arity {
+        /// Op name.
+        op: &'static str,
+        /// `operands` or `constants`.
+        what: &'static str,
+        /// How many were given.
+        found: usize,
+        /// How many are needed.
+        expected: usize,
+    },
+    /// A constant of an op is out of its range.
+    #[error("{op}: constant `{param}` is {found}, but {expected}")]
+    Param {
+        /// Op name.
+        op: &'static str,
+        /// Name of the constant.
+        param: &'static str,
+        /// Its value.
+        found: String,
+        /// What the op takes.
+        expected: String,
+    },
+    /// An output of a dispatch lies over memory it also reads or writes through another operand.
+    #[error(
+        "{kernel} ({dispatch}): operand {written} writes bytes that operand {other} also covers; \
+         give the output memory of its own"
+    )]
+    OperandOverlap {
+        /// Kernel name.
+        kernel: String,
+        /// The dispatch.
+        dispatch: DispatchId,
+        /// Operand that is written.
+        written: usize,
+        /// Operand it overlaps.
+        other: usize,
+    },
+    /// A kernel was asked for that the registry does not have.
+    #[error("kernel `{kernel}` is not registered; register it with the executor first")]
+    UnknownKernel {
+        /// Kernel name.
+        kernel: String,
+    },
+    /// The registry already has a kernel of this name.
+    #[error("kernel `{kernel}` is registered already; choose another name")]
+    DuplicateKernel {
+        /// Kernel name.
+        kernel: String,
+    },
+    /// A registered kernel has no implementation for this device.
+    #[error("kernel `{kernel}` has no implementation for device `{device}`")]
+    KernelNotForDevice {
+        /// Kernel name.
+        kernel: String,
+        /// Device name.
+        device: String,
+    },
+    /// A view names a buffer this device does not have: made by another device, or freed.
+    #[error(
+        "buffer {buf_id} does not belong to device `{device}`: it was made by another device or has been freed"
+    )]
+    ForeignBuffer {
+        /// Identity of the buffer.
+        buf_id: usize,
+        /// Device name.
+        device: String,
+    },
+    /// A view starts at an address its element type cannot be read from.
+    #[error("{dtype} tensor at byte {offset} of buffer {buf_id} is not aligned to {align} bytes")]
+    Misaligned {
+        /// Identity of the buffer.
+        buf_id: usize,
+        /// First byte.
+        offset: u64,
+        /// Element type.
+        dtype: DType,
+        /// Alignment needed.
+        align: u64,
+    },
+    /// A host transfer reaches outside its buffer.
+    #[error(
+        "transfer of bytes {offset}..{offset}+{len} reaches outside buffer {buf_id} of {buf_len} bytes"
+    )]
+    TransferOutOfBounds {
+        /// Identity of the buffer.
+        buf_id: usize,
+        /// First byte.
+        offset: u64,
+        /// Bytes to move.
+        len: u64,
+        /// Bytes in the buffer.
+        buf_len: u64,
+    },
+    /// A host transfer has the wrong number or type of elements.
+    #[error("{what}: {found} given, {expected} needed")]
+    TransferMismatch {
+        /// What was transferred.
+        what: &'static str,
+        /// What was given.
+        found: String,
+        /// What is needed.
+        expected: String,
+    },
+    /// The device cannot hold what was asked for.
+    #[error("out of memory on `{device}`: {wanted} bytes wanted, {available} available")]
+    OutOfMemory {
+        /// Device name.
+        device: String,
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes available, as far as the device tells.
+        available: u64,
+    },
+    /// The list is not proven, so it does not run.
+    #[error("the list was not run, because it is wrong: {0}")]
+    Unverified(String),
+    /// A kernel panicked while it ran; the device stays usable.
+    #[error("kernel `{kernel}` failed while it ran: {message}")]
+    KernelFailed {
+        /// Kernel name.
+        kernel: String,
+        /// What it said.
+        message: String,
+    },
+}
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = GpuError> = std::result::Result<T, E>;

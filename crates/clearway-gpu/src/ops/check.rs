@@ -1,0 +1,387 @@
+//! Shapes, element types and constants of each op, checked when it is called.
+//!
+//! Activations of one op share a type (f32 or f16). Weights may have any type where the op says so.
+//! Rows are contiguous everywhere but in `copy` and `fill`; outer strides are free.
+
+use clearway_graph::{DType, TensorView};
+
+use super::table::{OpSpec, ParamKind};
+use crate::error::{GpuError, Result};
+
+/// An op call under scrutiny.
+pub(super) struct Call<'a> {
+    pub(super) spec: &'static OpSpec,
+    pub(super) views: &'a [TensorView],
+    pub(super) params: &'a [u32],
+}
+
+const ACTIVATIONS: &[DType] = &[DType::F32, DType::F16];
+
+impl Call<'_> {
+    fn view(&self, i: usize) -> &TensorView {
+        &self.views[i]
+    }
+
+    fn dims(&self, i: usize) -> &[u32] {
+        self.view(i).layout.dims()
+    }
+
+    fn name(&self, i: usize) -> &'static str {
+        // Where the optional operand was left out, the ones behind it move up.
+        let operands = self.spec.operands;
+        let skipped = operands.len() - self.views.len();
+        let optional = operands.iter().position(|o| o.optional).unwrap_or(operands.len());
+        operands[if i >= optional { i + skipped } else { i }].name
+    }
+
+    fn shape(&self, i: usize, ok: bool, expected: impl FnOnce() -> String) -> Result<()> {
+        if ok {
+            return Ok(());
+        }
+        let found = self.view(i).layout.to_string();
+        let (op, binding) = (self.spec.name, self.name(i));
+        Err(GpuError::Shape { op, binding, found, expected: expected() })
+    }
+
+    fn want_dims(&self, i: usize, dims: &[u32]) -> Result<()> {
+        self.shape(i, self.dims(i) == dims, || format!("{dims:?} is needed"))
+    }
+
+    fn want_rank(&self, i: usize, rank: usize) -> Result<()> {
+        let ok = self.view(i).layout.rank() == rank;
+        self.shape(i, ok, || format!("{rank} dimensions are needed"))
+    }
+
+    fn same_dims(&self, i: usize, of: usize) -> Result<()> {
+        let ok = self.dims(i) == self.dims(of);
+        self.shape(i, ok, || {
+            format!("the shape {:?} of `{}` is needed", self.dims(of), self.name(of))
+        })
+    }
+
+    /// The same shape, or one row that is repeated.
+    fn same_or_row(&self, i: usize, of: usize) -> Result<()> {
+        let layout = &self.view(i).layout;
+        let cols = self.view(of).layout.cols();
+        let row = layout.cols() == cols && layout.rows() == 1;
+        self.shape(i, row || self.dims(i) == self.dims(of), || {
+            format!("{:?} or one row of {cols} is needed", self.dims(of))
+        })
+    }
+
+    fn want_dtype(&self, i: usize, allowed: &[DType]) -> Result<()> {
+        let found = self.view(i).layout.dtype();
+        if allowed.contains(&found) {
+            return Ok(());
+        }
+        let names: Vec<_> = allowed.iter().map(|d| d.name()).collect();
+        let expected = format!("{} is needed", names.join(" or "));
+        Err(GpuError::DType { op: self.spec.name, binding: self.name(i), found, expected })
+    }
+
+    /// Any type that holds weights.
+    fn want_weight(&self, i: usize) -> Result<()> {
+        let found = self.view(i).layout.dtype();
+        if found != DType::U32 {
+            return Ok(());
+        }
+        let expected = "a float or block type is needed".into();
+        Err(GpuError::DType { op: self.spec.name, binding: self.name(i), found, expected })
+    }
+
+    /// Activations of one type, with contiguous rows.
+    fn activations(&self, operands: &[usize]) -> Result<()> {
+        let first = self.view(operands[0]).layout.dtype();
+        self.want_dtype(operands[0], ACTIVATIONS)?;
+        for &i in operands {
+            self.want_dtype(i, &[first])?;
+            self.contiguous_rows(i)?;
+        }
+        Ok(())
+    }
+
+    fn contiguous_rows(&self, i: usize) -> Result<()> {
+        let layout = &self.view(i).layout;
+        let ok = layout.cols() == 1 || layout.strides4()[3] == 1;
+        self.shape(i, ok, || "contiguous rows are needed".into())
+    }
+
+    fn ids(&self, i: usize, dims: &[u32]) -> Result<()> {
+        self.want_dtype(i, &[DType::U32])?;
+        self.contiguous_rows(i)?;
+        self.want_dims(i, dims)
+    }
+
+    fn float_param(&self, i: usize, ok: impl Fn(f32) -> bool, expected: &str) -> Result<()> {
+        debug_assert_eq!(self.spec.params[i].kind, ParamKind::F32);
+        let found = f32::from_bits(self.params[i]);
+        self.param(i, found.is_finite() && ok(found), found, expected)
+    }
+
+    fn int_param(&self, i: usize, ok: impl Fn(u32) -> bool, expected: &str) -> Result<()> {
+        debug_assert_eq!(self.spec.params[i].kind, ParamKind::U32);
+        self.param(i, ok(self.params[i]), self.params[i], expected)
+    }
+
+    fn param(&self, i: usize, ok: bool, found: impl ToString, expected: &str) -> Result<()> {
+        if ok {
+            return Ok(());
+        }
+        let (op, param) = (self.spec.name, self.spec.params[i].name);
+        Err(GpuError::Param { op, param, found: found.to_string(), expected: expected.into() })
+    }
+
+    fn epsilon(&self, i: usize) -> Result<()> {
+        self.float_param(i, |eps| eps >= 0.0, "a number from 0 up is needed")
+    }
+}
+
+pub(super) fn gather(c: &Call<'_>) -> Result<()> {
+    c.want_rank(0, 2)?;
+    c.want_weight(0)?;
+    c.contiguous_rows(0)?;
+    c.want_rank(1, 1)?;
+    c.ids(1, &[c.dims(1)[0]])?;
+    c.activations(&[2])?;
+    c.want_dims(2, &[c.dims(1)[0], c.dims(0)[1]])?;
+    c.float_param(0, |_| true, "a finite number is needed")
+}
+
+pub(super) fn unary(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 1])?;
+    c.same_dims(1, 0)?;
+    for i in 0..c.params.len() {
+        match c.spec.params[i].name {
+            "eps" => c.epsilon(i)?,
+            _ => c.float_param(i, |_| true, "a finite number is needed")?,
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn layer_norm(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 3])?;
+    c.same_dims(3, 0)?;
+    for weight in [1, 2] {
+        c.want_dtype(weight, ACTIVATIONS)?;
+        c.want_dims(weight, &[c.view(0).layout.cols() as u32])?;
+        c.contiguous_rows(weight)?;
+    }
+    c.epsilon(0)
+}
+
+/// Two operands, the second the first's shape or one row of it; also the fused norm and weight.
+pub(super) fn binary(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 2])?;
+    c.want_dtype(1, ACTIVATIONS)?;
+    c.contiguous_rows(1)?;
+    c.same_or_row(1, 0)?;
+    c.same_dims(2, 0)?;
+    if c.params.is_empty() { Ok(()) } else { c.epsilon(0) }
+}
+
+pub(super) fn gated(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 1, 2])?;
+    c.same_dims(1, 0)?;
+    c.same_dims(2, 0)
+}
+
+pub(super) fn soft_cap(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 1])?;
+    c.same_dims(1, 0)?;
+    c.float_param(0, |cap| cap > 0.0, "a number above 0 is needed")
+}
+
+pub(super) fn matmul(c: &Call<'_>) -> Result<()> {
+    product(c, c.views.len() - 1)
+}
+
+pub(super) fn matmul_add(c: &Call<'_>) -> Result<()> {
+    product(c, 3)?;
+    c.want_dtype(2, ACTIVATIONS)?;
+    c.contiguous_rows(2)?;
+    c.same_or_row(2, 3)
+}
+
+fn product(c: &Call<'_>, y: usize) -> Result<()> {
+    c.activations(&[0, y])?;
+    for i in [0, 1, y] {
+        c.want_rank(i, 2)?;
+    }
+    c.want_weight(1)?;
+    c.contiguous_rows(1)?;
+    let (rows, inner, outer) = (c.dims(0)[0], c.dims(0)[1], c.dims(1)[0]);
+    c.want_dims(1, &[outer, inner])?;
+    c.want_dims(y, &[rows, outer])
+}
+
+pub(super) fn matmul_experts(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 3])?;
+    c.want_rank(1, 3)?;
+    c.want_weight(1)?;
+    c.contiguous_rows(1)?;
+    c.want_rank(2, 2)?;
+    let (rows, used) = (c.dims(2)[0], c.dims(2)[1]);
+    c.ids(2, &[rows, used])?;
+    let (outer, inner) = (c.dims(1)[1], c.dims(1)[2]);
+    let (shared, own) = ([rows, inner], [rows, used, inner]);
+    let ok = c.dims(0) == shared || c.dims(0) == own;
+    c.shape(0, ok, || format!("{shared:?} or {own:?} is needed"))?;
+    c.want_dims(3, &[rows, used, outer])
+}
+
+pub(super) fn router(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0])?;
+    c.want_rank(0, 2)?;
+    c.want_rank(1, 2)?;
+    let (rows, experts) = (c.dims(0)[0], c.dims(0)[1]);
+    let used = c.dims(1)[1];
+    c.ids(1, &[rows, used])?;
+    c.shape(1, used <= experts, || format!("at most {experts} experts can be used"))?;
+    c.want_dtype(2, &[DType::F32])?;
+    c.contiguous_rows(2)?;
+    c.want_dims(2, &[rows, used])?;
+    c.int_param(0, |mode| mode <= 2, "0, 1 or 2 is needed")?;
+    c.int_param(1, |renorm| renorm <= 1, "0 or 1 is needed")?;
+    c.float_param(2, |_| true, "a finite number is needed")
+}
+
+pub(super) fn expert_sum(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 2])?;
+    c.want_rank(0, 3)?;
+    let (rows, used, cols) = (c.dims(0)[0], c.dims(0)[1], c.dims(0)[2]);
+    c.want_dtype(1, &[DType::F32])?;
+    c.contiguous_rows(1)?;
+    c.want_dims(1, &[rows, used])?;
+    c.want_dims(2, &[rows, cols])
+}
+
+pub(super) fn rope(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 3])?;
+    c.same_dims(3, 0)?;
+    rotation(c)
+}
+
+pub(super) fn rope_kv_write(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0])?;
+    rotation(c)?;
+    cache_write(c, 3, 4)
+}
+
+/// Operands and constants every rotary op has in front.
+fn rotation(c: &Call<'_>) -> Result<()> {
+    c.want_rank(0, 3)?;
+    let (rows, head) = (c.dims(0)[0], c.dims(0)[2]);
+    c.ids(1, &[rows])?;
+    let fits = |n: u32| n >= 2 && n % 2 == 0 && n <= head;
+    c.int_param(0, fits, "an even number up to the head size is needed")?;
+    c.int_param(1, |mode| mode <= 1, "0 or 1 is needed")?;
+    c.float_param(2, |base| base > 0.0, "a number above 0 is needed")?;
+    c.float_param(3, |_| true, "a finite number is needed")?;
+    c.want_dtype(2, &[DType::F32])?;
+    c.contiguous_rows(2)?;
+    c.want_dims(2, &[c.params[0] / 2])
+}
+
+pub(super) fn softmax(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 2])?;
+    c.same_dims(2, 0)?;
+    c.want_dtype(1, ACTIVATIONS)?;
+    c.contiguous_rows(1)?;
+    let shape = c.view(0).layout.shape4();
+    c.want_dims(1, &[shape[2], shape[3]])?;
+    c.float_param(0, |_| true, "a finite number is needed")
+}
+
+pub(super) fn attention(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 4])?;
+    c.activations(&[1, 2])?;
+    for i in [0, 1] {
+        c.want_rank(i, 3)?;
+    }
+    c.same_dims(4, 0)?;
+    c.same_dims(2, 1)?;
+    let (rows, heads, head) = (c.dims(0)[0], c.dims(0)[1], c.dims(0)[2]);
+    let kv_heads = c.dims(1)[1];
+    let ok = c.dims(1)[2] == head && heads.is_multiple_of(kv_heads);
+    c.shape(1, ok, || format!("rows of heads of {head}, as many as divide {heads}, are needed"))?;
+    c.ids(3, &[rows])?;
+    c.float_param(0, |_| true, "a finite number is needed")?;
+    c.float_param(2, |cap| cap >= 0.0, "a number from 0 up is needed")
+}
+
+pub(super) fn kv_write(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0])?;
+    c.want_rank(0, 3)?;
+    cache_write(c, 1, 2)
+}
+
+fn cache_write(c: &Call<'_>, positions: usize, cache: usize) -> Result<()> {
+    let (rows, heads, head) = (c.dims(0)[0], c.dims(0)[1], c.dims(0)[2]);
+    c.ids(positions, &[rows])?;
+    c.want_dtype(cache, ACTIVATIONS)?;
+    c.contiguous_rows(cache)?;
+    c.want_rank(cache, 3)?;
+    c.want_dims(cache, &[c.dims(cache)[0], heads, head])
+}
+
+pub(super) fn copy(c: &Call<'_>) -> Result<()> {
+    c.want_weight(0)?;
+    c.want_dtype(1, &[DType::F32, DType::F16, DType::BF16])?;
+    c.same_dims(1, 0)
+}
+
+pub(super) fn concat(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 1, 2])?;
+    let (a, b) = (c.dims(0), c.dims(1));
+    let fits = a.len() == b.len() && a[..a.len() - 1] == b[..b.len() - 1];
+    c.shape(1, fits, || format!("the outer extents of {a:?} are needed"))?;
+    let mut joined = a.to_vec();
+    joined[a.len() - 1] += b[b.len() - 1];
+    c.want_dims(2, &joined)
+}
+
+pub(super) fn arg_max(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0])?;
+    c.want_rank(0, 2)?;
+    c.ids(1, &[c.dims(0)[0]])
+}
+
+pub(super) fn top_k(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 1])?;
+    c.want_rank(0, 2)?;
+    c.want_rank(1, 2)?;
+    let (rows, cols, k) = (c.dims(0)[0], c.dims(0)[1], c.dims(1)[1]);
+    c.want_dims(1, &[rows, k])?;
+    c.shape(1, k <= cols, || format!("at most {cols} elements can be kept"))?;
+    c.ids(2, &[rows, k])
+}
+
+pub(super) fn fill(c: &Call<'_>) -> Result<()> {
+    c.want_dtype(0, ACTIVATIONS)
+}
+
+pub(super) fn add_rms_norm(c: &Call<'_>) -> Result<()> {
+    let y = c.views.len() - 1;
+    added_norm(c, y, 2)
+}
+
+pub(super) fn add_rms_norm_mul(c: &Call<'_>) -> Result<()> {
+    let y = c.views.len() - 1;
+    c.want_dtype(2, ACTIVATIONS)?;
+    c.contiguous_rows(2)?;
+    c.same_or_row(2, 0)?;
+    added_norm(c, y, 3)
+}
+
+/// Sum and norm: operands 0 and 1 in, the sum from `outputs` on if it is kept, `y` last.
+fn added_norm(c: &Call<'_>, y: usize, outputs: usize) -> Result<()> {
+    c.want_dtype(1, ACTIVATIONS)?;
+    c.contiguous_rows(1)?;
+    c.same_or_row(1, 0)?;
+    for output in outputs..=y {
+        c.activations(&[0, output])?;
+        c.same_dims(output, 0)?;
+    }
+    c.epsilon(0)
+}

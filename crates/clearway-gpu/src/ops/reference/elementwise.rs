@@ -1,0 +1,52 @@
+//! Ops on one element at a time, and `concat`.
+
+use super::RefTensor;
+
+pub(super) fn map(x: &RefTensor, f: impl Fn(f64) -> f64) -> Vec<f64> {
+    x.data.iter().map(|&v| f(v)).collect()
+}
+
+pub(super) fn add(a: &RefTensor, b: &RefTensor) -> Vec<f64> {
+    zip(a, b, |a, b| a + b)
+}
+
+pub(super) fn mul(a: &RefTensor, b: &RefTensor) -> Vec<f64> {
+    zip(a, b, |a, b| a * b)
+}
+
+pub(super) fn gated(gate: &RefTensor, up: &RefTensor, f: impl Fn(f64) -> f64) -> Vec<f64> {
+    zip(gate, up, |gate, up| f(gate) * up)
+}
+
+pub(super) fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// The tanh form.
+pub(super) fn gelu(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+pub(super) fn soft_cap(x: f64, cap: f64) -> f64 {
+    cap * (x / cap).tanh()
+}
+
+pub(super) fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+pub(super) fn concat(a: &RefTensor, b: &RefTensor) -> Vec<f64> {
+    (0..a.rows()).flat_map(|row| a.row(row).iter().chain(b.row(row)).copied()).collect()
+}
+
+/// `b` has the shape of `a`, or is one row that is repeated.
+fn zip(a: &RefTensor, b: &RefTensor, f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    let mut out = Vec::with_capacity(a.data.len());
+    for row in 0..a.rows() {
+        for (&a, &b) in a.row(row).iter().zip(b.row_or_only(row)) {
+            out.push(f(a, b));
+        }
+    }
+    out
+}

@@ -1,0 +1,89 @@
+//! Ops that know where a token stands: rotary embedding, the KV cache, attention.
+
+use super::RefTensor;
+use super::elementwise::soft_cap;
+use super::norm::normalised_exp;
+
+/// Pair `i` of the first `n_dims` elements of each head turns by
+/// `position * scale * base^(-2i / n_dims) / factors[i]`; elements behind them stay. Mode 0 pairs
+/// neighbours, mode 1 the first half with the second.
+pub(super) fn rope(
+    x: &RefTensor,
+    positions: &RefTensor,
+    factors: &RefTensor,
+    params: &[u32],
+) -> Vec<f64> {
+    let (n_dims, neighbours) = (params[0] as usize, params[1] == 0);
+    let (base, scale) = (f64::from(f32::from_bits(params[2])), f64::from(f32::from_bits(params[3])));
+    let (heads, head) = (x.shape[1], x.shape[2]);
+    let mut out = x.data.clone();
+    for row in 0..x.rows() {
+        let position = positions.data[row / heads];
+        for pair in 0..n_dims / 2 {
+            let frequency = base.powf(-2.0 * pair as f64 / n_dims as f64) / factors.data[pair];
+            let (sin, cos) = (position * scale * frequency).sin_cos();
+            let (first, second) =
+                if neighbours { (2 * pair, 2 * pair + 1) } else { (pair, pair + n_dims / 2) };
+            let (a, b) = (x.row(row)[first], x.row(row)[second]);
+            out[row * head + first] = a * cos - b * sin;
+            out[row * head + second] = a * sin + b * cos;
+        }
+    }
+    out
+}
+
+/// The cache after row `t` of `x` was written to row `positions[t]`, one after another; a position
+/// beyond the cache is left out.
+pub(super) fn kv_write(x: &RefTensor, positions: &RefTensor, cache: &RefTensor) -> Vec<f64> {
+    let row_elems = x.shape[1] * x.shape[2];
+    let mut out = cache.data.clone();
+    for token in 0..x.shape[0] {
+        let row = positions.index(token);
+        if row < cache.shape[0] {
+            out[row * row_elems..(row + 1) * row_elems]
+                .copy_from_slice(&x.data[token * row_elems..(token + 1) * row_elems]);
+        }
+    }
+    out
+}
+
+/// Token `t` at position `p` sees the cache rows `s <= p` and, if there is a window, only those with
+/// `p - s < window`. Head `h` uses head `h / (H / Hkv)` of the cache.
+pub(super) fn attention(
+    q: &RefTensor,
+    k: &RefTensor,
+    v: &RefTensor,
+    positions: &RefTensor,
+    scale: f64,
+    window: usize,
+    cap: f64,
+) -> Vec<f64> {
+    let (tokens, heads, head) = (q.shape[0], q.shape[1], q.shape[2]);
+    let (cache_rows, kv_heads) = (k.shape[0], k.shape[1]);
+    let mut out = vec![0.0; tokens * heads * head];
+    for token in 0..tokens {
+        let position = positions.index(token);
+        let visible: Vec<usize> = (0..cache_rows)
+            .filter(|&s| s <= position && (window == 0 || position - s < window))
+            .collect();
+        for h in 0..heads {
+            let q = q.row(token * heads + h);
+            let kv_row = |s: usize| s * kv_heads + h / (heads / kv_heads);
+            let scores: Vec<f64> = visible
+                .iter()
+                .map(|&s| {
+                    let dot: f64 = q.iter().zip(k.row(kv_row(s))).map(|(q, k)| q * k).sum();
+                    let score = scale * dot;
+                    if cap > 0.0 { soft_cap(score, cap) } else { score }
+                })
+                .collect();
+            let out = &mut out[(token * heads + h) * head..][..head];
+            for (weight, &s) in normalised_exp(&scores).into_iter().zip(&visible) {
+                for (out, v) in out.iter_mut().zip(v.row(kv_row(s))) {
+                    *out += weight * v;
+                }
+            }
+        }
+    }
+    out
+}

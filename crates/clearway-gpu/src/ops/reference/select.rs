@@ -1,0 +1,71 @@
+//! Ops that pick: rows by index, the largest elements, the best experts.
+
+use super::RefTensor;
+use super::elementwise::sigmoid;
+use super::norm::normalised_exp;
+
+/// Rows of `table` picked by `ids`, times `scale`; zeros where there is no such row.
+pub(super) fn gather(table: &RefTensor, ids: &RefTensor, scale: f64) -> Vec<f64> {
+    let mut out = Vec::with_capacity(ids.data.len() * table.cols());
+    for elem in 0..ids.data.len() {
+        let id = ids.index(elem);
+        if id < table.rows() {
+            out.extend(table.row(id).iter().map(|v| v * scale));
+        } else {
+            out.extend(std::iter::repeat_n(0.0, table.cols()));
+        }
+    }
+    out
+}
+
+/// Indices and values of the `k` largest elements of each row, falling; of equals the first.
+pub(super) fn top(x: &RefTensor, k: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut ids, mut values) = (Vec::new(), Vec::new());
+    for row in 0..x.rows() {
+        for id in largest(x.row(row), k) {
+            ids.push(id as f64);
+            values.push(x.row(row)[id]);
+        }
+    }
+    (ids, values)
+}
+
+/// Indices of the `k` best experts of each row, and their weights: the softmax over all experts
+/// (mode 0), over the chosen ones (mode 1), or the sigmoid of each (mode 2); divided by their sum if
+/// `renorm`; then times `scale`.
+pub(super) fn router(
+    logits: &RefTensor,
+    k: usize,
+    mode: u32,
+    renorm: bool,
+    scale: f64,
+) -> (Vec<f64>, Vec<f64>) {
+    let (mut ids, mut weights) = (Vec::new(), Vec::new());
+    for row in 0..logits.rows() {
+        let logits = logits.row(row);
+        let chosen = largest(logits, k);
+        let picked = |from: &[f64]| chosen.iter().map(|&id| from[id]).collect::<Vec<_>>();
+        let mut row_weights = match mode {
+            0 => picked(&normalised_exp(logits)),
+            1 => normalised_exp(&picked(logits)),
+            _ => picked(&logits.iter().map(|&v| sigmoid(v)).collect::<Vec<_>>()),
+        };
+        let sum: f64 = row_weights.iter().sum();
+        for weight in &mut row_weights {
+            *weight = if renorm { *weight / sum } else { *weight } * scale;
+        }
+        ids.extend(chosen.iter().map(|&id| id as f64));
+        weights.extend(row_weights);
+    }
+    (ids, weights)
+}
+
+/// Indices of the `k` largest, falling; a stable sort keeps the first of equals in front.
+fn largest(row: &[f64], k: usize) -> Vec<usize> {
+    // Both zeros are equal, which the total order denies; adding zero leaves the positive one.
+    let key = |id: usize| row[id] + 0.0;
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.sort_by(|&a, &b| key(b).total_cmp(&key(a)));
+    order.truncate(k);
+    order
+}

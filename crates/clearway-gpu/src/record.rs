@@ -1,0 +1,472 @@
+//! Op calls, and a recorder that needs no device.
+
+use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout, TensorView};
+
+use crate::error::{GpuError, Result};
+use crate::ops;
+
+/// How a rotary embedding pairs the elements of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeMode {
+    /// Neighbours: (0, 1), (2, 3), ...
+    Adjacent,
+    /// First half with second half: (0, n/2), (1, n/2 + 1), ...
+    Halves,
+}
+
+/// Constants of a rotary embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeParams {
+    /// Elements of each head that rotate; the rest pass through.
+    pub n_dims: u32,
+    /// How they pair.
+    pub mode: RopeMode,
+    /// Base of the frequencies.
+    pub base: f32,
+    /// Factor on the positions.
+    pub scale: f32,
+}
+
+impl RopeParams {
+    fn words(self) -> [u32; 4] {
+        let mode = match self.mode {
+            RopeMode::Adjacent => 0,
+            RopeMode::Halves => 1,
+        };
+        [self.n_dims, mode, self.base.to_bits(), self.scale.to_bits()]
+    }
+}
+
+/// Constants of an attention op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionParams {
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Rows of the cache each token sees, counted back from itself; 0 for all.
+    pub window: u32,
+    /// `cap * tanh(score / cap)`; 0 for none.
+    pub softcap: f32,
+}
+
+/// How a router turns logits into weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterMode {
+    /// Softmax over all experts, then the best are taken.
+    SoftmaxAll,
+    /// The best are taken, then softmax over them.
+    SoftmaxChosen,
+    /// Sigmoid of each logit.
+    Sigmoid,
+}
+
+/// Constants of a router op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterParams {
+    /// Experts used for each row.
+    pub used: usize,
+    /// How logits become weights.
+    pub mode: RouterMode,
+    /// Whether the weights of the chosen are scaled to sum to 1.
+    pub renormalise: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+}
+
+/// Op calls. A recorder and both kinds of session take the same ones.
+///
+/// Each call checks its operands, declares its results and says what it did; nothing is computed
+/// before the pass is finished. [`push`](Self::push) is the one way in, for outputs of the caller's
+/// choice and for user kernels.
+pub trait Ops {
+    /// Memory for a result.
+    ///
+    /// # Errors
+    /// What the device reports where memory is taken at once.
+    fn declare(&mut self, layout: Layout) -> Result<TensorView>;
+
+    /// Adds one op with all its operands, inputs before outputs.
+    ///
+    /// # Errors
+    /// Wrong shapes, types, numbers of operands or constants; nothing is added then.
+    fn push(&mut self, kind: Kind, views: &[TensorView], params: &[u32]) -> Result<()>;
+
+    /// Declares one result and adds the op that computes it.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn call(
+        &mut self,
+        kind: Kind,
+        inputs: &[TensorView],
+        params: &[u32],
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<TensorView> {
+        let result = self.declare(Layout::new(dtype, shape)?)?;
+        let mut views = smallvec::SmallVec::<[TensorView; 6]>::from_slice(inputs);
+        views.push(result);
+        self.push(kind, &views, params)?;
+        Ok(result)
+    }
+
+    /// Rows of `table` picked by `ids`, times `scale`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn gather(&mut self, table: TensorView, ids: TensorView, scale: f32) -> Result<TensorView> {
+        let shape = [ids.layout.elems(), table.layout.cols()];
+        self.call(Kind::Gather, &[table, ids], &[scale.to_bits()], DType::F32, &shape)
+    }
+
+    /// Rows divided by their root mean square.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn rms_norm(&mut self, x: TensorView, eps: f32) -> Result<TensorView> {
+        self.call(Kind::RmsNorm, &[x], &[eps.to_bits()], x.layout.dtype(), &dims(&x))
+    }
+
+    /// Rows with mean 0 and variance 1, times `w`, plus `b`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn layer_norm(
+        &mut self,
+        x: TensorView,
+        w: TensorView,
+        b: TensorView,
+        eps: f32,
+    ) -> Result<TensorView> {
+        self.call(Kind::LayerNorm, &[x, w, b], &[eps.to_bits()], x.layout.dtype(), &dims(&x))
+    }
+
+    /// Sum; `b` has the shape of `a` or is one row, repeated.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn add(&mut self, a: TensorView, b: TensorView) -> Result<TensorView> {
+        self.call(Kind::Add, &[a, b], &[], a.layout.dtype(), &dims(&a))
+    }
+
+    /// Product; `b` has the shape of `a` or is one row, repeated.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn mul(&mut self, a: TensorView, b: TensorView) -> Result<TensorView> {
+        self.call(Kind::Mul, &[a, b], &[], a.layout.dtype(), &dims(&a))
+    }
+
+    /// `x * s`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn scale(&mut self, x: TensorView, s: f32) -> Result<TensorView> {
+        self.call(Kind::Scale, &[x], &[s.to_bits()], x.layout.dtype(), &dims(&x))
+    }
+
+    /// `x * sigmoid(x)`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn silu(&mut self, x: TensorView) -> Result<TensorView> {
+        self.call(Kind::Silu, &[x], &[], x.layout.dtype(), &dims(&x))
+    }
+
+    /// GELU, tanh form.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn gelu(&mut self, x: TensorView) -> Result<TensorView> {
+        self.call(Kind::Gelu, &[x], &[], x.layout.dtype(), &dims(&x))
+    }
+
+    /// `silu(gate) * up`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn silu_mul(&mut self, gate: TensorView, up: TensorView) -> Result<TensorView> {
+        self.call(Kind::SiluMul, &[gate, up], &[], gate.layout.dtype(), &dims(&gate))
+    }
+
+    /// `gelu(gate) * up`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn gelu_mul(&mut self, gate: TensorView, up: TensorView) -> Result<TensorView> {
+        self.call(Kind::GeluMul, &[gate, up], &[], gate.layout.dtype(), &dims(&gate))
+    }
+
+    /// `cap * tanh(x / cap)`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn soft_cap(&mut self, x: TensorView, cap: f32) -> Result<TensorView> {
+        self.call(Kind::SoftCap, &[x], &[cap.to_bits()], x.layout.dtype(), &dims(&x))
+    }
+
+    /// `x[T,K] * w[N,K]` transposed: `[T,N]`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn matmul(&mut self, x: TensorView, w: TensorView) -> Result<TensorView> {
+        let shape = [x.layout.rows(), w.layout.rows()];
+        self.call(Kind::MatMul, &[x, w], &[], x.layout.dtype(), &shape)
+    }
+
+    /// The product with the matrices of the experts `ids[T,k]`: `[T,k,N]`. `x` is `[T,K]`, or
+    /// `[T,k,K]` with a row of its own for each expert.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn matmul_experts(
+        &mut self,
+        x: TensorView,
+        w: TensorView,
+        ids: TensorView,
+    ) -> Result<TensorView> {
+        let shape = [ids.layout.rows(), ids.layout.cols(), w.layout.shape4()[2] as usize];
+        self.call(Kind::MatMulExperts, &[x, w, ids], &[], x.layout.dtype(), &shape)
+    }
+
+    /// The best experts of each row of `logits[T,E]` and their weights, both `[T,k]`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn router_top_k(
+        &mut self,
+        logits: TensorView,
+        params: RouterParams,
+    ) -> Result<(TensorView, TensorView)> {
+        let shape = [logits.layout.rows(), params.used];
+        let ids = self.declare(Layout::new(DType::U32, &shape)?)?;
+        let weights = self.declare(Layout::new(DType::F32, &shape)?)?;
+        let mode = match params.mode {
+            RouterMode::SoftmaxAll => 0,
+            RouterMode::SoftmaxChosen => 1,
+            RouterMode::Sigmoid => 2,
+        };
+        let words = [mode, u32::from(params.renormalise), params.scale.to_bits()];
+        self.push(Kind::RouterTopK, &[logits, ids, weights], &words)?;
+        Ok((ids, weights))
+    }
+
+    /// `x[T,k,N]` summed over the experts by `weights[T,k]`: `[T,N]`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn expert_sum(&mut self, x: TensorView, weights: TensorView) -> Result<TensorView> {
+        let shape = [weights.layout.rows(), x.layout.cols()];
+        self.call(Kind::ExpertSum, &[x, weights], &[], x.layout.dtype(), &shape)
+    }
+
+    /// Rotary position embedding of `x[T,H,D]`; `factors` divide the frequencies.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn rope(
+        &mut self,
+        x: TensorView,
+        positions: TensorView,
+        factors: TensorView,
+        params: RopeParams,
+    ) -> Result<TensorView> {
+        let inputs = [x, positions, factors];
+        self.call(Kind::Rope, &inputs, &params.words(), x.layout.dtype(), &dims(&x))
+    }
+
+    /// `softmax(x * scale + mask)` of each row.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn softmax(&mut self, x: TensorView, mask: TensorView, scale: f32) -> Result<TensorView> {
+        self.call(Kind::Softmax, &[x, mask], &[scale.to_bits()], x.layout.dtype(), &dims(&x))
+    }
+
+    /// Causal grouped-query attention of `q[T,H,D]` over caches `k` and `v` `[S,Hkv,D]`: token `t`
+    /// sees the rows up to `positions[t]`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn attention(
+        &mut self,
+        q: TensorView,
+        k: TensorView,
+        v: TensorView,
+        positions: TensorView,
+        params: AttentionParams,
+    ) -> Result<TensorView> {
+        let words = [params.scale.to_bits(), params.window, params.softcap.to_bits()];
+        self.call(Kind::Attention, &[q, k, v, positions], &words, q.layout.dtype(), &dims(&q))
+    }
+
+    /// Writes `x[T,Hkv,D]` into the rows `positions` of `cache[S,Hkv,D]`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn kv_write(&mut self, x: TensorView, positions: TensorView, cache: TensorView) -> Result<()> {
+        self.push(Kind::KvWrite, &[x, positions, cache], &[])
+    }
+
+    /// A dense copy in another element type or from another layout.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn copy(&mut self, x: TensorView, dtype: DType) -> Result<TensorView> {
+        self.call(Kind::Copy, &[x], &[], dtype, &dims(&x))
+    }
+
+    /// Copies into memory of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn copy_into(&mut self, x: TensorView, y: TensorView) -> Result<()> {
+        self.push(Kind::Copy, &[x, y], &[])
+    }
+
+    /// `a` and `b` joined along the innermost dimension.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn concat(&mut self, a: TensorView, b: TensorView) -> Result<TensorView> {
+        let mut shape = dims(&a);
+        if let Some(cols) = shape.last_mut() {
+            *cols += b.layout.cols();
+        }
+        self.call(Kind::Concat, &[a, b], &[], a.layout.dtype(), &shape)
+    }
+
+    /// Index of the largest element of each row; the first of equals.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn arg_max(&mut self, x: TensorView) -> Result<TensorView> {
+        self.call(Kind::ArgMax, &[x], &[], DType::U32, &[x.layout.rows()])
+    }
+
+    /// The `k` largest elements of each row in falling order, and their indices.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn top_k(&mut self, x: TensorView, k: usize) -> Result<(TensorView, TensorView)> {
+        let shape = [x.layout.rows(), k];
+        let values = self.declare(Layout::new(x.layout.dtype(), &shape)?)?;
+        let ids = self.declare(Layout::new(DType::U32, &shape)?)?;
+        self.push(Kind::TopK, &[x, values, ids], &[])?;
+        Ok((values, ids))
+    }
+
+    /// A tensor with every element `value`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn fill(&mut self, value: f32, dtype: DType, shape: &[usize]) -> Result<TensorView> {
+        self.call(Kind::Fill, &[], &[value.to_bits()], dtype, shape)
+    }
+}
+
+/// A tensor that a recorder declared without memory: a weight, a cache, an input of each step.
+#[derive(Clone, Debug)]
+pub struct External {
+    /// Name, such as `blk.0.attn_q.weight`.
+    pub name: String,
+    /// Where op calls find it.
+    pub view: TensorView,
+}
+
+/// Records op calls into a [`ComputeGraph`] without any device: graphs of models can be planned,
+/// looked at and verified before a file is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Recorder {
+    graph: ComputeGraph,
+    externals: Vec<External>,
+    label: String,
+}
+
+impl Recorder {
+    /// A recorder with an empty graph.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Declares a tensor whose memory is bound later, when the graph is lowered.
+    ///
+    /// # Errors
+    /// A shape that cannot exist.
+    pub fn external(&mut self, name: &str, dtype: DType, shape: &[usize]) -> Result<TensorView> {
+        let layout = Layout::new(dtype, shape)?;
+        let buf_len = layout.span_bytes();
+        let view = TensorView { buf_id: self.externals.len(), buf_len, offset: 0, layout };
+        self.externals.push(External { name: name.to_owned(), view });
+        Ok(view)
+    }
+
+    /// Names the ops that follow, for people.
+    pub fn set_label(&mut self, label: &str) {
+        label.clone_into(&mut self.label);
+    }
+
+    /// Marks a result as read by the host at the end.
+    ///
+    /// # Errors
+    /// [`GpuError::TransferMismatch`] if it is not a result of this recorder.
+    pub fn mark_output(&mut self, view: TensorView) -> Result<()> {
+        let value = view.value().ok_or_else(|| GpuError::TransferMismatch {
+            what: "output",
+            found: format!("buffer {}", view.buf_id),
+            expected: "a result of this pass".into(),
+        })?;
+        Ok(self.graph.mark_output(value)?)
+    }
+
+    /// The tensors declared without memory, in order; the identity of each is its index.
+    pub fn externals(&self) -> &[External] {
+        &self.externals
+    }
+
+    /// The graph recorded so far.
+    pub fn graph(&self) -> &ComputeGraph {
+        &self.graph
+    }
+
+    /// The graph, to change it.
+    pub fn graph_mut(&mut self) -> &mut ComputeGraph {
+        &mut self.graph
+    }
+
+    /// Gives the graph and the external tensors away.
+    pub fn into_parts(self) -> (ComputeGraph, Vec<External>) {
+        (self.graph, self.externals)
+    }
+}
+
+impl Ops for Recorder {
+    fn declare(&mut self, layout: Layout) -> Result<TensorView> {
+        Ok(self.graph.declare_value(layout))
+    }
+
+    fn push(&mut self, kind: Kind, views: &[TensorView], params: &[u32]) -> Result<()> {
+        record(&mut self.graph, kind, views, params, &self.label)
+    }
+}
+
+/// Checks an op call and records it.
+///
+/// # Errors
+/// Wrong shapes, types, numbers of operands or constants; nothing is recorded then.
+pub fn record(
+    graph: &mut ComputeGraph,
+    kind: Kind,
+    views: &[TensorView],
+    params: &[u32],
+    label: &str,
+) -> Result<()> {
+    ops::check(kind, views, params)?;
+    let contract = ops::contract(kind, views.len())
+        .ok_or_else(|| GpuError::UnknownKernel { kernel: format!("{kind:?}") })?;
+    graph.dispatch(kind, contract, views, params, label)?;
+    Ok(())
+}
+
+fn dims(view: &TensorView) -> smallvec::SmallVec<[usize; 4]> {
+    view.layout.dims().iter().map(|&d| d as usize).collect()
+}

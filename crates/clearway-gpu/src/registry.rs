@@ -1,0 +1,108 @@
+//! Which kernels exist: the built-in ops and the user's own.
+
+use std::sync::Arc;
+
+use clearway_graph::{CapturedOpKind, FusedRequest, GraphError, KernelCatalog, KernelContract};
+use rustc_hash::FxHashMap;
+
+use crate::cpu::CpuKernel;
+use crate::device::Device;
+use crate::error::{GpuError, Result};
+use crate::ops;
+
+/// A user's kernel: its contract, and an implementation for each backend it is to run on.
+#[derive(Clone)]
+pub struct CustomKernel {
+    /// What it promises about the memory it touches. Its name is the kernel's name.
+    pub contract: KernelContract,
+    /// Whether it has an effect outside memory and therefore keeps its place.
+    pub pinned: bool,
+    /// Implementation for the CPU.
+    pub cpu: Option<CpuKernel>,
+}
+
+impl CustomKernel {
+    /// A kernel with this contract and no implementation yet.
+    pub fn new(contract: KernelContract) -> Self {
+        Self { contract, pinned: false, cpu: None }
+    }
+
+    /// Adds an implementation for the CPU.
+    #[must_use]
+    pub fn with_cpu(mut self, kernel: CpuKernel) -> Self {
+        self.cpu = Some(kernel);
+        self
+    }
+
+    /// Says that it has an effect outside memory.
+    #[must_use]
+    pub fn pinned(mut self) -> Self {
+        self.pinned = true;
+        self
+    }
+
+    /// The kind its dispatches have.
+    pub fn kind(&self) -> CapturedOpKind {
+        if self.pinned { CapturedOpKind::Pinned } else { CapturedOpKind::Custom }
+    }
+}
+
+/// Kernels by name. Built-in ops are always there; fused ones where the device has them.
+#[derive(Clone, Default)]
+pub struct KernelRegistry {
+    custom: FxHashMap<Arc<str>, Arc<CustomKernel>>,
+}
+
+impl KernelRegistry {
+    /// A registry with the built-in ops only.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a user's kernel under the name in its contract.
+    ///
+    /// # Errors
+    /// [`GpuError::DuplicateKernel`] if the name is taken, by a user's kernel or an op.
+    pub fn register(&mut self, kernel: CustomKernel) -> Result<()> {
+        let name: Arc<str> = Arc::from(&*kernel.contract.kernel);
+        let taken = self.custom.contains_key(&name) || ops::OPS.iter().any(|op| op.name == &*name);
+        if taken {
+            return Err(GpuError::DuplicateKernel { kernel: name.to_string() });
+        }
+        self.custom.insert(name, Arc::new(kernel));
+        Ok(())
+    }
+
+    /// A user's kernel by name.
+    ///
+    /// # Errors
+    /// [`GpuError::UnknownKernel`] if there is none.
+    pub fn custom(&self, name: &str) -> Result<&Arc<CustomKernel>> {
+        self.custom.get(name).ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() })
+    }
+}
+
+impl KernelCatalog for KernelRegistry {
+    type Device = dyn Device;
+
+    fn fused_kernel(
+        &mut self,
+        device: &Self::Device,
+        request: &FusedRequest<'_>,
+    ) -> Result<Option<KernelContract>, GraphError> {
+        if !device.has_fused(request) {
+            return Ok(None);
+        }
+        // The op's own check says whether these shapes and types fit together.
+        if ops::check(request.kind, request.bindings, request.params).is_err() {
+            return Ok(None);
+        }
+        Ok(ops::contract(request.kind, request.bindings.len()).cloned())
+    }
+}
+
+impl std::fmt::Debug for KernelRegistry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.custom.keys()).finish()
+    }
+}

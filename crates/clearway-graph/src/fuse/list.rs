@@ -1,0 +1,267 @@
+//! The list while it is being fused.
+//!
+//! A dispatch is named by its index in the list at the start, and a fused dispatch by that of its
+//! consumer. What stands where is kept apart from that, as a slot per dispatch, so moving one
+//! dispatch renumbers nothing. The slots are at all times an order that keeps every hazard.
+//!
+//! Whether something stands in the way between two dispatches is asked of the hazard graph of the
+//! list at the start, seen through who has absorbed whom: fusing takes accesses away and changes
+//! none. Any conflict is a path in that graph, and the first step of a path between two slots is
+//! itself a conflict between them, so looking at direct neighbours is enough.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::report::{Place, Refusal};
+use crate::graph::Value;
+use crate::ids::{DispatchId, NodeId};
+use crate::node::{Access, Dispatch, Hazard, HazardKind};
+use crate::range::MemRangeRole;
+use crate::schedule::HazardGraph;
+
+/// The list while it is being fused.
+pub(super) struct List<'a> {
+    values: &'a [Value],
+    start: Vec<Arc<Dispatch>>,
+    /// What stands for each dispatch of the start; `None` once it is absorbed.
+    now: Vec<Option<Arc<Dispatch>>>,
+    slots: Vec<u32>,
+    /// Who carries each dispatch of the start out.
+    owners: Vec<u32>,
+    /// The dispatches of the start each one carries out, itself included.
+    members: Vec<SmallVec<[u32; 1]>>,
+    uses: Vec<Uses>,
+    indices: FxHashMap<DispatchId, u32>,
+    /// Slots of dispatches that nothing may cross, in order.
+    walls: Vec<u32>,
+    hazards: OnceCell<HazardGraph>,
+}
+
+/// Who uses a value, by index in the list at the start, once per access.
+#[derive(Clone, Default)]
+struct Uses {
+    writers: SmallVec<[u32; 1]>,
+    readers: SmallVec<[u32; 2]>,
+    /// A dispatch that binds it and whose access is unknown.
+    unknown: Option<u32>,
+}
+
+impl<'a> List<'a> {
+    pub(super) fn new(start: Vec<Arc<Dispatch>>, values: &'a [Value]) -> Self {
+        let count = start.len() as u32;
+        let mut uses = vec![Uses::default(); values.len()];
+        let mut walls = Vec::new();
+        for (index, dispatch) in (0..count).zip(&start) {
+            if !dispatch.is_movable() {
+                walls.push(index);
+            }
+            note_uses(&mut uses, index, dispatch);
+        }
+        Self {
+            values,
+            now: start.iter().cloned().map(Some).collect(),
+            slots: (0..count).collect(),
+            owners: (0..count).collect(),
+            members: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
+            uses,
+            indices: start.iter().zip(0..count).map(|(d, index)| (d.id, index)).collect(),
+            walls,
+            hazards: OnceCell::new(),
+            start,
+        }
+    }
+
+    /// Number of dispatches at the start.
+    pub(super) fn len(&self) -> u32 {
+        self.start.len() as u32
+    }
+
+    /// What stands for a dispatch of the start, unless it is absorbed.
+    pub(super) fn at(&self, index: u32) -> Option<&Arc<Dispatch>> {
+        self.now.get(index as usize)?.as_ref()
+    }
+
+    /// Who stands for the dispatch of this id.
+    pub(super) fn index_of(&self, id: DispatchId) -> Option<u32> {
+        self.indices.get(&id).map(|&index| self.owners[index as usize])
+    }
+
+    /// Where a dispatch stands, for comparison only.
+    pub(super) fn slot(&self, index: u32) -> u32 {
+        self.slots[index as usize]
+    }
+
+    /// The value's entry in the graph's table.
+    pub(super) fn value(&self, value: NodeId) -> Option<&Value> {
+        self.values.get(value.index())
+    }
+
+    /// The last writer of a value before the dispatch `index`.
+    pub(super) fn writer_before(&self, value: NodeId, index: u32) -> Option<u32> {
+        let owners = self.uses.get(value.index())?.writers.iter().map(|&w| self.owner(w));
+        owners.filter(|&w| self.slot(w) < self.slot(index)).max_by_key(|&w| self.slot(w))
+    }
+
+    /// A write to a value besides the one of `writer`.
+    pub(super) fn other_writer(&self, value: NodeId, writer: u32) -> Option<DispatchId> {
+        self.besides(&self.uses.get(value.index())?.writers, writer)
+    }
+
+    /// A read of a value besides the one of `reader`.
+    pub(super) fn other_reader(&self, value: NodeId, reader: u32) -> Option<DispatchId> {
+        self.besides(&self.uses.get(value.index())?.readers, reader)
+    }
+
+    /// A dispatch of unknown access that binds a value.
+    pub(super) fn unknown_user(&self, value: NodeId) -> Option<DispatchId> {
+        let unknown = self.uses.get(value.index())?.unknown?;
+        Some(self.start[unknown as usize].id)
+    }
+
+    /// Those who read a value, once per read.
+    pub(super) fn readers(&self, value: NodeId) -> impl Iterator<Item = u32> {
+        let uses = self.uses.get(value.index());
+        uses.into_iter().flat_map(|uses| &uses.readers).map(|&reader| self.owner(reader))
+    }
+
+    /// Where one dispatch can take the place of two, if every access in `down` moves from the
+    /// producer's place to the consumer's, or every access in `up` the other way.
+    pub(super) fn place(
+        &self,
+        (producer, down): (u32, &[Access]),
+        (consumer, up): (u32, &[Access]),
+    ) -> Result<Place, Refusal> {
+        let (first, last) = (self.slot(producer), self.slot(consumer));
+        if last - first <= 1 {
+            return Ok(Place::Consumer);
+        }
+        if let Some(&wall) = self.walls.get(self.walls.partition_point(|&wall| wall <= first))
+            && wall < last
+        {
+            let wall = &self.start[wall as usize];
+            let dispatch = wall.id;
+            return Err(match wall.is_annotated() {
+                true => Refusal::CrossesPinned { dispatch },
+                false => Refusal::CrossesUnannotated { dispatch },
+            });
+        }
+        let hazards = self.hazards.get_or_init(|| HazardGraph::build(&self.start));
+        let members = |index: u32| self.members[index as usize].iter().map(|&m| m as usize);
+        let between = |neighbours: &mut dyn Iterator<Item = &u32>| {
+            let owners = neighbours.map(|&n| self.owner(n));
+            let between = |&n: &u32| first < self.slot(n) && self.slot(n) < last;
+            owners.filter(between).collect::<SmallVec<[u32; 4]>>()
+        };
+
+        let after = between(&mut members(producer).flat_map(|m| hazards.succs(m)));
+        let late = after.iter().filter_map(|&n| {
+            let (id, other) = (self.at(producer)?.id, self.at(n)?);
+            Some((self.slot(n), hazard((id, down), (other.id, other.accesses()))?))
+        });
+        let Some((_, late)) = late.min_by_key(|(slot, _)| *slot) else {
+            return Ok(Place::Consumer);
+        };
+        let before = between(&mut members(consumer).flat_map(|m| hazards.preds(m)));
+        let early = before.iter().filter_map(|&n| {
+            let (id, other) = (self.at(consumer)?.id, self.at(n)?);
+            Some((self.slot(n), hazard((other.id, other.accesses()), (id, up))?))
+        });
+        match early.max_by_key(|(slot, _)| *slot) {
+            Some((_, early)) => Err(Refusal::Crosses { producer: late, consumer: early }),
+            None => Ok(Place::Producer),
+        }
+    }
+
+    /// Puts `fused` in the place of two dispatches; it goes by the consumer's index from now on.
+    /// The consumer no longer reads `value`.
+    pub(super) fn merge(
+        &mut self,
+        producer: u32,
+        consumer: u32,
+        value: NodeId,
+        fused: Dispatch,
+        place: Place,
+    ) {
+        if let Some(uses) = self.uses.get_mut(value.index()) {
+            let owners = &self.owners;
+            let read = uses.readers.iter().position(|&r| owners[r as usize] == consumer);
+            if let Some(read) = read {
+                uses.readers.remove(read);
+            }
+        }
+        if place == Place::Producer {
+            self.slots[consumer as usize] = self.slots[producer as usize];
+        }
+        let absorbed = std::mem::take(&mut self.members[producer as usize]);
+        for &member in &absorbed {
+            self.owners[member as usize] = consumer;
+        }
+        self.members[consumer as usize].extend(absorbed);
+        self.now[producer as usize] = None;
+        self.now[consumer as usize] = Some(Arc::new(fused));
+    }
+
+    /// The list as it stands.
+    pub(super) fn into_dispatches(self) -> Vec<Arc<Dispatch>> {
+        let mut list: Vec<_> = self.now.into_iter().zip(self.slots).collect();
+        list.sort_unstable_by_key(|&(_, slot)| slot);
+        list.into_iter().filter_map(|(dispatch, _)| dispatch).collect()
+    }
+
+    fn owner(&self, index: u32) -> u32 {
+        self.owners[index as usize]
+    }
+
+    /// Whoever of `users` is not `one`, or `one` itself if it occurs twice.
+    fn besides(&self, users: &[u32], one: u32) -> Option<DispatchId> {
+        let mut seen = false;
+        let other = users.iter().map(|&user| self.owner(user)).find(|&user| {
+            let first = user == one && !seen;
+            seen |= first;
+            !first
+        });
+        Some(self.at(other?)?.id)
+    }
+}
+
+fn note_uses(uses: &mut [Uses], index: u32, dispatch: &Dispatch) {
+    let mut note = |value: NodeId, add: &dyn Fn(&mut Uses)| {
+        if let Some(uses) = uses.get_mut(value.index()) {
+            add(uses);
+        }
+    };
+    for range in dispatch.ranges() {
+        if let Some(value) = NodeId::from_buf_id(range.buf_id) {
+            note(value, &|uses| match range.role {
+                MemRangeRole::Src => uses.readers.push(index),
+                MemRangeRole::Dst => uses.writers.push(index),
+            });
+        }
+    }
+    for view in &dispatch.bindings {
+        let Some(value) = view.value() else { continue };
+        if !dispatch.is_annotated() {
+            note(value, &|uses| uses.unknown = Some(index));
+        } else if dispatch.ranges().all(|range| range.buf_id != view.buf_id) {
+            // Bound for no known purpose: whoever wrote it must go on writing it.
+            note(value, &|uses| uses.readers.push(index));
+        }
+    }
+}
+
+/// The first hazard between two sets of accesses in execution order.
+fn hazard(
+    (earlier, first): (DispatchId, &[Access]),
+    (later, second): (DispatchId, &[Access]),
+) -> Option<Hazard> {
+    first.iter().find_map(|a| {
+        second.iter().find_map(|b| {
+            let kind = HazardKind::of(a.range.role, b.range.role)?;
+            let (p0, p1) = a.range.overlap(&b.range)?;
+            Some(Hazard { kind, earlier, later, buf_id: a.range.buf_id, p0, p1 })
+        })
+    })
+}

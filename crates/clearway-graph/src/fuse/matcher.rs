@@ -1,0 +1,249 @@
+//! One matcher for all rules: every precondition of a fusion, in one place.
+//!
+//! A pair is found by what it computes, not by where it stands: the consumer reads a value whose
+//! last writer is an op of the rule's producer kind. So a list that was reordered first loses
+//! nothing.
+
+use smallvec::SmallVec;
+
+use super::list::List;
+use super::report::{Place, Refusal, RefusedPair};
+use super::rules::{ALREADY_KEPT_AT, Rule, Source, binding_counts};
+use crate::ids::NodeId;
+use crate::layout::TensorView;
+use crate::node::{Access, Dispatch, Origin, Params};
+use crate::range::MemRangeRole;
+
+/// A producer and a consumer that a rule names, joined by a value.
+#[derive(Clone, Copy)]
+pub(super) struct Pair<'a> {
+    pub(super) rule: &'static Rule,
+    /// Index in the list.
+    pub(super) producer: u32,
+    /// Index in the list.
+    pub(super) consumer: u32,
+    pub(super) first: &'a Dispatch,
+    pub(super) second: &'a Dispatch,
+    /// The consumer's binding of the intermediate.
+    operand: usize,
+    pub(super) value: NodeId,
+}
+
+/// A pair that may be fused if the device has the kernel.
+pub(super) struct Plan {
+    pub(super) bindings: SmallVec<[TensorView; 4]>,
+    pub(super) params: Params,
+    /// The members' accesses, each at the binding of the fused dispatch that carries it out.
+    pub(super) accesses: SmallVec<[Access; 8]>,
+    pub(super) kept: bool,
+    pub(super) place: Place,
+}
+
+impl<'a> Pair<'a> {
+    /// The pair that `rule` names for this consumer and this operand of it.
+    pub(super) fn find(
+        rule: &'static Rule,
+        list: &'a List<'_>,
+        consumer: u32,
+        operand: usize,
+    ) -> Option<Self> {
+        let second = &**list.at(consumer).filter(|d| d.kind == rule.consumer)?;
+        let value = second.bindings.get(operand)?.value()?;
+        let producer = list.writer_before(value, consumer)?;
+        let first = &**list.at(producer).filter(|d| d.kind == rule.producer)?;
+        // Of two results a rule follows only the last.
+        first.bindings.last().filter(|result| result.value() == Some(value))?;
+        Some(Self { rule, producer, consumer, first, second, operand, value })
+    }
+
+    /// Checks everything but the kernel.
+    pub(super) fn plan(&self, list: &List<'_>) -> Result<Plan, Refusal> {
+        for dispatch in [self.first, self.second] {
+            let (bound, (fewest, most)) = (dispatch.bindings.len(), binding_counts(dispatch.kind));
+            if !(fewest..=most).contains(&bound) {
+                return Err(Refusal::Bindings { dispatch: dispatch.id, bound });
+            }
+        }
+        self.check_views()?;
+        self.check_written_whole(list)?;
+        let kept = self.check_readers(list)?;
+        self.check_fits()?;
+        let (bindings, down, up) = self.carry(kept)?;
+        let accesses: SmallVec<[Access; 8]> = down.iter().chain(&up).copied().collect();
+        check_overlaps(&accesses)?;
+        let place = list.place((self.producer, &down), (self.consumer, &up))?;
+        let params = self.first.params.iter().chain(&self.second.params).copied().collect();
+        Ok(Plan { bindings, params, accesses, kept, place })
+    }
+
+    /// The pair as a report shows it.
+    pub(super) fn refused(&self, reason: Refusal) -> RefusedPair {
+        RefusedPair {
+            rule: self.rule.name,
+            producer: self.first.id,
+            consumer: self.second.id,
+            buf_id: self.value.buf_id(),
+            reason,
+        }
+    }
+
+    /// The intermediate is read exactly as it was written, and densely.
+    fn check_views(&self) -> Result<(), Refusal> {
+        let (written, read) = (self.written(), &self.second.bindings[self.operand]);
+        let layouts = (written.layout, read.layout);
+        if layouts.0.dtype() != layouts.1.dtype() {
+            return Err(Refusal::DType { written: layouts.0, read: layouts.1 });
+        }
+        if written.offset != read.offset {
+            return Err(Refusal::Offset { written: written.offset, read: read.offset });
+        }
+        if layouts.0.shape4() != layouts.1.shape4() {
+            return Err(Refusal::Shape { written: layouts.0, read: layouts.1 });
+        }
+        if !layouts.0.is_dense() || !layouts.1.is_dense() {
+            return Err(Refusal::Stride { written: layouts.0, read: layouts.1 });
+        }
+        Ok(())
+    }
+
+    /// Nothing of the intermediate comes from elsewhere.
+    fn check_written_whole(&self, list: &List<'_>) -> Result<(), Refusal> {
+        if let Some(writer) = list.other_writer(self.value, self.producer) {
+            return Err(Refusal::OtherWriter { writer });
+        }
+        let value = list.value(self.value);
+        if value.is_some_and(|value| value.input) {
+            return Err(Refusal::IsInput);
+        }
+        let bytes = value.map_or(0, |value| value.bytes);
+        let write = self.first.writes().find(|range| range.buf_id == self.value.buf_id());
+        match write.map(|range| (range.p0, range.p1)) {
+            Some(written) if written == (0, bytes) => Ok(()),
+            written => {
+                let (p0, p1) = written.unwrap_or((0, 0));
+                Err(Refusal::PartialWrite { p0, p1, bytes })
+            }
+        }
+    }
+
+    /// Nobody else needs the intermediate, or the rule can keep it; says whether it must.
+    fn check_readers(&self, list: &List<'_>) -> Result<bool, Refusal> {
+        if let Some(dispatch) = list.unknown_user(self.value) {
+            return Err(Refusal::BoundUnannotated { dispatch });
+        }
+        let reader = list.other_reader(self.value, self.consumer);
+        let output = list.value(self.value).is_some_and(|value| value.output);
+        match reader {
+            _ if self.rule.keeps() => Ok(output || reader.is_some()),
+            Some(reader) => Err(Refusal::SecondReader { reader }),
+            None if output => Err(Refusal::IsOutput),
+            None => Ok(false),
+        }
+    }
+
+    /// Shapes are those the fused kernel computes with.
+    fn check_fits(&self) -> Result<(), Refusal> {
+        let Some(result) = self.second.bindings.last().map(|view| view.layout) else {
+            return Ok(());
+        };
+        let operand = self.second.bindings[self.operand].layout;
+        if !self.rule.fit.holds(&operand, &result) {
+            return Err(Refusal::Operand { operand, result });
+        }
+        for bind in self.rule.bindings {
+            let Some((member, index)) = self.source(bind.source, true) else { continue };
+            let operand = self.member(member).bindings[index].layout;
+            if !bind.fit.holds(&operand, &result) {
+                return Err(Refusal::Operand { operand, result });
+            }
+        }
+        Ok(())
+    }
+
+    /// The fused dispatch's bindings, and the accesses of the producer and of the consumer that go
+    /// through them. Only those to the intermediate may have no place there.
+    fn carry(&self, kept: bool) -> Result<Carried, Refusal> {
+        let mut bindings = SmallVec::new();
+        let mut taken = SmallVec::<[(Member, usize); 6]>::new();
+        for source in self.rule.bindings.iter().map(|bind| bind.source) {
+            if let Some((member, index)) = self.source(source, kept) {
+                taken.push((member, index));
+                bindings.push(self.member(member).bindings[index]);
+            }
+        }
+        let carry = |member, gone: Option<(usize, MemRangeRole)>| {
+            let mut carried = SmallVec::new();
+            for access in self.member(member).accesses() {
+                let through = (member, usize::from(access.binding));
+                let Access { range, origin, .. } = *access;
+                if let Some(binding) = taken.iter().position(|&t| t == through) {
+                    carried.push(Access { range, binding: binding as u16, origin });
+                } else if gone != Some((through.1, range.role)) {
+                    let Origin { dispatch, access } = origin;
+                    return Err(Refusal::Uncarried { dispatch, access });
+                }
+            }
+            Ok(carried)
+        };
+        let written = (!kept).then_some((self.first.bindings.len() - 1, MemRangeRole::Dst));
+        let down = carry(Member::Producer, written)?;
+        let up = carry(Member::Consumer, Some((self.operand, MemRangeRole::Src)))?;
+        Ok((bindings, down, up))
+    }
+
+    fn written(&self) -> &TensorView {
+        &self.first.bindings[self.first.bindings.len() - 1]
+    }
+
+    fn member(&self, member: Member) -> &'a Dispatch {
+        match member {
+            Member::Producer => self.first,
+            Member::Consumer => self.second,
+        }
+    }
+
+    /// The member's binding behind a source, if the fused dispatch binds it.
+    fn source(&self, source: Source, kept: bool) -> Option<(Member, usize)> {
+        let first = self.first.bindings.len();
+        match source {
+            Source::Producer(index) => Some((Member::Producer, index)),
+            Source::Consumer(index) => Some((Member::Consumer, index)),
+            Source::Other => Some((Member::Consumer, 1 - self.operand)),
+            Source::Kept => kept.then_some((Member::Producer, first - 1)),
+            Source::AlreadyKept => {
+                (first > ALREADY_KEPT_AT + 1).then_some((Member::Producer, ALREADY_KEPT_AT))
+            }
+            Source::Result => Some((Member::Consumer, self.second.bindings.len() - 1)),
+        }
+    }
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Member {
+    Producer,
+    Consumer,
+}
+
+/// Bindings, the producer's accesses through them, the consumer's.
+type Carried = (SmallVec<[TensorView; 4]>, SmallVec<[Access; 4]>, SmallVec<[Access; 4]>);
+
+/// Refuses if the fused dispatch writes bytes that another of its bindings touches: its members
+/// ran one after the other, it reads and writes in any order. A binding that is declared as read
+/// and written is the kernel's own affair.
+fn check_overlaps(accesses: &[Access]) -> Result<(), Refusal> {
+    for write in accesses.iter().filter(|access| access.range.is_write()) {
+        for other in accesses.iter().filter(|access| access.binding != write.binding) {
+            if let Some((p0, p1)) = write.range.overlap(&other.range) {
+                return Err(Refusal::OutputOverlapsInput {
+                    output: write.binding,
+                    input: other.binding,
+                    buf_id: write.range.buf_id,
+                    p0,
+                    p1,
+                });
+            }
+        }
+    }
+    Ok(())
+}

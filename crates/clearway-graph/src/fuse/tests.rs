@@ -1,0 +1,8 @@
+//! Tests of the fuse stage: what fires, what is refused, and that nothing else changes.
+
+mod chains;
+mod fires;
+mod meaning;
+mod random;
+mod refuses;
+mod setup;

@@ -1,0 +1,213 @@
+//! Every rule fires, and the fused dispatch is what it should be.
+
+use std::collections::BTreeSet;
+
+use super::setup::{COLS, Setup, Step, layout};
+use crate::fuse::{FuseReport, Place, RULES, Rule};
+use crate::node::CapturedOpKind as Kind;
+use crate::{ComputeGraph, Dispatch, DispatchId, Origin, TensorView};
+
+/// The kind of the fused dispatch and its bindings, written down from the op list.
+fn expected(rule: &str, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
+    let (p, c, y) = (&setup.producer.views, &setup.consumer.views, setup.result());
+    let sum = kept.then_some(setup.value);
+    let (kind, inputs, outputs) = match rule {
+        "matmul_add" => (Kind::MatMulAdd, vec![p[0], p[1], setup.other()], vec![y]),
+        "rms_norm_mul" => (Kind::RmsNormMul, vec![p[0], setup.other()], vec![y]),
+        "silu_mul" => (Kind::SiluMul, vec![p[0], setup.other()], vec![y]),
+        "gelu_mul" => (Kind::GeluMul, vec![p[0], setup.other()], vec![y]),
+        "rope_kv_write" => (Kind::RopeKvWrite, vec![p[0], p[1], p[2], c[1]], vec![y]),
+        "add_rms_norm" => {
+            (Kind::AddRmsNorm, vec![p[0], p[1]], sum.into_iter().chain([y]).collect())
+        }
+        "add_rms_norm_mul" => {
+            (Kind::AddRmsNormMul, vec![p[0], p[1], c[1]], sum.into_iter().chain([y]).collect())
+        }
+        "add_rms_norm_then_mul" => {
+            (Kind::AddRmsNormMul, vec![p[0], p[1], setup.other()], vec![y])
+        }
+        _ => panic!("a rule without a test: {rule}"),
+    };
+    (kind, [inputs, outputs].concat())
+}
+
+fn fuse(setup: &Setup) -> (ComputeGraph, FuseReport) {
+    let mut graph = setup.record();
+    graph.fuse(&mut setup.catalog.clone(), &()).unwrap();
+    let report = graph.fuse_report().unwrap().clone();
+    (graph, report)
+}
+
+fn check_fused(rule: &Rule, setup: &Setup, kept: bool) -> Dispatch {
+    let what = format!("{} by operand {}", rule.name, setup.operand);
+    let recorded = setup.record();
+    let (graph, report) = fuse(setup);
+    assert_eq!((report.fired(), report.fired_by(rule.name)), (1, 1), "{what}: {report}");
+    assert_eq!(report.refusals, [], "{what}");
+    assert_eq!(graph.dispatch_count() + 1, recorded.dispatch_count(), "{what}");
+
+    let id = setup.consumer_id();
+    let fused = (**graph.dispatches().find(|d| d.id == id).unwrap()).clone();
+    let (kind, bindings) = expected(rule.name, setup, kept);
+    assert_eq!((fused.kind, &*fused.kernel), (kind, kind.name()), "{what}");
+    assert_eq!(fused.bindings.to_vec(), bindings, "{what}");
+    assert_eq!(fused.params, setup.params(), "{what}");
+    assert_eq!(fused.origins.to_vec(), [Setup::PRODUCER, id], "{what}");
+    assert_eq!(&*fused.label, "first+second", "{what}");
+    let fusion = &report.fusions[0];
+    assert_eq!((fusion.result, &fusion.members), (id, &fused.origins.to_vec()), "{what}");
+    assert_eq!(fusion.kept, kept, "{what}");
+    check_origins(&recorded, &fused, setup, kept);
+    fused
+}
+
+/// Each access is one of a member's, on the same bytes, and only the intermediate's are missing.
+fn check_origins(recorded: &ComputeGraph, fused: &Dispatch, setup: &Setup, kept: bool) {
+    let members: Vec<_> =
+        recorded.dispatches().filter(|d| fused.origins.contains(&d.id)).collect();
+    let mut missing: BTreeSet<Origin> =
+        members.iter().flat_map(|d| d.accesses()).map(|access| access.origin).collect();
+    for access in fused.accesses() {
+        assert!(missing.remove(&access.origin), "{access:?} twice");
+        let member = members.iter().find(|d| d.id == access.origin.dispatch).unwrap();
+        let was = &member.accesses()[usize::from(access.origin.access)];
+        assert_eq!(access.range, was.range);
+        let (view, was_view) = (
+            fused.bindings[usize::from(access.binding)],
+            member.bindings[usize::from(was.binding)],
+        );
+        assert_eq!(view, was_view);
+    }
+    let of_value = |id: DispatchId, binding| {
+        let member = members.iter().find(|d| d.id == id).unwrap();
+        let access = member.accesses().iter().find(|a| a.binding == binding).unwrap();
+        access.origin
+    };
+    let mut gone = BTreeSet::from([of_value(setup.consumer_id(), setup.operand as u16)]);
+    if !kept {
+        gone.insert(of_value(Setup::PRODUCER, setup.producer.views.len() as u16 - 1));
+    }
+    assert_eq!(missing, gone);
+}
+
+#[test]
+fn every_rule_fires_by_every_operand() {
+    for rule in &RULES {
+        for &operand in rule.operands {
+            check_fused(rule, &Setup::new(rule, operand), false);
+        }
+    }
+}
+
+#[test]
+fn a_row_is_repeated_where_the_kernel_can() {
+    for rule in &RULES {
+        let mut setup = Setup::new(rule, 0);
+        match rule.name {
+            "matmul_add" | "rms_norm_mul" | "add_rms_norm_then_mul" => {
+                setup.consumer.views[1] = setup.buffer(layout(&[1, COLS]));
+            }
+            "add_rms_norm" | "add_rms_norm_mul" => {
+                setup.producer.views[1] = setup.buffer(layout(&[COLS]));
+            }
+            _ => continue,
+        }
+        check_fused(rule, &setup, false);
+    }
+}
+
+#[test]
+fn leading_extents_of_one_do_not_count() {
+    for rule in &RULES {
+        let mut setup = Setup::new(rule, 0);
+        let shape = [&[1], setup.value.layout.dims()].concat();
+        let shape: Vec<_> = shape.iter().map(|&extent| extent as usize).collect();
+        setup.consumer.views[0] = setup.value.reinterpret(0, layout(&shape)).unwrap();
+        check_fused(rule, &setup, false);
+    }
+}
+
+#[test]
+fn a_sum_that_is_read_elsewhere_stays_bound() {
+    for rule in RULES.iter().filter(|rule| rule.keeps()) {
+        let mut read_later = Setup::new(rule, 0);
+        let copy = read_later.buffer(read_later.value.layout);
+        read_later.after.push(Step::new(Kind::Copy, &[read_later.value, copy]));
+        check_fused(rule, &read_later, true);
+
+        let mut output = Setup::new(rule, 0);
+        output.graph.mark_output(output.value.value().unwrap()).unwrap();
+        check_fused(rule, &output, true);
+    }
+}
+
+#[test]
+fn a_sum_kept_before_stays_bound() {
+    let rule = RULES.iter().find(|rule| rule.producer == Kind::AddRmsNorm).unwrap();
+    let mut setup = Setup::new(rule, 1);
+    let sum = setup.graph.declare_value(setup.value.layout);
+    setup.producer.views.insert(2, sum);
+    let (graph, report) = fuse(&setup);
+    assert_eq!(report.fired_by(rule.name), 1);
+    let fused = graph.dispatches().next().unwrap();
+    let p = &setup.producer.views;
+    let bindings = [p[0], p[1], setup.other(), sum, setup.result()];
+    assert_eq!(fused.bindings.to_vec(), bindings);
+}
+
+#[test]
+fn members_need_not_stand_side_by_side() {
+    for rule in &RULES {
+        let mut setup = Setup::new(rule, 0);
+        for _ in 0..3 {
+            let views = [setup.buffer(layout(&[COLS])), setup.buffer(layout(&[COLS]))];
+            setup.between.push(Step::new(Kind::Copy, &views));
+        }
+        check_fused(rule, &setup, false);
+        let (graph, report) = fuse(&setup);
+        assert_eq!(graph.dispatches().last().unwrap().id, setup.consumer_id());
+        assert_eq!(report.fusions[0].place, Place::Consumer);
+    }
+}
+
+#[test]
+fn the_producers_place_is_taken_where_the_consumers_is_too_late() {
+    for rule in &RULES {
+        let mut setup = Setup::new(rule, 0);
+        // Overwrites what the producer reads.
+        let fill = Step::new(Kind::Fill, &[setup.producer.views[0]]);
+        setup.between.push(fill);
+        check_fused(rule, &setup, false);
+        let (graph, report) = fuse(&setup);
+        assert_eq!(graph.dispatches().next().unwrap().id, setup.consumer_id());
+        assert_eq!(report.fusions[0].place, Place::Producer);
+    }
+}
+
+#[test]
+fn the_consumers_place_is_taken_where_the_producers_is_too_early() {
+    for rule in &RULES {
+        let mut setup = Setup::new(rule, 0);
+        // Reads what the consumer overwrites.
+        let copy = setup.buffer(setup.result().layout);
+        setup.between.push(Step::new(Kind::Copy, &[setup.result(), copy]));
+        check_fused(rule, &setup, false);
+        let (_, report) = fuse(&setup);
+        assert_eq!(report.fusions[0].place, Place::Consumer);
+    }
+}
+
+#[test]
+fn labels_are_joined_once() {
+    let rule = &RULES[0];
+    let setup = Setup::new(rule, 0);
+    for (first, second, joined) in
+        [("a", "b", "a+b"), ("a", "a", "a"), ("", "b", "b"), ("a", "", "a"), ("", "", "")]
+    {
+        let mut graph = setup.graph.clone();
+        setup.producer.record(&mut graph, first);
+        setup.consumer.record(&mut graph, second);
+        graph.fuse(&mut setup.catalog.clone(), &()).unwrap();
+        assert_eq!(&*graph.dispatches().next().unwrap().label, joined);
+    }
+}

@@ -1,0 +1,451 @@
+//! Every precondition, spoilt one at a time for every rule and operand.
+
+use std::collections::BTreeSet;
+
+use super::setup::{BYTES, COLS, ROWS, Setup, Step, layout};
+use crate::fuse::{RULES, Refusal, RefusedPair, Rule, Source, TestCatalog};
+use crate::node::CapturedOpKind as Kind;
+use crate::{
+    BindingContract, BindingRole, ComputeGraph, DType, DispatchId, FusedRequest, Hazard,
+    HazardKind, KernelCatalog, KernelContract, Layout, Result, TensorView, View,
+};
+
+/// A way to spoil a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Spoil {
+    SecondReader,
+    ReadTwice,
+    Output,
+    Input,
+    OtherWriter,
+    PartialWrite,
+    BoundUnannotated,
+    RealBuffer,
+    DType,
+    Offset,
+    Shape,
+    StrideRead,
+    StrideWritten,
+    BroadcastIntermediate,
+    OperandShape,
+    Overlap,
+    OverlapByOneByte,
+    Crossing,
+    UnannotatedBetween,
+    PinnedBetween,
+    NoKernel,
+    Bindings,
+}
+
+const ALL: [Spoil; 22] = [
+    Spoil::SecondReader,
+    Spoil::ReadTwice,
+    Spoil::Output,
+    Spoil::Input,
+    Spoil::OtherWriter,
+    Spoil::PartialWrite,
+    Spoil::BoundUnannotated,
+    Spoil::RealBuffer,
+    Spoil::DType,
+    Spoil::Offset,
+    Spoil::Shape,
+    Spoil::StrideRead,
+    Spoil::StrideWritten,
+    Spoil::BroadcastIntermediate,
+    Spoil::OperandShape,
+    Spoil::Overlap,
+    Spoil::OverlapByOneByte,
+    Spoil::Crossing,
+    Spoil::UnannotatedBetween,
+    Spoil::PinnedBetween,
+    Spoil::NoKernel,
+    Spoil::Bindings,
+];
+
+/// What a spoilt pair gives.
+enum Expected {
+    Refused(Refusal),
+    /// The rule can give the intermediate out as well.
+    Kept,
+    /// This rule has no such precondition, for the reason given.
+    Inapplicable,
+}
+use Expected::{Inapplicable, Kept, Refused};
+
+/// The only combinations that a rule has no use for: a rule that is new or changed must say so
+/// here.
+const INAPPLICABLE: [(&str, Spoil); 7] = [
+    // Has one operand, so it cannot read the intermediate twice.
+    ("add_rms_norm", Spoil::ReadTwice),
+    // The intermediate is no operand that could be repeated over rows.
+    ("add_rms_norm", Spoil::BroadcastIntermediate),
+    ("add_rms_norm_mul", Spoil::BroadcastIntermediate),
+    ("rope_kv_write", Spoil::BroadcastIntermediate),
+    // Shapes of positions and cache do not follow from each other.
+    ("rope_kv_write", Spoil::OperandShape),
+    // The sum stays.
+    ("add_rms_norm", Spoil::SecondReader),
+    ("add_rms_norm_mul", Spoil::SecondReader),
+];
+
+fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
+    let value = setup.value.value().unwrap();
+    let (written, result) = (setup.value.layout, setup.result());
+    match how {
+        Spoil::SecondReader => {
+            let copy = setup.buffer(written);
+            setup.after.push(Step::new(Kind::Copy, &[setup.value, copy]));
+            if rule.keeps() {
+                return Kept;
+            }
+            Refused(Refusal::SecondReader { reader: setup.after_id() })
+        }
+        Spoil::ReadTwice => {
+            let other = 1 - setup.operand;
+            if other >= setup.consumer.views.len() - 1 {
+                return Inapplicable;
+            }
+            setup.consumer.views[other] = setup.value;
+            if rule.keeps() {
+                // The sum is kept for the second read, which then is one of an output.
+                return Refused(Refusal::OutputOverlapsInput {
+                    output: 3,
+                    input: 2,
+                    buf_id: setup.value.buf_id,
+                    p0: 0,
+                    p1: BYTES,
+                });
+            }
+            Refused(Refusal::SecondReader { reader: setup.consumer_id() })
+        }
+        Spoil::Output => {
+            setup.graph.mark_output(value).unwrap();
+            if rule.keeps() { Kept } else { Refused(Refusal::IsOutput) }
+        }
+        Spoil::Input => {
+            setup.graph.mark_input(value).unwrap();
+            Refused(Refusal::IsInput)
+        }
+        Spoil::OtherWriter => {
+            setup.after.push(Step::new(Kind::Fill, &[setup.value]));
+            Refused(Refusal::OtherWriter { writer: setup.after_id() })
+        }
+        Spoil::PartialWrite => {
+            enlarge(setup);
+            Refused(Refusal::PartialWrite { p0: 0, p1: BYTES, bytes: 2 * BYTES })
+        }
+        Spoil::BoundUnannotated => {
+            let mut unknown = Step::new(Kind::Custom, &[setup.value]);
+            unknown.unknown = true;
+            setup.after.push(unknown);
+            Refused(Refusal::BoundUnannotated { dispatch: setup.after_id() })
+        }
+        Spoil::RealBuffer => {
+            let real = setup.buffer(written);
+            *setup.producer.views.last_mut().unwrap() = real;
+            setup.consumer.views[setup.operand] = real;
+            setup.value = real;
+            Refused(Refusal::NotAValue)
+        }
+        Spoil::DType => {
+            let shape: Vec<_> = written.dims().iter().map(|&extent| extent as usize).collect();
+            let read = Layout::new(DType::U32, &shape).unwrap();
+            reread(setup, 0, read);
+            Refused(Refusal::DType { written, read })
+        }
+        Spoil::Offset => {
+            enlarge(setup);
+            reread(setup, BYTES, written);
+            Refused(Refusal::Offset { written: 0, read: BYTES })
+        }
+        Spoil::Shape => {
+            let read = layout(&[ROWS * 2, COLS / 2]);
+            reread(setup, 0, read);
+            Refused(Refusal::Shape { written, read })
+        }
+        Spoil::StrideRead => {
+            let read = transposed(written);
+            reread(setup, 0, read);
+            Refused(Refusal::Stride { written, read })
+        }
+        Spoil::StrideWritten => {
+            let strided = transposed(written);
+            setup.producer.views.last_mut().unwrap().layout = strided;
+            Refused(Refusal::Stride { written: strided, read: written })
+        }
+        Spoil::BroadcastIntermediate => {
+            if rule.operands.len() < 2 {
+                return Inapplicable;
+            }
+            // One row, which the consumer repeats over the rows of the other operand.
+            let row = layout(&[1, COLS]);
+            let value = setup.graph.declare_value(row);
+            *setup.producer.views.last_mut().unwrap() = value;
+            setup.consumer.views[setup.operand] = value;
+            setup.value = value;
+            Refused(Refusal::Operand { operand: row, result: result.layout })
+        }
+        Spoil::OperandShape => {
+            let operand = layout(&[2, COLS]);
+            let sources = rule.bindings.iter().map(|bind| bind.source);
+            let misfit = setup.buffer(operand);
+            if sources.clone().any(|source| source == Source::Other) {
+                setup.consumer.views[1 - setup.operand] = misfit;
+            } else if rule.producer == Kind::Add {
+                setup.producer.views[1] = misfit;
+            } else {
+                return Inapplicable;
+            }
+            Refused(Refusal::Operand { operand, result: result.layout })
+        }
+        Spoil::Overlap => {
+            // In place: the result lies where the producer reads.
+            let bytes = setup.producer.views[0].layout.span_bytes().min(result.byte_len());
+            let input = &mut setup.producer.views[0];
+            (input.buf_id, input.offset) = (result.buf_id, result.offset);
+            input.buf_len = result.buf_len.max(input.offset + input.byte_len());
+            let (p0, p1) = (result.offset, result.offset + bytes);
+            let output = rule.bindings.iter().filter(|b| b.source != Source::Kept);
+            let output = output.filter(|b| b.source != Source::AlreadyKept).count() as u16 - 1;
+            Refused(Refusal::OutputOverlapsInput {
+                output,
+                input: 0,
+                buf_id: result.buf_id,
+                p0,
+                p1,
+            })
+        }
+        Spoil::OverlapByOneByte => {
+            // The last element of what the producer reads is the first of the result.
+            let input = &mut setup.producer.views[0];
+            let len = input.byte_len();
+            let last = setup.consumer.views.last_mut().unwrap();
+            last.buf_id = input.buf_id;
+            last.offset = input.offset + len - 4;
+            last.buf_len = last.offset + last.byte_len();
+            input.buf_len = last.buf_len;
+            let (p0, buf_id) = (last.offset, last.buf_id);
+            let output = rule.bindings.iter().filter(|b| b.source != Source::Kept);
+            let output = output.filter(|b| b.source != Source::AlreadyKept).count() as u16 - 1;
+            Refused(Refusal::OutputOverlapsInput { output, input: 0, buf_id, p0, p1: p0 + 4 })
+        }
+        Spoil::Crossing => {
+            // Reads what the consumer will overwrite, and overwrites what the producer has read.
+            let read = bytes_of(&result);
+            let write = bytes_of(&setup.producer.views[0]);
+            setup.between.push(Step::new(Kind::Custom, &[read, write]));
+            let middle = DispatchId(1);
+            let hazard = |earlier, later, on: TensorView| Hazard {
+                kind: HazardKind::WriteAfterRead,
+                earlier,
+                later,
+                buf_id: on.buf_id,
+                p0: on.offset,
+                p1: on.offset + on.byte_len(),
+            };
+            Refused(Refusal::Crosses {
+                producer: hazard(Setup::PRODUCER, middle, setup.producer.views[0]),
+                consumer: hazard(middle, setup.consumer_id(), result),
+            })
+        }
+        Spoil::UnannotatedBetween => {
+            let mut unknown = Step::new(Kind::Custom, &[]);
+            unknown.unknown = true;
+            setup.between.push(unknown);
+            Refused(Refusal::CrossesUnannotated { dispatch: DispatchId(1) })
+        }
+        Spoil::PinnedBetween => {
+            let elsewhere = setup.buffer(layout(&[COLS]));
+            setup.between.push(Step::new(Kind::Pinned, &[elsewhere]));
+            Refused(Refusal::CrossesPinned { dispatch: DispatchId(1) })
+        }
+        Spoil::NoKernel => {
+            setup.catalog = TestCatalog::new().without(rule.fused);
+            Refused(Refusal::NoKernel { kind: rule.fused })
+        }
+        Spoil::Bindings => {
+            let spare = setup.buffer(layout(&[COLS]));
+            let before_result = setup.consumer.views.len() - 1;
+            setup.consumer.views.insert(before_result, spare);
+            let bound = setup.consumer.views.len();
+            Refused(Refusal::Bindings { dispatch: setup.consumer_id(), bound })
+        }
+    }
+}
+
+/// Makes the value twice as large as what is written.
+fn enlarge(setup: &mut Setup) {
+    let value = setup.graph.declare_value(layout(&[2 * ROWS, COLS]));
+    let half = value.reinterpret(0, setup.value.layout).unwrap();
+    *setup.producer.views.last_mut().unwrap() = half;
+    setup.consumer.views[setup.operand] = half;
+    setup.value = half;
+}
+
+/// Lets the consumer read the intermediate in another way.
+fn reread(setup: &mut Setup, offset: u64, layout: Layout) {
+    let view = setup.value.reinterpret(offset, layout).unwrap();
+    setup.consumer.views[setup.operand] = view;
+}
+
+/// The same shape and bytes with the two innermost dimensions swapped in memory.
+fn transposed(dense: Layout) -> Layout {
+    let dims: Vec<_> = dense.dims().iter().map(|&extent| extent as usize).collect();
+    match dims[..] {
+        [rows, _] => dense.with_strides(&[1, rows]).unwrap(),
+        [_, heads, size] => dense.with_strides(&[heads * size, 1, heads]).unwrap(),
+        _ => unreachable!("tensors here have two or three dimensions"),
+    }
+}
+
+/// The bytes of a tensor as a tensor that any op can bind.
+fn bytes_of(view: &TensorView) -> TensorView {
+    view.reinterpret(0, layout(&[view.byte_len() as usize / 4])).unwrap()
+}
+
+#[test]
+fn every_rule_refuses_every_spoilt_precondition() {
+    let mut inapplicable = BTreeSet::new();
+    for rule in &RULES {
+        for (&operand, how) in rule.operands.iter().flat_map(|o| ALL.map(|how| (o, how))) {
+            let what = format!("{how:?} of {} by operand {operand}", rule.name);
+            let mut setup = Setup::new(rule, operand);
+            let expected = spoil(how, rule, &mut setup);
+            let recorded = record(&setup, how);
+            let mut graph = recorded.clone();
+            let fired = graph.fuse(&mut setup.catalog.clone(), &()).unwrap();
+            let report = graph.fuse_report().unwrap();
+            match expected {
+                Refused(reason) => {
+                    assert_eq!(fired, 0, "{what}: {report}");
+                    let refused = RefusedPair {
+                        rule: rule.name,
+                        producer: Setup::PRODUCER,
+                        consumer: setup.consumer_id(),
+                        buf_id: setup.value.buf_id,
+                        reason,
+                    };
+                    assert_eq!(report.refusals, [refused], "{what}");
+                    assert_eq!(graph.nodes(), recorded.nodes(), "{what}");
+                }
+                Kept => {
+                    assert_eq!((fired, report.fusions[0].kept), (1, true), "{what}");
+                    if how == Spoil::SecondReader {
+                        inapplicable.insert((rule.name, how));
+                    }
+                }
+                Inapplicable => {
+                    inapplicable.insert((rule.name, how));
+                }
+            }
+        }
+    }
+    assert_eq!(inapplicable, BTreeSet::from(INAPPLICABLE));
+}
+
+/// The recorded list; a consumer with a binding too many has a contract to match.
+fn record(setup: &Setup, how: Spoil) -> ComputeGraph {
+    if how != Spoil::Bindings {
+        return setup.record();
+    }
+    let mut graph = setup.graph.clone();
+    setup.producer.record(&mut graph, "");
+    let views = &setup.consumer.views;
+    let contract = TestCatalog::contract(Kind::Custom, views.len()).unwrap();
+    graph.dispatch(setup.consumer.kind, &contract, views, &setup.consumer.params, "").unwrap();
+    graph
+}
+
+/// Offers kernels whose contracts are not those of the members.
+struct Odd(fn(&FusedRequest<'_>) -> KernelContract);
+
+impl KernelCatalog for Odd {
+    type Device = ();
+
+    fn fused_kernel(
+        &mut self,
+        _: &(),
+        request: &FusedRequest<'_>,
+    ) -> Result<Option<KernelContract>> {
+        Ok(Some((self.0)(request)))
+    }
+}
+
+#[test]
+fn a_kernel_that_does_not_do_what_the_members_did_is_refused() {
+    let unknown = Odd(|_| KernelContract::unknown("odd"));
+    // Reads its result, too.
+    let updates = Odd(|request| {
+        let last = request.bindings.len() - 1;
+        let role = |i| if i == last { BindingRole::ReadWrite } else { BindingRole::Read };
+        let bindings: Vec<_> = (0..=last).map(|i| BindingContract::new("b", role(i))).collect();
+        KernelContract::new("odd", bindings)
+    });
+    // Writes what it should read.
+    let writes = Odd(|request| {
+        let all = vec![BindingContract::new("b", BindingRole::Write); request.bindings.len()];
+        KernelContract::new("odd", all)
+    });
+    for rule in &RULES {
+        let setup = Setup::new(rule, 0);
+        let own_update = rule.fused == Kind::RopeKvWrite;
+        for (catalog, fits) in [(&unknown, false), (&updates, own_update), (&writes, false)] {
+            let mut graph = setup.record();
+            let fired = graph.fuse(&mut Odd(catalog.0), &()).unwrap();
+            let report = graph.fuse_report().unwrap();
+            assert_eq!(fired, u32::from(fits), "{}", rule.name);
+            let reasons: Vec<_> = report.refusals.iter().map(|pair| &pair.reason).collect();
+            let contract = Refusal::Contract { kernel: "odd".into() };
+            assert_eq!(reasons, if fits { vec![] } else { vec![&contract] }, "{}", rule.name);
+        }
+    }
+}
+
+#[test]
+fn an_access_without_a_binding_is_not_lost() {
+    for rule in &RULES {
+        for member in 0..2 {
+            let mut nodes: Vec<_> = Setup::new(rule, 0).record().into_nodes();
+            // An access besides those of the bindings, such as to a copy kept in half precision.
+            let mut dispatch = (**nodes[member].dispatch().unwrap()).clone();
+            let crate::Accesses::Known(list) = &mut dispatch.accesses else { unreachable!() };
+            let mut extra = list[0];
+            extra.range.buf_id = 99;
+            extra.binding = 9;
+            extra.origin.access = list.len() as u16;
+            list.push(extra);
+            let expected =
+                Refusal::Uncarried { dispatch: dispatch.id, access: extra.origin.access };
+            nodes[member] = crate::CapturedNode::Dispatch(dispatch.into());
+            let mut graph = ComputeGraph::from_nodes(nodes).unwrap();
+            assert_eq!(graph.fuse(&mut TestCatalog::new(), &()).unwrap(), 0);
+            assert_eq!(graph.fuse_report().unwrap().refusals[0].reason, expected);
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_fails_to_compile_leaves_the_list_alone() {
+    for rule in &RULES {
+        let graph = Setup::new(rule, 0).record();
+        let mut fused = graph.clone();
+        let error = fused.fuse(&mut TestCatalog::new().failing(rule.fused), &()).unwrap_err();
+        assert!(matches!(error, crate::GraphError::Kernel { .. }));
+        assert_eq!(fused.nodes(), graph.nodes());
+        assert!(fused.fuse_report().is_none());
+    }
+}
+
+#[test]
+fn the_catalog_is_asked_last() {
+    for rule in &RULES {
+        for how in ALL {
+            let mut setup = Setup::new(rule, 0);
+            let Refused(_) = spoil(how, rule, &mut setup) else { continue };
+            let mut catalog = setup.catalog.clone();
+            record(&setup, how).fuse(&mut catalog, &()).unwrap();
+            let asked = if how == Spoil::NoKernel { vec![rule.fused] } else { vec![] };
+            assert_eq!(catalog.requests, asked, "{how:?} of {}", rule.name);
+        }
+    }
+}

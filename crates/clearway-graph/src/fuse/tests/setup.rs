@@ -1,0 +1,175 @@
+//! A producer and a consumer that a rule fuses, taken apart so that a test can spoil one thing.
+
+use crate::fuse::{Rule, TestCatalog};
+use crate::node::CapturedOpKind as Kind;
+use crate::{
+    ComputeGraph, DType, DispatchId, KernelContract, Layout, Params, TensorView,
+};
+
+/// Rows of the tensors.
+pub(super) const ROWS: usize = 4;
+/// Columns of the tensors.
+pub(super) const COLS: usize = 8;
+/// Bytes of a full tensor.
+pub(super) const BYTES: u64 = (ROWS * COLS * 4) as u64;
+
+/// A dispatch to be recorded.
+#[derive(Clone)]
+pub(super) struct Step {
+    pub(super) kind: Kind,
+    pub(super) views: Vec<TensorView>,
+    pub(super) params: Vec<u32>,
+    pub(super) unknown: bool,
+}
+
+impl Step {
+    pub(super) fn new(kind: Kind, views: &[TensorView]) -> Self {
+        let params = match kind {
+            Kind::RmsNorm | Kind::RmsNormMul | Kind::AddRmsNorm => vec![1e-5f32.to_bits()],
+            Kind::Rope => vec![4, 1, 10_000f32.to_bits(), 1f32.to_bits()],
+            _ => vec![],
+        };
+        Self { kind, views: views.to_vec(), params, unknown: false }
+    }
+
+    pub(super) fn record(&self, graph: &mut ComputeGraph, label: &str) -> DispatchId {
+        let contract = match self.unknown {
+            true => KernelContract::unknown(self.kind.name()),
+            false => TestCatalog::contract(self.kind, self.views.len()).unwrap(),
+        };
+        graph.dispatch(self.kind, &contract, &self.views, &self.params, label).unwrap()
+    }
+}
+
+/// A pair, with whatever stands between and after it. The intermediate is a value, everything else
+/// lies in real buffers of its own.
+#[derive(Clone)]
+pub(super) struct Setup {
+    pub(super) graph: ComputeGraph,
+    pub(super) producer: Step,
+    pub(super) between: Vec<Step>,
+    pub(super) consumer: Step,
+    pub(super) after: Vec<Step>,
+    pub(super) operand: usize,
+    /// The intermediate, as the producer writes it.
+    pub(super) value: TensorView,
+    pub(super) catalog: TestCatalog,
+    buffers: usize,
+}
+
+impl Setup {
+    pub(super) const PRODUCER: DispatchId = DispatchId(0);
+
+    /// The pair of a rule, joined by this operand of the consumer.
+    pub(super) fn new(rule: &Rule, operand: usize) -> Self {
+        let mut graph = ComputeGraph::new();
+        let value = graph.declare_value(full(rule.producer));
+        let mut setup = Self {
+            graph,
+            producer: Step::new(rule.producer, &[]),
+            between: Vec::new(),
+            consumer: Step::new(rule.consumer, &[]),
+            after: Vec::new(),
+            operand,
+            value,
+            catalog: TestCatalog::new(),
+            buffers: 0,
+        };
+        for layout in inputs_of_producer(rule.producer) {
+            let view = setup.buffer(layout);
+            setup.producer.views.push(view);
+        }
+        setup.producer.views.push(value);
+        for layout in inputs_of_consumer(rule.consumer) {
+            let view = setup.buffer(layout);
+            setup.consumer.views.push(view);
+        }
+        setup.consumer.views[operand] = value;
+        let result = match rule.consumer {
+            Kind::KvWrite => layout(&[32, 2, COLS / 2]),
+            _ => layout(&[ROWS, COLS]),
+        };
+        let result = setup.buffer(result);
+        setup.consumer.views.push(result);
+        setup
+    }
+
+    /// A tensor in a real buffer of its own.
+    pub(super) fn buffer(&mut self, layout: Layout) -> TensorView {
+        self.buffers += 1;
+        let buf_len = layout.span_bytes() + 64;
+        TensorView { buf_id: self.buffers, buf_len, offset: 16, layout }
+    }
+
+    /// The consumer's operand that is not the intermediate.
+    pub(super) fn other(&self) -> TensorView {
+        self.consumer.views[1 - self.operand]
+    }
+
+    /// What the consumer writes.
+    pub(super) fn result(&self) -> TensorView {
+        *self.consumer.views.last().unwrap()
+    }
+
+    pub(super) fn consumer_id(&self) -> DispatchId {
+        DispatchId(1 + self.between.len() as u32)
+    }
+
+    /// The id of the first dispatch after the consumer.
+    pub(super) fn after_id(&self) -> DispatchId {
+        DispatchId(self.consumer_id().0 + 1)
+    }
+
+    /// The recorded list.
+    pub(super) fn record(&self) -> ComputeGraph {
+        let mut graph = self.graph.clone();
+        self.producer.record(&mut graph, "first");
+        for step in &self.between {
+            step.record(&mut graph, "between");
+        }
+        self.consumer.record(&mut graph, "second");
+        for step in &self.after {
+            step.record(&mut graph, "after");
+        }
+        graph
+    }
+
+    /// Constants of both.
+    pub(super) fn params(&self) -> Params {
+        self.producer.params.iter().chain(&self.consumer.params).copied().collect()
+    }
+}
+
+/// A dense layout of floats.
+pub(super) fn layout(shape: &[usize]) -> Layout {
+    Layout::new(DType::F32, shape).unwrap()
+}
+
+fn full(kind: Kind) -> Layout {
+    match kind {
+        Kind::Rope => layout(&[ROWS, 2, COLS / 2]),
+        _ => layout(&[ROWS, COLS]),
+    }
+}
+
+fn ids() -> Layout {
+    Layout::new(DType::U32, &[ROWS]).unwrap()
+}
+
+fn inputs_of_producer(kind: Kind) -> Vec<Layout> {
+    match kind {
+        Kind::MatMul => vec![layout(&[ROWS, 16]), layout(&[COLS, 16])],
+        Kind::Add | Kind::AddRmsNorm => vec![full(kind), full(kind)],
+        Kind::Rope => vec![full(kind), ids(), layout(&[2])],
+        _ => vec![full(kind)],
+    }
+}
+
+fn inputs_of_consumer(kind: Kind) -> Vec<Layout> {
+    match kind {
+        Kind::RmsNorm => vec![full(kind)],
+        Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
+        Kind::KvWrite => vec![full(Kind::Rope), ids()],
+        _ => vec![full(kind), full(kind)],
+    }
+}

@@ -1,0 +1,209 @@
+//! The stages in order, from a recorded list to a proven one.
+
+use serde::Serialize;
+
+use crate::contract::KernelCatalog;
+use crate::error::GraphError;
+use crate::graph::ComputeGraph;
+use crate::node::CapturedNode;
+use crate::place::MemoryPlan;
+use crate::schedule::Strategy;
+use crate::verify::{Fault, Placement, VerifyStats, verify};
+
+/// Which stages run. Each is a switch of its own, so that a wrong result is bisected in minutes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CompileOptions {
+    /// Apply the fusion rules.
+    pub fuse: bool,
+    /// How to order the list; `None` keeps the recorded order.
+    pub reorder: Option<Strategy>,
+    /// Barriers only where the ranges need them; otherwise one after every dispatch.
+    pub elide: bool,
+    /// Values share memory; otherwise each has bytes of its own.
+    pub reuse: bool,
+    /// The list will run again and again.
+    pub replay: bool,
+    /// Alignment of values, in bytes.
+    pub align: u64,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        Self {
+            fuse: true,
+            reorder: Some(Strategy::Levels),
+            elide: true,
+            reuse: true,
+            replay: true,
+            align: 256,
+        }
+    }
+}
+
+impl CompileOptions {
+    /// Nothing but what is needed to be right: recorded order, a barrier after every dispatch, no
+    /// sharing of memory.
+    pub fn naive() -> Self {
+        Self { fuse: false, reorder: None, elide: false, reuse: false, ..Self::default() }
+    }
+}
+
+/// A list that is proven to compute what was recorded, with its addresses.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    graph: ComputeGraph,
+    plan: MemoryPlan,
+    stats: CompileStats,
+}
+
+/// What the stages did, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompileStats {
+    /// Dispatches recorded.
+    pub recorded: u32,
+    /// Dispatches in the final list.
+    pub dispatches: u32,
+    /// Concurrent groups.
+    pub groups: u32,
+    /// Barriers, the one that only replay needs included.
+    pub barriers: u32,
+    /// Dispatches on the longest chain of true dependences: no order has fewer groups.
+    pub longest_chain: u32,
+    /// Barriers that sharing memory added.
+    pub false_barriers: u32,
+    /// Fusions that fired.
+    pub fusions: u32,
+    /// Dispatches that moved earlier.
+    pub moved: u32,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+}
+
+/// Why a list was not compiled.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompileError {
+    /// The recorded list, or a kernel it needs, is wrong.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// The final list does not compute what was recorded: a bug of a stage, found before it ran.
+    #[error("{0}")]
+    Unverified(Box<Fault>),
+}
+
+impl Compiled {
+    /// The final list. Exactly this is lowered.
+    pub fn graph(&self) -> &ComputeGraph {
+        &self.graph
+    }
+
+    /// Where values lie.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// What the stages did.
+    pub fn stats(&self) -> &CompileStats {
+        &self.stats
+    }
+}
+
+/// Takes a recorded list through all stages. `slab_buf_ids` is told the plan and answers with the
+/// buffers that hold its slabs, so that a device can allocate exactly what the plan asks for.
+///
+/// # Errors
+/// A malformed list, whatever `slab_buf_ids` reports, or a final list that fails its proof.
+pub fn compile<C, E>(
+    recorded: &ComputeGraph,
+    catalog: &mut C,
+    device: &C::Device,
+    options: &CompileOptions,
+    slab_buf_ids: impl FnOnce(&MemoryPlan) -> Result<Vec<usize>, E>,
+) -> Result<Compiled, E>
+where
+    C: KernelCatalog,
+    E: From<CompileError>,
+{
+    let graph_error = |error| E::from(CompileError::Graph(error));
+    let mut recorded = recorded.clone();
+    recorded.set_replayed(options.replay);
+    let mut graph = recorded.clone();
+
+    // Fuse: fewer dispatches, fewer bytes.
+    let fusions = match options.fuse {
+        true => graph.fuse(catalog, device).map_err(graph_error)?,
+        false => 0,
+    };
+
+    // Schedule on values without addresses, so that only true dependences count.
+    let longest_chain = crate::schedule::longest_chain(&graph);
+    let moved = options.reorder.map_or(0, |strategy| graph.reorder_with(strategy));
+    match options.elide {
+        true => graph.place_barriers(),
+        false => graph.place_barriers_everywhere(),
+    };
+    let inner_barriers = inner_barrier_positions(&graph).len();
+
+    // Place with lifetimes counted in groups, so that sharing adds no barrier.
+    let plan = match options.reuse {
+        true => crate::place::plan(&graph, options.align),
+        false => MemoryPlan::without_reuse(&graph, options.align),
+    };
+    let slab_buf_ids = slab_buf_ids(&plan)?;
+    graph.assign_addresses(&plan, &slab_buf_ids).map_err(graph_error)?;
+    if options.elide {
+        settle_barriers(&mut graph);
+    }
+
+    // Verify the list that will be lowered, exactly that list.
+    let placement = Placement { plan: &plan, slab_buf_ids: &slab_buf_ids };
+    let proof: VerifyStats = verify(&recorded, &graph, Some(placement))
+        .map_err(|fault| E::from(CompileError::Unverified(Box::new(fault))))?;
+
+    let false_barriers = inner_barrier_positions(&graph).len() - inner_barriers;
+    let stats = CompileStats {
+        recorded: recorded.dispatch_count(),
+        dispatches: proof.dispatches,
+        groups: proof.groups,
+        barriers: proof.barriers,
+        longest_chain,
+        false_barriers: false_barriers as u32,
+        fusions,
+        moved,
+        arena_bytes: plan.total_bytes(),
+    };
+    Ok(Compiled { graph, plan, stats })
+}
+
+/// Brings barriers in line with addresses. Where addresses ask for no barrier that true dependences
+/// did not ask for, the barriers stay, with reasons in terms of values; only the seam between two
+/// replays, where the first values lie over the last, may need one more.
+fn settle_barriers(graph: &mut ComputeGraph) {
+    let mut physical = graph.clone();
+    physical.place_barriers();
+    let seam = |graph: &ComputeGraph| match graph.nodes().last() {
+        Some(CapturedNode::Barrier(reason)) => Some(*reason),
+        _ => None,
+    };
+    if inner_barrier_positions(&physical) != inner_barrier_positions(graph) {
+        *graph = physical;
+    } else if let (Some(reason), None) = (seam(&physical), seam(graph)) {
+        let mut nodes = graph.nodes().to_vec();
+        nodes.push(CapturedNode::Barrier(reason));
+        graph.set_nodes(nodes);
+    }
+}
+
+/// Dispatches before each barrier that has dispatches on both sides.
+fn inner_barrier_positions(graph: &ComputeGraph) -> Vec<usize> {
+    let mut dispatches = 0;
+    let mut positions = Vec::new();
+    for node in graph.nodes() {
+        match node {
+            CapturedNode::Dispatch(_) => dispatches += 1,
+            CapturedNode::Barrier(_) => positions.push(dispatches),
+        }
+    }
+    positions.retain(|&position| position < dispatches);
+    positions
+}

@@ -1,0 +1,74 @@
+//! The longest chain of a list: no order of it has fewer groups.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::intervals::{Intervals, Payload};
+use crate::node::Dispatch;
+use crate::range::MemRangeRole;
+
+/// How many dispatches of the list each must wait for the one before, by the bytes they share.
+pub(super) fn longest(dispatches: &[&Dispatch]) -> u32 {
+    let mut buffers: FxHashMap<usize, Intervals<Links>> = FxHashMap::default();
+    let mut longest = 0;
+    // Links before the last dispatch with unknown access, itself included.
+    let mut floor = 0;
+    for dispatch in dispatches {
+        if !dispatch.is_annotated() {
+            longest += 1;
+            floor = longest;
+            buffers.clear();
+            continue;
+        }
+        let mut before = floor;
+        for range in dispatch.ranges() {
+            let Some(intervals) = buffers.get(&range.buf_id) else { continue };
+            intervals.visit(range.p0, range.p1, |_, _, links| {
+                let links = links.unwrap_or_default();
+                before = before.max(match range.role {
+                    MemRangeRole::Src => links.written,
+                    MemRangeRole::Dst => links.written.max(links.read),
+                });
+            });
+        }
+        let link = before + 1;
+        longest = longest.max(link);
+        for range in dispatch.ranges().filter(|r| r.role == MemRangeRole::Src) {
+            note_read(buffers.entry(range.buf_id).or_default(), range.p0, range.p1, link);
+        }
+        for range in dispatch.ranges().filter(|r| r.role == MemRangeRole::Dst) {
+            let links = Links { written: link, read: 0 };
+            buffers.entry(range.buf_id).or_default().assign(range.p0, range.p1, links);
+        }
+    }
+    longest
+}
+
+/// Links of the longest chains that end in a write or a read of these bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Links {
+    written: u32,
+    read: u32,
+}
+
+impl Payload for Links {
+    fn advance(self, _: u64) -> Self {
+        self
+    }
+}
+
+fn note_read(intervals: &mut Intervals<Links>, p0: u64, p1: u64, link: u32) {
+    let mut pieces: SmallVec<[(u64, u64, Links); 4]> = SmallVec::new();
+    intervals.visit(p0, p1, |from, to, links| {
+        let links = links.unwrap_or_default();
+        let links = Links { read: links.read.max(link), ..links };
+        match pieces.last_mut() {
+            // Equal neighbours become one, or a buffer read in many ways would fall to pieces.
+            Some((_, end, held)) if *held == links => *end = to,
+            _ => pieces.push((from, to, links)),
+        }
+    });
+    for (from, to, links) in pieces {
+        intervals.assign(from, to, links);
+    }
+}

@@ -1,0 +1,347 @@
+//! The value-flow proof: every read sees what it saw in the recorded list.
+//!
+//! Both lists are run with tokens instead of numbers. A dispatch reads before it writes (that its
+//! own operands allow this is proven elsewhere), and since no group holds a conflict, list order
+//! stands for every order the device may choose.
+//!
+//! One run also proves every replay. It starts from arbitrary contents of buffers and inputs, which
+//! are only named, and from arbitrary garbage elsewhere; a replay starts likewise, provided that
+//! the run before left buffers and inputs as the recorded list would have.
+
+use smallvec::SmallVec;
+
+use super::fault::{Fault, Problem, Proof};
+use super::memory::{Ground, Memory, Run, Source, Touched, difference};
+use super::structure::{Carriers, Places, Recorded};
+use crate::graph::{ComputeGraph, Value};
+use crate::ids::NodeId;
+use crate::node::Dispatch;
+use crate::range::MemRangeRole;
+
+/// Proves that `last` computes what was recorded.
+pub(super) fn prove(
+    graph: &ComputeGraph,
+    recorded: &Recorded<'_>,
+    last: &[&Dispatch],
+    places: &Places<'_>,
+    carriers: &Carriers,
+    replayed: bool,
+) -> Result<(), Fault> {
+    let history = History::of(graph, recorded);
+    let memory = Memory::new(|buf_id| {
+        let own = NodeId::from_buf_id(buf_id).is_some() || places.is_slab(buf_id);
+        if own { Ground::Own } else { Ground::Real }
+    });
+    let mut run = FinalRun { values: graph.values(), recorded, places, memory, history };
+    run.upload_inputs();
+    let mut unknown = 0;
+    for (index, dispatch) in last.iter().enumerate() {
+        if dispatch.is_annotated() {
+            if dispatch.origins.len() > 1 {
+                run.prove_kept(index as u32, dispatch, carriers)?;
+            }
+            run.prove_reads(dispatch)?;
+            run.write(dispatch);
+        } else {
+            run.prove_unknown(dispatch, unknown)?;
+            unknown += 1;
+        }
+    }
+    run.prove_results()?;
+    if replayed { run.prove_inputs() } else { Ok(()) }
+}
+
+/// What the recorded list reads and leaves.
+struct History {
+    runs: Vec<Run>,
+    /// Per recorded access: its runs. Empty for writes.
+    reads: Vec<(u32, u32)>,
+    /// Per dispatch with unknown access, and at last for the end of the list.
+    stops: Vec<Stop>,
+    /// Per value that is an input or output: what it holds at the end.
+    left: Vec<(NodeId, Vec<Run>)>,
+}
+
+/// What is known where the recorded list meets a dispatch with unknown access, or ends.
+struct Stop {
+    touched: Vec<Touched>,
+    /// The values the dispatch binds, with what they hold.
+    values: Vec<(NodeId, Vec<Run>)>,
+}
+
+impl History {
+    fn of(graph: &ComputeGraph, recorded: &Recorded<'_>) -> Self {
+        let values = graph.values();
+        let is_input = |value: NodeId| values.get(value.index()).is_some_and(|v| v.input);
+        let mut memory = Memory::new(|buf_id| match NodeId::from_buf_id(buf_id) {
+            None => Ground::Real,
+            Some(value) if is_input(value) => Ground::Own,
+            Some(_) => Ground::Undefined,
+        });
+        let mut history = Self {
+            runs: Vec::with_capacity(recorded.access_count()),
+            reads: Vec::with_capacity(recorded.access_count()),
+            stops: Vec::new(),
+            left: Vec::new(),
+        };
+        for (position, dispatch) in (0..).zip(&recorded.dispatches) {
+            for access in dispatch.accesses() {
+                let start = history.runs.len() as u32;
+                let range = &access.range;
+                if range.role == MemRangeRole::Src {
+                    memory.read(range.buf_id, range.p0, range.p1, &mut history.runs);
+                }
+                history.reads.push((start, history.runs.len() as u32));
+            }
+            for (access, range) in (0..).zip(dispatch.ranges()) {
+                if range.role == MemRangeRole::Dst {
+                    let source = Source::Written { position, access };
+                    memory.write(range.buf_id, range.p0, range.p1, source, 0);
+                }
+            }
+            if !dispatch.is_annotated() {
+                let read = |value: NodeId| {
+                    let mut runs = Vec::new();
+                    memory.read(value.buf_id(), 0, bytes_of(values, value), &mut runs);
+                    (value, runs)
+                };
+                let bound = bound_values(dispatch).into_iter().map(read).collect();
+                history.stops.push(Stop { touched: memory.take_touched(), values: bound });
+                memory.change_all(position);
+                for value in bound_values(dispatch) {
+                    let buf_id = value.buf_id();
+                    let source = Source::Unknown { position, buf_id };
+                    memory.write(buf_id, 0, bytes_of(values, value), source, 0);
+                }
+            }
+        }
+        history.stops.push(Stop { touched: memory.take_touched(), values: Vec::new() });
+        for (id, value) in (0..).map(NodeId).zip(values) {
+            if value.input || value.output {
+                let mut runs = Vec::new();
+                memory.read(id.buf_id(), 0, value.bytes, &mut runs);
+                history.left.push((id, runs));
+            }
+        }
+        history
+    }
+
+    fn reads_of(&self, access_number: usize) -> &[Run] {
+        let (start, end) = self.reads[access_number];
+        &self.runs[start as usize..end as usize]
+    }
+}
+
+/// The symbolic run of the final list.
+struct FinalRun<'a, G> {
+    values: &'a [Value],
+    recorded: &'a Recorded<'a>,
+    places: &'a Places<'a>,
+    memory: Memory<G>,
+    history: History,
+}
+
+impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
+    fn upload_inputs(&mut self) {
+        for (id, value) in (0..).map(NodeId).zip(self.values) {
+            if let (true, Some((buf_id, base))) = (value.input, self.places.of(id.buf_id())) {
+                let source = Source::Initial { buf_id: id.buf_id() };
+                self.memory.write(buf_id, base, base.saturating_add(value.bytes), source, 0);
+            }
+        }
+    }
+
+    /// The reads a fused dispatch keeps to itself see only what its members wrote.
+    fn prove_kept(
+        &self,
+        index: u32,
+        dispatch: &Dispatch,
+        carriers: &Carriers,
+    ) -> Result<(), Fault> {
+        for &id in &dispatch.origins {
+            let Some(position) = self.recorded.position(id) else { continue };
+            let member = self.recorded.dispatches[position as usize];
+            for access in 0..member.accesses().len() as u16 {
+                let number = self.recorded.access_number(position, access);
+                let from_member = |run: &Run| match run.source {
+                    Source::Written { position, .. } => {
+                        carriers.carrier[position as usize] == index
+                    }
+                    source => source == Source::Undefined,
+                };
+                let is_read =
+                    member.accesses()[usize::from(access)].range.role == MemRangeRole::Src;
+                let kept = is_read && !carriers.carried[number];
+                if kept && !self.history.reads_of(number).iter().all(from_member) {
+                    let range = &member.accesses()[usize::from(access)].range;
+                    return Err(Fault::new(Proof::Structure, Problem::AccessLost { access })
+                        .at(dispatch.id)
+                        .with(id)
+                        .on(range.buf_id, range.p0, range.p1));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn prove_reads(&self, dispatch: &Dispatch) -> Result<(), Fault> {
+        let mut runs = Vec::new();
+        for access in dispatch.accesses() {
+            let range = &access.range;
+            if range.role != MemRangeRole::Src {
+                continue;
+            }
+            runs.clear();
+            self.memory.read(range.buf_id, range.p0, range.p1, &mut runs);
+            let Some(position) = self.recorded.position(access.origin.dispatch) else { continue };
+            let number = self.recorded.access_number(position, access.origin.access);
+            if let Some(difference) = difference(self.history.reads_of(number), &runs) {
+                let (offset, expected, found) = difference;
+                let fault =
+                    self.fault(Story::Read, (range.buf_id, range.p0 + offset), expected, found);
+                return Err(fault.at(dispatch.id));
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, dispatch: &Dispatch) {
+        for access in dispatch.accesses() {
+            let range = &access.range;
+            if range.role != MemRangeRole::Dst {
+                continue;
+            }
+            let Some(position) = self.recorded.position(access.origin.dispatch) else { continue };
+            let source = Source::Written { position, access: access.origin.access };
+            self.memory.write(range.buf_id, range.p0, range.p1, source, 0);
+        }
+    }
+
+    /// A dispatch with unknown access may read every real buffer and the values it binds.
+    fn prove_unknown(&mut self, dispatch: &Dispatch, stop: usize) -> Result<(), Fault> {
+        self.prove_touched(stop, Story::Read).map_err(|fault| fault.at(dispatch.id))?;
+        for index in 0..self.history.stops[stop].values.len() {
+            let (value, expected) = &self.history.stops[stop].values[index];
+            self.prove_value(*value, expected, Story::Read)
+                .map_err(|fault| fault.at(dispatch.id))?;
+        }
+        let Some(position) = dispatch.origins.first().and_then(|&id| self.recorded.position(id))
+        else {
+            return Ok(());
+        };
+        self.memory.change_all(position);
+        for index in 0..self.history.stops[stop].values.len() {
+            let buf_id = self.history.stops[stop].values[index].0.buf_id();
+            let bytes = bytes_of(self.values, self.history.stops[stop].values[index].0);
+            if let Some((at_buf, base)) = self.places.of(buf_id) {
+                let source = Source::Unknown { position, buf_id };
+                self.memory.write(at_buf, base, base.saturating_add(bytes), source, 0);
+            }
+        }
+        Ok(())
+    }
+
+    fn prove_results(&mut self) -> Result<(), Fault> {
+        self.prove_touched(self.history.stops.len() - 1, Story::Result)?;
+        let is_output = |id: NodeId| self.values[id.index()].output;
+        let outputs = self.history.left.iter().filter(|(id, _)| is_output(*id));
+        outputs.map(|(id, runs)| self.prove_value(*id, runs, Story::Result)).collect()
+    }
+
+    fn prove_inputs(&self) -> Result<(), Fault> {
+        let is_input = |id: NodeId| self.values[id.index()].input;
+        let inputs = self.history.left.iter().filter(|(id, _)| is_input(*id));
+        inputs.map(|(id, runs)| self.prove_value(*id, runs, Story::Input)).collect()
+    }
+
+    /// Every real buffer holds what it held at this point of the recorded list.
+    fn prove_touched(&mut self, stop: usize, story: Story) -> Result<(), Fault> {
+        let found = self.memory.take_touched();
+        let expected = &self.history.stops[stop].touched;
+        let (mut e, mut f) = (expected.iter().peekable(), found.iter().peekable());
+        loop {
+            let next = [e.peek().map(|t| t.buf_id), f.peek().map(|t| t.buf_id)];
+            let Some(buf_id) = next.into_iter().flatten().min() else {
+                return Ok(());
+            };
+            let expected = e.next_if(|t| t.buf_id == buf_id).map_or(&[][..], |t| &t.runs);
+            let found = f.next_if(|t| t.buf_id == buf_id).map_or(&[][..], |t| &t.runs);
+            let end = total(expected).max(total(found));
+            let whole = |runs: &[Run]| -> Vec<Run> {
+                let rest = self.memory.untouched(buf_id, total(runs), end);
+                runs.iter().copied().chain([rest]).collect()
+            };
+            if let Some((offset, expected, found)) = difference(&whole(expected), &whole(found)) {
+                return Err(self.fault(story, (buf_id, offset), expected, found));
+            }
+        }
+    }
+
+    /// A value holds what it held in the recorded list.
+    fn prove_value(&self, value: NodeId, expected: &[Run], story: Story) -> Result<(), Fault> {
+        let Some((buf_id, base)) = self.places.of(value.buf_id()) else {
+            // Without a place it can hold nothing; that is enough for what nobody ever wrote or
+            // reads.
+            let untouched = |run: &Run| match run.source {
+                Source::Undefined => true,
+                Source::Initial { .. } => story == Story::Input,
+                _ => false,
+            };
+            return match expected.iter().find(|run| !untouched(run)) {
+                None => Ok(()),
+                Some(_) => Err(Fault::new(Proof::ValueFlow, Problem::Unplaced).on(
+                    value.buf_id(),
+                    0,
+                    total(expected),
+                )),
+            };
+        };
+        let mut found = Vec::new();
+        let end = base.saturating_add(total(expected));
+        self.memory.read(buf_id, base, end, &mut found);
+        match difference(expected, &found) {
+            None => Ok(()),
+            Some((offset, expected, found)) => {
+                Err(self.fault(story, (buf_id, base + offset), expected, found))
+            }
+        }
+    }
+
+    fn fault(&self, story: Story, (buf_id, p0): (usize, u64), e: Run, f: Run) -> Fault {
+        let (expected, found) = (e.content(self.recorded), f.content(self.recorded));
+        let (proof, problem) = match story {
+            Story::Read => (Proof::ValueFlow, Problem::WrongRead { expected, found }),
+            Story::Result => (Proof::ValueFlow, Problem::WrongResult { expected, found }),
+            Story::Input => (Proof::WrapAround, Problem::InputLost { expected, found }),
+        };
+        let fault = Fault::new(proof, problem).on(buf_id, p0, p0 + e.len);
+        match found.dispatch().or(expected.dispatch()) {
+            Some(other) => fault.with(other),
+            None => fault,
+        }
+    }
+}
+
+/// What a difference means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Story {
+    Read,
+    Result,
+    Input,
+}
+
+fn total(runs: &[Run]) -> u64 {
+    runs.iter().map(|run| run.len).sum()
+}
+
+/// The values a dispatch binds, each once.
+fn bound_values(dispatch: &Dispatch) -> SmallVec<[NodeId; 4]> {
+    let mut values: SmallVec<[NodeId; 4]> = dispatch.values().collect();
+    values.sort_unstable();
+    values.dedup();
+    values
+}
+
+fn bytes_of(values: &[Value], value: NodeId) -> u64 {
+    values.get(value.index()).map_or(0, |v| v.bytes)
+}

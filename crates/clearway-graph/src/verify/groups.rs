@@ -1,0 +1,227 @@
+//! The groups proof: what runs side by side shares no byte that one of them writes.
+//!
+//! A group is what stands between two barriers. Its accesses are sorted by address and swept once,
+//! keeping the accesses that reach furthest, so that the cost is that of the sort.
+
+use super::fault::{Fault, Problem, Proof};
+use crate::graph::ComputeGraph;
+use crate::node::{Access, CapturedNode, CapturedOpKind, Dispatch, HazardKind};
+use crate::range::MemRangeRole;
+
+use super::structure::Recorded;
+
+/// Proves every group of `last`; returns how many there are.
+pub(super) fn prove(last: &ComputeGraph) -> Result<u32, Fault> {
+    let mut sweep = Sweep::default();
+    let mut groups = 0;
+    for group in groups_of(last) {
+        if group.is_empty() {
+            continue;
+        }
+        groups += 1;
+        sweep
+            .prove(group.iter().filter_map(CapturedNode::dispatch).map(|d| &**d), Proof::Groups)?;
+    }
+    Ok(groups)
+}
+
+/// Proves the seam of a replayed list: what follows the last barrier runs beside what precedes the
+/// first.
+pub(super) fn prove_seam(last: &ComputeGraph) -> Result<(), Fault> {
+    let mut groups = groups_of(last);
+    let (Some(head), tail) = (groups.next(), groups.next_back()) else {
+        return Ok(());
+    };
+    // Without any barrier the list runs beside its own copy.
+    let tail = tail.unwrap_or(head);
+    if head.is_empty() || tail.is_empty() {
+        return Ok(()); // a barrier stands at the seam
+    }
+    let seam = tail.iter().chain(head).filter_map(CapturedNode::dispatch);
+    Sweep::default().prove(seam.map(|d| &**d), Proof::WrapAround)
+}
+
+/// Proves that the operands of a dispatch share no more bytes than they did when recorded.
+///
+/// The other proofs let a dispatch read before it writes, which no kernel promises: one workgroup
+/// may write before another reads.
+pub(super) fn prove_operands(recorded: &Recorded<'_>, dispatch: &Dispatch) -> Result<(), Fault> {
+    let accesses = dispatch.accesses();
+    for (index, a) in accesses.iter().enumerate() {
+        for b in &accesses[..index] {
+            let (p0, p1) = (a.range.p0.max(b.range.p0), a.range.p1.min(b.range.p1));
+            let hazard = HazardKind::of(b.range.role, a.range.role);
+            let (Some(kind), true) = (hazard, a.range.buf_id == b.range.buf_id && p0 < p1) else {
+                continue;
+            };
+            if !shared_when_recorded(recorded, a, b) && !element_wise(dispatch, a, b) {
+                return Err(Fault::new(Proof::Groups, Problem::OwnOperands(kind))
+                    .at(dispatch.id)
+                    .with(b.origin.dispatch)
+                    .on(a.range.buf_id, p0, p1));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether two accesses of one recorded dispatch overlapped there as they do here.
+fn shared_when_recorded(recorded: &Recorded<'_>, a: &Access, b: &Access) -> bool {
+    let Some(position) = recorded.position(a.origin.dispatch) else {
+        return false;
+    };
+    let was = recorded.dispatches[position as usize].accesses();
+    let was = (was.get(usize::from(a.origin.access)), was.get(usize::from(b.origin.access)));
+    let (Some(was_a), Some(was_b), true) = (was.0, was.1, a.origin.dispatch == b.origin.dispatch)
+    else {
+        return false;
+    };
+    was_a.range.buf_id == was_b.range.buf_id
+        && was_a.range.p0.wrapping_sub(was_b.range.p0) == a.range.p0.wrapping_sub(b.range.p0)
+}
+
+/// Whether one operand may be computed in place of the other: the kind reads each element only to
+/// write the same one, and both operands are the same elements.
+fn element_wise(dispatch: &Dispatch, a: &Access, b: &Access) -> bool {
+    let (read, write) = match (a.range.role, b.range.role) {
+        (MemRangeRole::Src, MemRangeRole::Dst) => (a, b),
+        (MemRangeRole::Dst, MemRangeRole::Src) => (b, a),
+        _ => return false,
+    };
+    let operands: &[u16] = match dispatch.kind {
+        CapturedOpKind::Add
+        | CapturedOpKind::Mul
+        | CapturedOpKind::SiluMul
+        | CapturedOpKind::GeluMul => &[0, 1],
+        CapturedOpKind::Scale
+        | CapturedOpKind::Silu
+        | CapturedOpKind::Gelu
+        | CapturedOpKind::SoftCap => &[0],
+        CapturedOpKind::MatMulAdd => &[2],
+        _ => &[],
+    };
+    let view = |access: &Access| dispatch.bindings.get(usize::from(access.binding));
+    operands.contains(&read.binding)
+        && (read.range.p0, read.range.p1) == (write.range.p0, write.range.p1)
+        && view(read).is_some()
+        && view(read) == view(write)
+}
+
+/// What stands between barriers, the empty groups at the ends included.
+fn groups_of(graph: &ComputeGraph) -> impl DoubleEndedIterator<Item = &[CapturedNode]> {
+    graph.nodes().split(|node| matches!(node, CapturedNode::Barrier(_)))
+}
+
+/// One sorted pass over the accesses of a group. Kept between groups for its memory.
+#[derive(Default)]
+struct Sweep<'a> {
+    marks: Vec<Mark<'a>>,
+}
+
+/// An access in a group.
+#[derive(Clone, Copy)]
+struct Mark<'a> {
+    buf_id: usize,
+    p0: u64,
+    p1: u64,
+    role: MemRangeRole,
+    /// Position in the group: two copies of a dispatch differ.
+    member: u32,
+    dispatch: &'a Dispatch,
+}
+
+impl<'a> Sweep<'a> {
+    fn prove(
+        &mut self,
+        group: impl Iterator<Item = &'a Dispatch>,
+        proof: Proof,
+    ) -> Result<(), Fault> {
+        self.marks.clear();
+        let mut first: Option<&Dispatch> = None;
+        let mut unknown: Option<&Dispatch> = None;
+        for (member, dispatch) in group.enumerate() {
+            if !dispatch.is_annotated() {
+                unknown = Some(dispatch);
+            }
+            if let (Some(first), Some(unknown)) = (first, unknown) {
+                let other = if std::ptr::eq(unknown, dispatch) { first } else { dispatch };
+                let fault = Fault::new(proof, Problem::NotAlone);
+                return Err(fault.at(unknown.id).with(other.id));
+            }
+            first = Some(dispatch);
+            self.marks.extend(dispatch.ranges().filter(|r| r.p0 < r.p1).map(|r| Mark {
+                buf_id: r.buf_id,
+                p0: r.p0,
+                p1: r.p1,
+                role: r.role,
+                member: member as u32,
+                dispatch,
+            }));
+        }
+        self.marks.sort_unstable_by_key(|m| (m.buf_id, m.p0));
+        for buffer in self.marks.chunk_by(|a, b| a.buf_id == b.buf_id) {
+            prove_buffer(buffer, proof)?;
+        }
+        Ok(())
+    }
+}
+
+/// Proves the accesses to one buffer, sorted by their first byte.
+fn prove_buffer(marks: &[Mark<'_>], proof: Proof) -> Result<(), Fault> {
+    let mut any = Reach::default();
+    let mut writes = Reach::default();
+    for mark in marks {
+        let is_write = mark.role == MemRangeRole::Dst;
+        let against = if is_write { &any } else { &writes };
+        if let Some(other) = against.beyond(mark)
+            && let Some(fault) = conflict(mark, other, proof)
+        {
+            return Err(fault);
+        }
+        any.extend(mark);
+        if is_write {
+            writes.extend(mark);
+        }
+    }
+    Ok(())
+}
+
+/// The two accesses of different members that reach furthest.
+#[derive(Default)]
+struct Reach<'m, 'a> {
+    furthest: Option<&'m Mark<'a>>,
+    /// Furthest of all members but that of `furthest`.
+    second: Option<&'m Mark<'a>>,
+}
+
+impl<'m, 'a> Reach<'m, 'a> {
+    /// An access of another member that reaches beyond the start of `mark`.
+    fn beyond(&self, mark: &Mark<'a>) -> Option<&'m Mark<'a>> {
+        let others = [self.furthest, self.second].into_iter().flatten();
+        others.filter(|o| o.member != mark.member).find(|o| o.p1 > mark.p0)
+    }
+
+    fn extend(&mut self, mark: &'m Mark<'a>) {
+        match self.furthest {
+            Some(held) if held.p1 >= mark.p1 => {
+                if held.member != mark.member && self.second.is_none_or(|s| s.p1 < mark.p1) {
+                    self.second = Some(mark);
+                }
+            }
+            held => {
+                if held.is_some_and(|held| held.member != mark.member) {
+                    self.second = held;
+                }
+                self.furthest = Some(mark);
+            }
+        }
+    }
+}
+
+fn conflict(a: &Mark<'_>, b: &Mark<'_>, proof: Proof) -> Option<Fault> {
+    let (earlier, later) = if a.member < b.member { (a, b) } else { (b, a) };
+    let kind = HazardKind::of(earlier.role, later.role)?;
+    let fault = Fault::new(proof, Problem::Conflict(kind));
+    let (p0, p1) = (a.p0.max(b.p0), a.p1.min(b.p1));
+    Some(fault.at(later.dispatch.id).with(earlier.dispatch.id).on(a.buf_id, p0, p1))
+}

@@ -1,0 +1,116 @@
+//! The verify stage: proves the final list against the recorded one.
+//!
+//! It takes both lists and proves, with code of its own that shares nothing with the tracker, the
+//! barrier placement or the scheduler but the fields of `BufferRange`:
+//!
+//! | proof | what it shows | what it catches |
+//! |---|---|---|
+//! | structure | every recorded dispatch is carried out once, on the same tensors | lost, doubled or altered dispatches, wrong ranges, crossed fixed dispatches |
+//! | groups | no two conflicting accesses lie in one group | missing barriers |
+//! | value flow | every byte read was last written by the dispatch that wrote it in the recorded list | wrong order, premature reuse of memory, wrong fusion |
+//! | wrap-around | both hold for the list followed by itself | replay without the barrier it needs, inputs that do not last |
+//!
+//! The cost is close to linear in the accesses: sorting within a group, and looking up intervals
+//! per buffer.
+
+mod chain;
+mod fault;
+mod flow;
+mod groups;
+mod intervals;
+mod memory;
+mod structure;
+
+pub use fault::{Content, Fault, FaultBytes, Problem, Proof};
+
+use serde::Serialize;
+
+use crate::graph::ComputeGraph;
+use crate::node::Dispatch;
+use crate::place::MemoryPlan;
+
+/// Where the values of a list lie whose addresses are filled in
+/// ([`ComputeGraph::assign_addresses`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Placement<'a> {
+    /// Slab and offset of each value.
+    pub plan: &'a MemoryPlan,
+    /// The buffer of each slab.
+    pub slab_buf_ids: &'a [usize],
+}
+
+/// What the verifier counted in a list that holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct VerifyStats {
+    /// Dispatches of the final list.
+    pub dispatches: u32,
+    /// Groups of dispatches that may run side by side.
+    pub groups: u32,
+    /// Barriers of the final list.
+    pub barriers: u32,
+    /// Dispatches of the longest chain of the final list, at its addresses.
+    pub longest_chain: u32,
+}
+
+/// Proves that `last` computes what was recorded, with the barriers it holds and, if it is
+/// [replayed](ComputeGraph::is_replayed), again and again.
+///
+/// `placement` says where values lie if addresses are filled in; `None` if they are not.
+/// Input and output marks are those of `recorded`.
+///
+/// ```
+/// use clearway_graph::verify::{Proof, verify};
+/// use clearway_graph::{
+///     BindingContract, BindingRole, CapturedOpKind, ComputeGraph, DType, KernelContract, Layout,
+/// };
+///
+/// let copy = KernelContract::new(
+///     "copy",
+///     [
+///         BindingContract::new("x", BindingRole::Read),
+///         BindingContract::new("y", BindingRole::Write),
+///     ],
+/// );
+/// let mut recorded = ComputeGraph::new();
+/// let layout = Layout::new(DType::F32, &[16])?;
+/// let views = [(); 3].map(|()| recorded.declare_value(layout));
+/// recorded.dispatch(CapturedOpKind::Copy, &copy, &views[0..2], &[], "")?;
+/// recorded.dispatch(CapturedOpKind::Copy, &copy, &views[1..3], &[], "")?;
+///
+/// let mut last = recorded.clone();
+/// assert_eq!(verify(&recorded, &last, None).unwrap_err().proof, Proof::Groups);
+/// last.place_barriers();
+/// assert_eq!(verify(&recorded, &last, None).unwrap().groups, 2);
+/// # Ok::<(), clearway_graph::GraphError>(())
+/// ```
+///
+/// # Errors
+/// The first fault: which proof failed, the dispatches and the bytes.
+pub fn verify(
+    recorded: &ComputeGraph,
+    last: &ComputeGraph,
+    placement: Option<Placement<'_>>,
+) -> Result<VerifyStats, Fault> {
+    let record = structure::Recorded::new(recorded);
+    let places = structure::Places::new(placement);
+    let dispatches: Vec<&Dispatch> = last.dispatches().map(|d| &**d).collect();
+
+    let carriers = structure::prove(&record, &dispatches, &places)?;
+    dispatches.iter().try_for_each(|dispatch| groups::prove_operands(&record, dispatch))?;
+    let groups = groups::prove(last)?;
+    let replayed = last.is_replayed();
+    if replayed {
+        groups::prove_seam(last)?;
+    }
+    flow::prove(recorded, &record, &dispatches, &places, &carriers, replayed)?;
+    Ok(VerifyStats {
+        dispatches: last.dispatch_count(),
+        groups,
+        barriers: last.barrier_count(),
+        longest_chain: chain::longest(&dispatches),
+    })
+}
+
+#[cfg(test)]
+mod tests;

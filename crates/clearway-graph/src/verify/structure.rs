@@ -1,0 +1,338 @@
+//! The structure proof: the final list is the recorded one, regrouped.
+//!
+//! Every recorded dispatch is carried out exactly once. One that stands alone is what was recorded:
+//! the same kernel with the same constants on the same tensors, at the addresses of the plan. One
+//! that is fused carries out accesses of its members where they were recorded; which of the others
+//! it may keep to itself is for the value-flow proof to say. Nothing crosses a dispatch that is
+//! unannotated or pinned.
+
+use rustc_hash::FxHashMap;
+
+use super::Placement;
+use super::fault::{Fault, Problem, Proof};
+use crate::graph::ComputeGraph;
+use crate::ids::{DispatchId, NodeId};
+use crate::layout::TensorView;
+use crate::node::{Access, Dispatch, Origin};
+
+/// The recorded list by position.
+pub(super) struct Recorded<'a> {
+    pub(super) dispatches: Vec<&'a Dispatch>,
+    positions: FxHashMap<DispatchId, u32>,
+    /// Number of the first access of each dispatch, and one past the last of all.
+    first_access: Vec<u32>,
+}
+
+impl<'a> Recorded<'a> {
+    pub(super) fn new(graph: &'a ComputeGraph) -> Self {
+        let dispatches: Vec<&Dispatch> = graph.dispatches().map(|d| &**d).collect();
+        let positions = dispatches.iter().zip(0..).map(|(d, i)| (d.id, i)).collect();
+        let mut first_access = Vec::with_capacity(dispatches.len() + 1);
+        let mut accesses = 0;
+        for dispatch in &dispatches {
+            first_access.push(accesses);
+            accesses += dispatch.accesses().len() as u32;
+        }
+        first_access.push(accesses);
+        Self { dispatches, positions, first_access }
+    }
+
+    /// Position of a recorded dispatch.
+    pub(super) fn position(&self, id: DispatchId) -> Option<u32> {
+        // Recorded ids mostly count up from zero.
+        match self.dispatches.get(id.0 as usize) {
+            Some(dispatch) if dispatch.id == id => Some(id.0),
+            _ => self.positions.get(&id).copied(),
+        }
+    }
+
+    /// Number of an access among all recorded accesses.
+    pub(super) fn access_number(&self, position: u32, access: u16) -> usize {
+        self.first_access[position as usize] as usize + usize::from(access)
+    }
+
+    /// How many accesses were recorded.
+    pub(super) fn access_count(&self) -> usize {
+        self.first_access.last().map_or(0, |&n| n as usize)
+    }
+}
+
+/// Where the bytes of each recorded buffer lie in the final list.
+pub(super) struct Places<'a> {
+    placement: Option<Placement<'a>>,
+}
+
+impl<'a> Places<'a> {
+    pub(super) const fn new(placement: Option<Placement<'a>>) -> Self {
+        Self { placement }
+    }
+
+    /// Whether the final list uses this buffer for values.
+    pub(super) fn is_slab(&self, buf_id: usize) -> bool {
+        self.placement.is_some_and(|p| p.slab_buf_ids.contains(&buf_id))
+    }
+
+    /// Buffer of the final list and first byte in it; `None` for a value without a place.
+    pub(super) fn of(&self, buf_id: usize) -> Option<(usize, u64)> {
+        let (Some(value), Some(placement)) = (NodeId::from_buf_id(buf_id), self.placement) else {
+            return Some((buf_id, 0));
+        };
+        let slot = placement.plan.slot(value)?;
+        Some((*placement.slab_buf_ids.get(slot.slab)?, slot.offset))
+    }
+
+    /// One past the last byte of the slab a value is placed in.
+    fn slab_end(&self, buf_id: usize) -> Option<u64> {
+        let slot = self.placement?.plan.slot(NodeId::from_buf_id(buf_id)?)?;
+        self.placement?.plan.slab_bytes().get(slot.slab).copied()
+    }
+
+    /// A recorded view at its place.
+    fn view(&self, view: &TensorView) -> Result<TensorView, Problem> {
+        let (buf_id, base) = self.of(view.buf_id).ok_or(Problem::Unplaced)?;
+        let offset = base.checked_add(view.offset).ok_or(Problem::OutsideSlab)?;
+        let buf_len = match self.slab_end(view.buf_id) {
+            Some(slab_bytes) => {
+                let end = base.checked_add(view.buf_len);
+                end.filter(|&end| end <= slab_bytes).ok_or(Problem::OutsideSlab)?;
+                slab_bytes
+            }
+            None => view.buf_len,
+        };
+        Ok(TensorView { buf_id, buf_len, offset, layout: view.layout })
+    }
+}
+
+/// Who carries out what.
+pub(super) struct Carriers {
+    /// Per recorded dispatch: position in the final list.
+    pub(super) carrier: Vec<u32>,
+    /// Per recorded access: whether an access of the final list carries it out.
+    pub(super) carried: Vec<bool>,
+}
+
+const NOBODY: u32 = u32::MAX;
+
+/// Proves the structure of `last`.
+pub(super) fn prove(
+    recorded: &Recorded<'_>,
+    last: &[&Dispatch],
+    places: &Places<'_>,
+) -> Result<Carriers, Fault> {
+    for dispatch in &recorded.dispatches {
+        if let Some(view) = dispatch.bindings.iter().find(|v| places.is_slab(v.buf_id)) {
+            let end = view.offset.saturating_add(view.layout.span_bytes());
+            return Err(fault(Problem::SlabInUse, dispatch).on(view.buf_id, view.offset, end));
+        }
+    }
+    let mut carriers = Carriers {
+        carrier: vec![NOBODY; recorded.dispatches.len()],
+        carried: vec![false; recorded.access_count()],
+    };
+    for (index, dispatch) in last.iter().enumerate() {
+        carriers.claim(recorded, index as u32, dispatch)?;
+        match *dispatch.origins {
+            [only] => prove_alone(recorded, only, dispatch, places)?,
+            _ => prove_fused(recorded, dispatch, places)?,
+        }
+    }
+    if let Some(lost) = carriers.carrier.iter().position(|&c| c == NOBODY) {
+        return Err(fault(Problem::Lost, recorded.dispatches[lost]));
+    }
+    prove_sides(recorded, last, &carriers)?;
+    Ok(carriers)
+}
+
+impl Carriers {
+    /// Notes which recorded dispatches and accesses a dispatch of the final list carries out.
+    fn claim(
+        &mut self,
+        recorded: &Recorded<'_>,
+        index: u32,
+        dispatch: &Dispatch,
+    ) -> Result<(), Fault> {
+        if dispatch.origins.is_empty() {
+            return Err(fault(Problem::Altered { what: "set of members" }, dispatch));
+        }
+        for &id in &dispatch.origins {
+            let Some(position) = recorded.position(id) else {
+                return Err(fault(Problem::NotRecorded, dispatch).with(id));
+            };
+            let carrier = &mut self.carrier[position as usize];
+            if *carrier != NOBODY {
+                return Err(Fault::new(Proof::Structure, Problem::Repeated)
+                    .at(id)
+                    .with(dispatch.id));
+            }
+            *carrier = index;
+        }
+        for access in dispatch.accesses() {
+            let Origin { dispatch: id, access: number } = access.origin;
+            let position = recorded.position(id).filter(|&p| {
+                let accesses = recorded.dispatches[p as usize].accesses().len();
+                self.carrier[p as usize] == index && usize::from(number) < accesses
+            });
+            let carried = position.map(|p| &mut self.carried[recorded.access_number(p, number)]);
+            match carried {
+                Some(carried) if !*carried => *carried = true,
+                _ => return Err(fault_at(Problem::ForeignAccess, dispatch, access)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A dispatch that stands for one recorded dispatch is that dispatch.
+fn prove_alone(
+    recorded: &Recorded<'_>,
+    only: DispatchId,
+    dispatch: &Dispatch,
+    places: &Places<'_>,
+) -> Result<(), Fault> {
+    let Some(position) = recorded.position(only) else {
+        return Err(fault(Problem::NotRecorded, dispatch).with(only));
+    };
+    let was = recorded.dispatches[position as usize];
+    let altered = if dispatch.kind != was.kind {
+        Some("kind")
+    } else if dispatch.kernel != was.kernel {
+        Some("kernel")
+    } else if dispatch.params != was.params {
+        Some("set of constants")
+    } else if dispatch.bindings.len() != was.bindings.len() {
+        Some("number of bindings")
+    } else if dispatch.bindings.iter().zip(&was.bindings).any(|(a, b)| a.layout != b.layout) {
+        Some("layout")
+    } else if dispatch.is_annotated() != was.is_annotated() {
+        Some("knowledge of its accesses")
+    } else if dispatch.accesses().len() != was.accesses().len() {
+        Some("number of accesses")
+    } else {
+        None
+    };
+    if let Some(what) = altered {
+        return Err(fault(Problem::Altered { what }, dispatch));
+    }
+    for (view, was) in dispatch.bindings.iter().zip(&was.bindings) {
+        let end = view.offset.saturating_add(view.layout.span_bytes());
+        let expected = places.view(was).map_err(|problem| fault(problem, dispatch))?;
+        if *view != expected || end > view.buf_len {
+            return Err(fault(Problem::Moved, dispatch).on(view.buf_id, view.offset, end));
+        }
+    }
+    for access in dispatch.accesses() {
+        prove_access(recorded, dispatch, access, places)?;
+        if access.binding != was.accesses()[usize::from(access.origin.access)].binding {
+            return Err(fault_at(Problem::Altered { what: "binding" }, dispatch, access));
+        }
+    }
+    Ok(())
+}
+
+/// A fused dispatch knows its accesses, each at the place of the member's it carries out.
+fn prove_fused(
+    recorded: &Recorded<'_>,
+    dispatch: &Dispatch,
+    places: &Places<'_>,
+) -> Result<(), Fault> {
+    let members = dispatch.origins.iter().filter_map(|&id| recorded.position(id));
+    let mut members = members.map(|position| recorded.dispatches[position as usize]);
+    if !dispatch.is_annotated() || members.any(|member| !member.is_movable()) {
+        return Err(fault(Problem::Altered { what: "set of members" }, dispatch));
+    }
+    for access in dispatch.accesses() {
+        prove_access(recorded, dispatch, access, places)?;
+    }
+    Ok(())
+}
+
+/// An access has the role and length it was recorded with, and lies in its view where it lay in
+/// the recorded view.
+fn prove_access(
+    recorded: &Recorded<'_>,
+    dispatch: &Dispatch,
+    access: &Access,
+    places: &Places<'_>,
+) -> Result<(), Fault> {
+    let Origin { dispatch: id, access: number } = access.origin;
+    let Some(position) = recorded.position(id) else {
+        return Err(fault_at(Problem::ForeignAccess, dispatch, access));
+    };
+    let member = recorded.dispatches[position as usize];
+    let was = &member.accesses()[usize::from(number)];
+    if access.range.role != was.range.role {
+        return Err(fault_at(Problem::Altered { what: "role of an access" }, dispatch, access));
+    }
+    if length(access) != length(was) {
+        return Err(fault_at(Problem::Altered { what: "length of an access" }, dispatch, access));
+    }
+    let (Some(view), Some(was_view)) = (
+        dispatch.bindings.get(usize::from(access.binding)),
+        member.bindings.get(usize::from(was.binding)),
+    ) else {
+        return Err(fault_at(Problem::Altered { what: "binding" }, dispatch, access));
+    };
+    let place = places.view(was_view).map_err(|p| fault_at(p, dispatch, access))?;
+    let (Some(shift), Some(was_shift)) = (shift_in(access, view), shift_in(was, was_view)) else {
+        return Err(fault_at(Problem::Moved, dispatch, access));
+    };
+    if shift != was_shift || (view.buf_id, view.offset) != (place.buf_id, place.offset) {
+        return Err(fault_at(Problem::Moved, dispatch, access));
+    }
+    Ok(())
+}
+
+/// Nothing changes sides with a dispatch that is unannotated or pinned.
+fn prove_sides(
+    recorded: &Recorded<'_>,
+    last: &[&Dispatch],
+    carriers: &Carriers,
+) -> Result<(), Fault> {
+    // Walked in recorded order, the carriers between two fixed dispatches must lie between the
+    // carriers of those two.
+    let is_fixed = |position: &usize| !recorded.dispatches[*position].is_movable();
+    let mut fixed = (0..recorded.dispatches.len()).filter(is_fixed).peekable();
+    let mut before: Option<usize> = None;
+    for position in 0..recorded.dispatches.len() {
+        let carrier = carriers.carrier[position];
+        let crossed = |wall: &usize| -> Fault {
+            let wall = recorded.dispatches[*wall].id;
+            fault(Problem::Crossed, last[carrier as usize]).with(wall)
+        };
+        if let Some(wall) = &before
+            && carrier <= carriers.carrier[*wall]
+        {
+            return Err(crossed(wall));
+        }
+        match fixed.peek() {
+            Some(&wall) if wall == position => {
+                before = Some(wall);
+                fixed.next();
+            }
+            Some(wall) if carrier >= carriers.carrier[*wall] => return Err(crossed(wall)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+const fn length(access: &Access) -> u64 {
+    access.range.p1.saturating_sub(access.range.p0)
+}
+
+/// Where an access starts in its view; `None` if it does not lie in it.
+fn shift_in(access: &Access, view: &TensorView) -> Option<u64> {
+    let range = &access.range;
+    let end = view.offset.checked_add(view.layout.span_bytes())?;
+    let inside = range.buf_id == view.buf_id && range.p1 <= end && end <= view.buf_len;
+    range.p0.checked_sub(view.offset).filter(|_| inside)
+}
+
+fn fault(problem: Problem, dispatch: &Dispatch) -> Fault {
+    Fault::new(Proof::Structure, problem).at(dispatch.id)
+}
+
+fn fault_at(problem: Problem, dispatch: &Dispatch, access: &Access) -> Fault {
+    let range = &access.range;
+    fault(problem, dispatch).with(access.origin.dispatch).on(range.buf_id, range.p0, range.p1)
+}

@@ -1,0 +1,266 @@
+//! The parts of a layer.
+
+use clearway::{
+    AttentionParams, DType, Layout, Ops, Recorder, RopeParams, RouterMode, RouterParams, TensorView,
+};
+
+use super::shape::{Arch, Experts, ModelShape};
+use super::{Logits, POSITIONS, ROPE_FACTORS, RecordOptions, Result, TOKENS};
+
+/// Records the parts of a model one after another.
+pub(super) struct Layers<'a> {
+    shape: &'a ModelShape,
+    options: &'a RecordOptions<'a>,
+    ops: Recorder,
+    tokens: TensorView,
+    positions: TensorView,
+    rope_factors: TensorView,
+    embedding: TensorView,
+}
+
+impl<'a> Layers<'a> {
+    pub(super) fn new(shape: &'a ModelShape, options: &'a RecordOptions<'a>) -> Result<Self> {
+        let mut ops = Recorder::new();
+        let tokens = ops.external(TOKENS, DType::U32, &[options.tokens])?;
+        let positions = ops.external(POSITIONS, DType::U32, &[options.tokens])?;
+        let rope_factors = ops.external(ROPE_FACTORS, DType::F32, &[shape.head_dim / 2])?;
+        let name = "token_embd.weight";
+        let dtype = (options.weight_dtype)(name);
+        let embedding = ops.external(name, dtype, &[shape.vocab, shape.embd])?;
+        Ok(Self { shape, options, ops, tokens, positions, rope_factors, embedding })
+    }
+
+    pub(super) fn into_recorder(self) -> Recorder {
+        self.ops
+    }
+
+    /// Rows of the embedding for the step's tokens.
+    pub(super) fn embed(&mut self) -> Result<TensorView> {
+        self.ops.set_label("token_embd");
+        let scale = match self.shape.arch {
+            Arch::Gemma2 | Arch::Gemma3 => (self.shape.embd as f32).sqrt(),
+            _ => 1.0,
+        };
+        self.ops.gather(self.embedding, self.tokens, scale)
+    }
+
+    /// One layer: attention and feed-forward, each added to the residual stream.
+    pub(super) fn layer(&mut self, layer: usize, x: TensorView) -> Result<TensorView> {
+        let attended = self.norm(layer, "attn_norm", x)?;
+        let attended = self.attention(layer, attended)?;
+        let attended = self.post_norm(layer, "post_attention_norm", attended)?;
+        self.label(layer, "attn_residual");
+        let x = self.ops.add(x, attended)?;
+
+        let fed = self.norm(layer, "ffn_norm", x)?;
+        let fed = match self.shape.experts {
+            Some(experts) => self.experts(layer, fed, experts)?,
+            None => self.gated(layer, fed, ["ffn_gate", "ffn_up", "ffn_down"], self.shape.ff)?,
+        };
+        let fed = self.post_norm(layer, "post_ffw_norm", fed)?;
+        self.label(layer, "ffn_residual");
+        self.ops.add(x, fed)
+    }
+
+    /// Final norm and logits.
+    pub(super) fn head(&mut self, x: TensorView) -> Result<TensorView> {
+        let x = match self.options.logits {
+            Logits::All => x,
+            Logits::Last => {
+                let row = Layout::new(DType::F32, &[1, self.shape.embd])?;
+                x.reinterpret(row.span_bytes() * (self.options.tokens as u64 - 1), row)?
+            }
+        };
+        self.ops.set_label("output_norm");
+        let weight = self.vector("output_norm.weight", self.shape.embd)?;
+        let x = self.ops.rms_norm(x, self.shape.norm_eps)?;
+        let x = self.ops.mul(x, weight)?;
+        let head = match self.shape.tied {
+            true => self.embedding,
+            false => self.matrix("output.weight", &[self.shape.vocab, self.shape.embd])?,
+        };
+        self.ops.set_label("output");
+        let logits = self.ops.matmul(x, head)?;
+        match self.shape.logit_softcap {
+            0.0 => Ok(logits),
+            cap => self.ops.soft_cap(logits, cap),
+        }
+    }
+
+    fn attention(&mut self, layer: usize, x: TensorView) -> Result<TensorView> {
+        let (tokens, head) = (self.options.tokens, self.shape.head_dim);
+        let q = self.project(layer, "attn_q", x, self.shape.heads)?;
+        let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
+        let v = self.project(layer, "attn_v", x, self.shape.kv_heads)?;
+        let (q, k) = match self.shape.arch {
+            Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 => {
+                (self.head_norm(layer, "attn_q_norm", q)?, self.head_norm(layer, "attn_k_norm", k)?)
+            }
+            _ => (q, k),
+        };
+        let window = self.shape.layer_window(layer);
+        let local_base = window.and_then(|window| window.rope_base);
+        let rope = RopeParams {
+            n_dims: head as u32,
+            mode: self.shape.rope_mode,
+            base: local_base.unwrap_or(self.shape.rope_base),
+            // Layers with a base of their own see short distances and are not stretched.
+            scale: if local_base.is_some() { 1.0 } else { self.shape.rope_scale },
+        };
+        self.label(layer, "attn_q_rope");
+        let q = self.ops.rope(q, self.positions, self.rope_factors, rope)?;
+        self.label(layer, "attn_k_rope");
+        let k = self.ops.rope(k, self.positions, self.rope_factors, rope)?;
+        let keys = self.cache(layer, "k")?;
+        let values = self.cache(layer, "v")?;
+        self.label(layer, "cache_k");
+        self.ops.kv_write(k, self.positions, keys)?;
+        self.label(layer, "cache_v");
+        self.ops.kv_write(v, self.positions, values)?;
+        self.label(layer, "attention");
+        let params = AttentionParams {
+            scale: self.shape.attention_scale,
+            window: window.map_or(0, |window| window.rows),
+            softcap: self.shape.attention_softcap,
+        };
+        let y = self.ops.attention(q, keys, values, self.positions, params)?;
+        let y = reshape(y, &[tokens, self.shape.heads * head])?;
+        self.linear(layer, "attn_output", y, self.shape.embd)
+    }
+
+    /// Queries, keys or values: `[T, heads, head_dim]`.
+    fn project(
+        &mut self,
+        layer: usize,
+        part: &str,
+        x: TensorView,
+        heads: usize,
+    ) -> Result<TensorView> {
+        let size = heads * self.shape.head_dim;
+        let mut y = self.linear(layer, part, x, size)?;
+        if self.shape.arch == Arch::Qwen2 {
+            let bias = self.vector(&format!("blk.{layer}.{part}.bias"), size)?;
+            y = self.ops.add(y, bias)?;
+        }
+        reshape(y, &[self.options.tokens, heads, self.shape.head_dim])
+    }
+
+    /// `act(gate(x)) * up(x)`, then down.
+    fn gated(
+        &mut self,
+        layer: usize,
+        x: TensorView,
+        [gate, up, down]: [&str; 3],
+        size: usize,
+    ) -> Result<TensorView> {
+        let up = self.linear(layer, up, x, size)?;
+        let gate = self.linear(layer, gate, x, size)?;
+        let y = self.activate(layer, gate, up)?;
+        self.linear(layer, down, y, self.shape.embd)
+    }
+
+    /// The experts each token chose, summed by weight, and the one that all use.
+    fn experts(&mut self, layer: usize, x: TensorView, experts: Experts) -> Result<TensorView> {
+        let Experts { count, used, ff, shared_ff, renormalise } = experts;
+        let embd = self.shape.embd;
+        let logits = self.linear(layer, "ffn_gate_inp", x, count)?;
+        let router = RouterParams { used, mode: RouterMode::SoftmaxAll, renormalise, scale: 1.0 };
+        self.label(layer, "ffn_router");
+        let (ids, weights) = self.ops.router_top_k(logits, router)?;
+        let gate = self.expert_weight(layer, "ffn_gate_exps", &[count, ff, embd])?;
+        let up = self.expert_weight(layer, "ffn_up_exps", &[count, ff, embd])?;
+        let down = self.expert_weight(layer, "ffn_down_exps", &[count, embd, ff])?;
+        self.label(layer, "ffn_gate_exps");
+        let gate = self.ops.matmul_experts(x, gate, ids)?;
+        self.label(layer, "ffn_up_exps");
+        let up = self.ops.matmul_experts(x, up, ids)?;
+        let y = self.activate(layer, gate, up)?;
+        self.label(layer, "ffn_down_exps");
+        let y = self.ops.matmul_experts(y, down, ids)?;
+        self.label(layer, "ffn_experts");
+        let y = self.ops.expert_sum(y, weights)?;
+        let Some(shared_ff) = shared_ff else {
+            return Ok(y);
+        };
+        let names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+        let shared = self.gated(layer, x, names, shared_ff)?;
+        self.label(layer, "ffn_shared");
+        self.ops.add(y, shared)
+    }
+
+    fn activate(&mut self, layer: usize, gate: TensorView, up: TensorView) -> Result<TensorView> {
+        self.label(layer, "ffn_act");
+        let gate = match self.shape.arch {
+            Arch::Gemma2 | Arch::Gemma3 => self.ops.gelu(gate)?,
+            _ => self.ops.silu(gate)?,
+        };
+        self.ops.mul(gate, up)
+    }
+
+    fn norm(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        self.weighted_norm(layer, part, x, self.shape.embd)
+    }
+
+    fn head_norm(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        self.weighted_norm(layer, part, x, self.shape.head_dim)
+    }
+
+    /// The norm Gemma puts behind a part, before it joins the residual stream.
+    fn post_norm(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        match self.shape.arch {
+            Arch::Gemma2 | Arch::Gemma3 => self.norm(layer, part, x),
+            _ => Ok(x),
+        }
+    }
+
+    fn weighted_norm(
+        &mut self,
+        layer: usize,
+        part: &str,
+        x: TensorView,
+        size: usize,
+    ) -> Result<TensorView> {
+        let weight = self.vector(&format!("blk.{layer}.{part}.weight"), size)?;
+        self.label(layer, part);
+        let y = self.ops.rms_norm(x, self.shape.norm_eps)?;
+        self.ops.mul(y, weight)
+    }
+
+    fn linear(
+        &mut self,
+        layer: usize,
+        part: &str,
+        x: TensorView,
+        size: usize,
+    ) -> Result<TensorView> {
+        let weight = self.matrix(&format!("blk.{layer}.{part}.weight"), &[size, x.layout.cols()])?;
+        self.label(layer, part);
+        self.ops.matmul(x, weight)
+    }
+
+    fn expert_weight(&mut self, layer: usize, part: &str, shape: &[usize]) -> Result<TensorView> {
+        self.matrix(&format!("blk.{layer}.{part}.weight"), shape)
+    }
+
+    fn matrix(&mut self, name: &str, shape: &[usize]) -> Result<TensorView> {
+        self.ops.external(name, (self.options.weight_dtype)(name), shape)
+    }
+
+    fn vector(&mut self, name: &str, size: usize) -> Result<TensorView> {
+        self.ops.external(name, DType::F32, &[size])
+    }
+
+    fn cache(&mut self, layer: usize, part: &str) -> Result<TensorView> {
+        let shape = [self.options.cache_rows, self.shape.kv_heads, self.shape.head_dim];
+        self.ops.external(&format!("cache.{part}.{layer}"), self.options.cache_dtype, &shape)
+    }
+
+    fn label(&mut self, layer: usize, part: &str) {
+        self.ops.set_label(&format!("blk.{layer}.{part}"));
+    }
+}
+
+/// The same bytes in another shape.
+fn reshape(x: TensorView, shape: &[usize]) -> Result<TensorView> {
+    Ok(x.reinterpret(0, Layout::new(x.layout.dtype(), shape)?)?)
+}

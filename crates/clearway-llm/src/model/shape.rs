@@ -1,0 +1,211 @@
+//! The shape of a model: everything its graph depends on but the weights.
+
+use clearway::RopeMode;
+
+/// Family of a model: which ops its layers are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arch {
+    /// Llama 2 and 3, Mistral, SmolLM.
+    Llama,
+    /// Qwen 2 and 2.5: biases on queries, keys and values.
+    Qwen2,
+    /// Qwen 3: norms on queries and keys.
+    Qwen3,
+    /// Qwen 3 with experts.
+    Qwen3Moe,
+    /// Gemma 2: norms before and after, soft caps, every other layer sees a window.
+    Gemma2,
+    /// Gemma 3: norms before and after and on queries and keys, five layers of six see a window.
+    Gemma3,
+    /// Llama's attention, experts with one that every token uses.
+    MoeShared,
+}
+
+/// Experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// How many there are.
+    pub count: usize,
+    /// How many each token uses.
+    pub used: usize,
+    /// Inner size of each.
+    pub ff: usize,
+    /// Inner size of the one that every token uses.
+    pub shared_ff: Option<usize>,
+    /// Whether the weights of the chosen are scaled to sum to 1.
+    pub renormalise: bool,
+}
+
+/// A sliding window over the cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// Rows a token sees, counted back from itself.
+    pub rows: u32,
+    /// One layer in `period`, the last of each period, sees everything.
+    pub period: usize,
+    /// Base of the rotary frequencies in layers with a window, where it differs.
+    pub rope_base: Option<f32>,
+}
+
+/// Everything a graph depends on but the weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelShape {
+    /// Name, for people.
+    pub name: String,
+    /// Family.
+    pub arch: Arch,
+    /// Number of layers.
+    pub layers: usize,
+    /// Size of the residual stream.
+    pub embd: usize,
+    /// Inner size of the feed-forward part; of no meaning where all of it is experts.
+    pub ff: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Size of a head.
+    pub head_dim: usize,
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Longest context the model was made for.
+    pub context: usize,
+    /// Added to the mean square in norms.
+    pub norm_eps: f32,
+    /// Base of the rotary frequencies.
+    pub rope_base: f32,
+    /// Factor on positions.
+    pub rope_scale: f32,
+    /// How rotary embeddings pair the elements of a head.
+    pub rope_mode: RopeMode,
+    /// Factor on attention scores; 1 over the root of the head size where the model has no other.
+    pub attention_scale: f32,
+    /// Soft cap on attention scores; 0 for none.
+    pub attention_softcap: f32,
+    /// Soft cap on logits; 0 for none.
+    pub logit_softcap: f32,
+    /// Sliding window, where the model has one.
+    pub window: Option<Window>,
+    /// Experts, where the model has them.
+    pub experts: Option<Experts>,
+    /// Whether the output matrix is the embedding.
+    pub tied: bool,
+}
+
+impl ModelShape {
+    /// A Llama-like shape with the usual constants; a start to change fields of.
+    #[allow(clippy::too_many_arguments)] // a row of a table
+    pub fn new(
+        name: &str,
+        arch: Arch,
+        layers: usize,
+        embd: usize,
+        ff: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        vocab: usize,
+    ) -> Self {
+        let rope_mode = match arch {
+            Arch::Llama | Arch::MoeShared => RopeMode::Adjacent,
+            _ => RopeMode::Halves,
+        };
+        Self {
+            name: name.to_owned(),
+            arch,
+            layers,
+            embd,
+            ff,
+            heads,
+            kv_heads,
+            head_dim,
+            vocab,
+            context: 8192,
+            norm_eps: 1e-5,
+            rope_base: 10_000.0,
+            rope_scale: 1.0,
+            rope_mode,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            attention_softcap: 0.0,
+            logit_softcap: 0.0,
+            window: None,
+            experts: None,
+            tied: false,
+        }
+    }
+
+    /// The window of a layer, if it has one.
+    pub fn layer_window(&self, layer: usize) -> Option<Window> {
+        self.window.filter(|window| !(layer + 1).is_multiple_of(window.period))
+    }
+
+    /// Parameters of the model, embeddings included.
+    pub fn parameters(&self) -> u64 {
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let attention = self.embd * (2 * q + 2 * kv);
+        let feed_forward = match &self.experts {
+            Some(e) => {
+                let shared = e.shared_ff.unwrap_or(0);
+                3 * self.embd * (e.count * e.ff + shared) + self.embd * e.count
+            }
+            None => 3 * self.embd * self.ff,
+        };
+        let tables = self.vocab * self.embd * if self.tied { 1 } else { 2 };
+        (self.layers * (attention + feed_forward) + tables) as u64
+    }
+}
+
+/// The built-in shapes, by the names the command line knows.
+pub fn builtin_shapes() -> Vec<ModelShape> {
+    let base = ModelShape::new;
+    vec![
+        ModelShape {
+            rope_base: 100_000.0,
+            tied: true,
+            ..base("smollm2-135m", Arch::Llama, 30, 576, 1536, 9, 3, 64, 49_152)
+        },
+        ModelShape {
+            rope_base: 500_000.0,
+            ..base("llama-1b", Arch::Llama, 16, 2048, 8192, 32, 8, 64, 128_256)
+        },
+        ModelShape {
+            rope_base: 500_000.0,
+            ..base("llama-8b", Arch::Llama, 32, 4096, 14_336, 32, 8, 128, 128_256)
+        },
+        ModelShape {
+            context: 40_960,
+            rope_base: 1_000_000.0,
+            norm_eps: 1e-6,
+            tied: true,
+            ..base("qwen3-0.6b", Arch::Qwen3, 28, 1024, 3072, 16, 8, 128, 151_936)
+        },
+        ModelShape {
+            context: 40_960,
+            rope_base: 1_000_000.0,
+            norm_eps: 1e-6,
+            experts: Some(Experts {
+                count: 128,
+                used: 8,
+                ff: 768,
+                shared_ff: None,
+                renormalise: true,
+            }),
+            ..base("qwen3-30b-a3b", Arch::Qwen3Moe, 48, 2048, 6144, 32, 4, 128, 151_936)
+        },
+        ModelShape {
+            experts: Some(Experts {
+                count: 64,
+                used: 8,
+                ff: 1024,
+                shared_ff: Some(2048),
+                renormalise: false,
+            }),
+            ..base("moe-16l-shared", Arch::MoeShared, 16, 2048, 2048, 16, 16, 128, 50_304)
+        },
+    ]
+}
+
+/// A built-in shape by name.
+pub fn builtin_shape(name: &str) -> Option<ModelShape> {
+    builtin_shapes().into_iter().find(|shape| shape.name == name)
+}

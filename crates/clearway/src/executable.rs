@@ -1,0 +1,139 @@
+//! A compiled graph: proven, lowered once, run again and again.
+
+use std::time::{Duration, Instant};
+
+use clearway_gpu::Program;
+use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats, Compiled, compile};
+use clearway_graph::{ComputeGraph, MemoryPlan, TensorView};
+
+use crate::arena::Arena;
+use crate::error::{Error, Result};
+use crate::executor::GraphExecutor;
+use crate::transfer::{self, Element};
+
+/// What a pass did and how long it took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassStats {
+    /// What the stages did: fusions, moved, dispatches, groups, barriers.
+    pub compile: CompileStats,
+    /// Time for all stages.
+    pub compile_time: Duration,
+    /// Time to lower the list to the device's commands.
+    pub encode_time: Duration,
+    /// Time from handing the work over until it was done, of the last run.
+    pub wait_time: Duration,
+}
+
+/// A graph that is proven and lowered. Running it encodes nothing and allocates nothing.
+pub struct Executable {
+    program: Box<dyn Program>,
+    compiled: Compiled,
+    arena: Arena,
+    stats: PassStats,
+}
+
+impl Executable {
+    pub(crate) fn build(
+        executor: &GraphExecutor,
+        recorded: &ComputeGraph,
+        options: &CompileOptions,
+    ) -> Result<Self> {
+        let device = &**executor.device();
+        let mut kernels = executor.kernels();
+        let options = CompileOptions { align: device.info().arena_align, ..*options };
+        let mut arena = None;
+        let started = Instant::now();
+        let compiled = compile(recorded, &mut kernels, device, &options, |plan: &MemoryPlan| {
+            let made = arena.insert(Arena::from_plan(device, plan)?);
+            Ok::<_, Error>(made.slabs().iter().map(clearway_gpu::Buffer::id).collect())
+        })?;
+        let compile_time = started.elapsed();
+        let arena = arena.ok_or(Error::Compile(CompileError::Graph(missing_plan())))?;
+        let started = Instant::now();
+        let mut encoder = device.encoder(&kernels);
+        compiled.graph().encode_sequential(&mut *encoder)?;
+        let program = encoder.into_program()?;
+        let encode_time = started.elapsed();
+        let stats = PassStats {
+            compile: *compiled.stats(),
+            compile_time,
+            encode_time,
+            wait_time: Duration::ZERO,
+        };
+        Ok(Self { program, compiled, arena, stats })
+    }
+
+    /// Runs the graph once and waits. What changes from step to step lies in buffers and inputs that
+    /// the caller writes in between.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn run(&mut self) -> Result<()> {
+        let started = Instant::now();
+        self.program.run()?;
+        self.stats.wait_time = started.elapsed();
+        Ok(())
+    }
+
+    /// Uploads an input.
+    ///
+    /// # Errors
+    /// [`Error::NotInArena`] if the tensor is no input of this graph, a wrong length or type.
+    pub fn write<T: Element>(&self, input: TensorView, elems: &[T]) -> Result<()> {
+        let value = input.value().ok_or(Error::ForeignTensor { buf_id: input.buf_id })?;
+        transfer::check::<T>(&input, elems.len())?;
+        if !self.compiled.graph().values().get(value.index()).is_some_and(|v| v.input) {
+            return Err(Error::NotInArena(value));
+        }
+        self.arena.write(value, elems)
+    }
+
+    /// Reads an output of the last run.
+    ///
+    /// # Errors
+    /// [`Error::NotInArena`] if the tensor is no output of this graph, a wrong type.
+    pub fn read<T: Element>(&self, output: TensorView) -> Result<Vec<T>> {
+        let value = output.value().ok_or(Error::ForeignTensor { buf_id: output.buf_id })?;
+        let known = self.compiled.graph().values().get(value.index());
+        if !known.is_some_and(|v| v.output || v.input) {
+            return Err(Error::NotInArena(value));
+        }
+        transfer::check::<T>(&output, output.layout.elems())?;
+        self.arena.read(value)
+    }
+
+    /// Reads an f32 or f16 output of the last run as f32.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_f32(&self, output: TensorView) -> Result<Vec<f32>> {
+        transfer::read_f32(&output, |bits| match bits {
+            transfer::Float::F32 => self.read::<f32>(output),
+            transfer::Float::F16 => {
+                Ok(self.read::<half::f16>(output)?.into_iter().map(half::f16::to_f32).collect())
+            }
+        })
+    }
+
+    /// The proven list.
+    pub fn graph(&self) -> &ComputeGraph {
+        self.compiled.graph()
+    }
+
+    /// The memory of its values.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// What was done and how long it took.
+    pub fn stats(&self) -> &PassStats {
+        &self.stats
+    }
+}
+
+fn missing_plan() -> clearway_graph::GraphError {
+    clearway_graph::GraphError::Kernel {
+        kernel: "arena".into(),
+        reason: "the place stage made no plan".into(),
+    }
+}

@@ -1,0 +1,216 @@
+//! `cargo xtask test`: everything that must hold, with the minutes it took.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::run::{self, Suite, cargo, step};
+use crate::{root, seed, size};
+
+/// Minutes for everything, on two cores.
+const TOTAL_BUDGET: u32 = 30;
+
+/// A part of the run with a budget of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    Build,
+    Core,
+    Ops,
+    Golden,
+    Race,
+    Browser,
+}
+
+impl Part {
+    const ALL: [Self; 6] =
+        [Self::Build, Self::Core, Self::Ops, Self::Golden, Self::Race, Self::Browser];
+
+    /// The part of this name on the command line.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|part| part.facts().0 == name)
+    }
+
+    /// Name on the command line, name in the table, minutes.
+    const fn facts(self) -> (&'static str, &'static str, u32) {
+        match self {
+            Self::Build => ("build", "build and lint", 8),
+            Self::Core => ("core", "core", 5),
+            Self::Ops => ("ops", "op suite", 6),
+            Self::Golden => ("golden", "golden", 4),
+            Self::Race => ("race", "race checker", 3),
+            Self::Browser => ("browser", "browser", 2),
+        }
+    }
+
+    /// The part a test binary belongs to: by its name where that says so, else by its crate.
+    fn of(suite: &Suite) -> Self {
+        match suite.target.as_str() {
+            target if target.starts_with("golden") => Self::Golden,
+            target if target.starts_with("syncval") => Self::Race,
+            target if target.starts_with("browser") => Self::Browser,
+            _ if suite.package == "clearway_gpu" => Self::Ops,
+            _ => Self::Core,
+        }
+    }
+
+    /// What `cargo test` is told in order to run this part alone.
+    const fn selection(self) -> &'static [&'static str] {
+        match self {
+            Self::Build | Self::Core => &["--workspace", "--exclude", "clearway-gpu"],
+            Self::Ops => &["--package", "clearway-gpu"],
+            Self::Golden => &["--workspace", "--test", "golden*"],
+            Self::Race => &["--workspace", "--test", "syncval*"],
+            Self::Browser => &["--workspace", "--test", "browser*"],
+        }
+    }
+}
+
+/// Runs everything, or one part; tells whether all of it held.
+pub fn run(only: Option<Part>) -> Result<bool> {
+    let root = root()?;
+    let seed = seed()?;
+    println!("CLEARWAY_SEED={seed}");
+    need_component("rustfmt", "fmt")?;
+    need_component("clippy", "clippy")?;
+
+    let mut outcome = Outcome::default();
+    let wants = |part| only.is_none_or(|only| only == part);
+    if wants(Part::Build) {
+        lint(&root, &mut outcome)?;
+    }
+    if only != Some(Part::Build) {
+        let selection = only.map_or(&["--workspace"][..], Part::selection);
+        test(&root, seed, selection, &mut outcome)?;
+    }
+    if wants(Part::Core) {
+        for example in examples(&root)? {
+            outcome.step(Part::Core, &format!("example {example}"), &mut built(&root, &example))?;
+        }
+    }
+    println!("\n{}", size::summary(&root)?);
+    outcome.print();
+    Ok(outcome.failed == 0)
+}
+
+fn lint(root: &Path, outcome: &mut Outcome) -> Result<()> {
+    let everything = ["--workspace", "--all-targets", "--all-features"];
+    outcome.step(Part::Build, "formatting", &mut cargo(root, &["fmt", "--all", "--check"]))?;
+    let mut clippy = cargo(root, &["clippy"]);
+    clippy.args(everything).args(["--", "--deny", "warnings"]);
+    outcome.step(Part::Build, "clippy", &mut clippy)?;
+    let mut docs = cargo(root, &["doc", "--workspace", "--no-deps", "--all-features"]);
+    outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"))
+}
+
+fn test(root: &Path, seed: u64, selection: &[&str], outcome: &mut Outcome) -> Result<()> {
+    let command = |more: &[&str]| {
+        let mut command = cargo(root, &["test", "--all-features", "--no-fail-fast"]);
+        command.args(selection).args(more).env("CLEARWAY_SEED", seed.to_string());
+        command
+    };
+    outcome.step(Part::Build, "build of tests", &mut command(&["--no-run"]))?;
+    let (suites, content) = run::tests("tests", &mut command(&[]))?;
+    let failed: u64 = suites.iter().map(|suite| suite.failed).sum();
+    for suite in &suites {
+        outcome.passed += suite.passed;
+        outcome.failed += suite.failed;
+        *outcome.times.entry(Part::of(suite)).or_default() += suite.time;
+    }
+    if !content && failed == 0 {
+        // A binary that did not build, or that died before it could report.
+        outcome.failed += 1;
+        outcome.broken.push("cargo test".to_owned());
+    }
+    Ok(())
+}
+
+/// Names of all examples.
+fn examples(root: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for krate in std::fs::read_dir(root.join("crates"))? {
+        let Ok(files) = std::fs::read_dir(krate?.path().join("examples")) else { continue };
+        for file in files {
+            let path = file?.path();
+            let is_source = path.extension().is_some_and(|extension| extension == "rs");
+            names.extend(
+                path.file_stem().filter(|_| is_source).and_then(|s| s.to_str()).map(str::to_owned),
+            );
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// An example as `cargo test` has built it: `cargo run` would resolve features for one crate alone
+/// and build everything again.
+fn built(root: &Path, example: &str) -> Command {
+    let target = std::env::var_os("CARGO_TARGET_DIR");
+    let target = target.map_or_else(|| root.join("target"), PathBuf::from);
+    let mut command = Command::new(target.join("debug/examples").join(example));
+    command.current_dir(root);
+    command
+}
+
+/// Makes sure that a component of the Rust toolchain is there.
+fn need_component(component: &str, subcommand: &str) -> Result<()> {
+    let works = || {
+        let output = Command::new("cargo").args([subcommand, "--version"]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if works() {
+        return Ok(());
+    }
+    println!("installing {component}");
+    let added = Command::new("rustup").args(["component", "add", component]).status();
+    if added.is_ok_and(|status| status.success()) && works() {
+        return Ok(());
+    }
+    bail!(
+        "{component} is missing: run `rustup component add {component}`, or install it with the package that brought cargo"
+    )
+}
+
+/// What was run so far.
+#[derive(Default)]
+struct Outcome {
+    passed: u64,
+    /// Tests, and steps that are no tests.
+    failed: u64,
+    /// Names of failed steps.
+    broken: Vec<String>,
+    times: BTreeMap<Part, Duration>,
+}
+
+impl Outcome {
+    /// Runs a step that is no test.
+    fn step(&mut self, part: Part, name: &str, command: &mut Command) -> Result<()> {
+        let start = Instant::now();
+        if !step(name, command)? {
+            self.failed += 1;
+            self.broken.push(name.to_owned());
+        }
+        *self.times.entry(part).or_default() += start.elapsed();
+        Ok(())
+    }
+
+    fn print(&self) {
+        println!("\n{:<16}{:>9}{:>9}", "part", "minutes", "budget");
+        let line = |name: &str, time: Duration, budget: u32| {
+            let minutes = time.as_secs_f64() / 60.0;
+            let over = if minutes > f64::from(budget) { "  over budget" } else { "" };
+            println!("{name:<16}{minutes:>9.1}{budget:>9}{over}");
+        };
+        for (part, &time) in &self.times {
+            let (_, name, budget) = part.facts();
+            line(name, time, budget);
+        }
+        line("total", self.times.values().sum(), TOTAL_BUDGET);
+        if !self.broken.is_empty() {
+            println!("\nfailed steps: {}", self.broken.join(", "));
+        }
+        println!("\n{} passed, {} failed", self.passed, self.failed);
+    }
+}
