@@ -9,7 +9,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use clearway_graph::testkit::{EveryKernel, decoder_like};
+use clearway_graph::fuse::TestCatalog;
+use clearway_graph::testkit::decoder_like;
 use clearway_graph::verify::verify;
 use clearway_graph::{BufferRange, ComputeGraph, ConflictTracker, DispatchId, MemRangeRole};
 use criterion::{BenchmarkId, Criterion, SamplingMode, criterion_group};
@@ -99,7 +100,7 @@ fn tracker(criterion: &mut Criterion) {
 /// Fuse, reorder, place barriers, verify.
 fn stages(recorded: &ComputeGraph) -> u32 {
     let mut graph = recorded.clone();
-    graph.fuse(&mut EveryKernel, &()).unwrap();
+    graph.fuse(&mut TestCatalog::new(), &()).unwrap();
     graph.reorder();
     graph.place_barriers();
     verify(recorded, &graph, None).unwrap().groups

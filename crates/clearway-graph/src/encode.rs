@@ -42,7 +42,10 @@ impl ComputeGraph {
     ///
     /// # Errors
     /// The encoder's first error.
-    pub fn encode_sequential<E: CommandEncoder + ?Sized>(&self, enc: &mut E) -> Result<u32, E::Error> {
+    pub fn encode_sequential<E: CommandEncoder + ?Sized>(
+        &self,
+        enc: &mut E,
+    ) -> Result<u32, E::Error> {
         let mut barriers = 0;
         for node in self.nodes() {
             match node {
@@ -61,7 +64,10 @@ impl ComputeGraph {
     ///
     /// # Errors
     /// The encoder's first error.
-    pub fn encode_with_barriers<E: CommandEncoder + ?Sized>(&self, enc: &mut E) -> Result<u32, E::Error> {
+    pub fn encode_with_barriers<E: CommandEncoder + ?Sized>(
+        &self,
+        enc: &mut E,
+    ) -> Result<u32, E::Error> {
         let mut walk = BarrierWalk::default();
         let mut part = Part::default();
         for dispatch in self.dispatches() {

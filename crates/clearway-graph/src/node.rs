@@ -222,6 +222,19 @@ impl Dispatch {
         self.bindings.iter().filter_map(TensorView::value)
     }
 
+    /// The same dispatch as if it had been recorded just so: it stands for itself. What a backend is
+    /// given is a list in its own right.
+    pub fn as_recorded(&self) -> Self {
+        let mut dispatch = self.clone();
+        dispatch.origins = SmallVec::from_slice(&[self.id]);
+        if let Accesses::Known(list) = &mut dispatch.accesses {
+            for (index, access) in list.iter_mut().enumerate() {
+                access.origin = Origin { dispatch: self.id, access: index as u16 };
+            }
+        }
+        dispatch
+    }
+
     /// Whether passes may move it or move others across it.
     pub const fn is_movable(&self) -> bool {
         self.is_annotated() && self.kind.is_reorderable()

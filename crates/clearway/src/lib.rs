@@ -8,6 +8,9 @@ mod executor;
 mod session;
 mod transfer;
 
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
+
 pub use arena::Arena;
 pub use error::{Error, Result};
 pub use executable::{Executable, PassStats};

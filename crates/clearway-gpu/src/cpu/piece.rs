@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use clearway_graph::{BindingRole, DType, Layout, TensorView};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
@@ -122,7 +123,7 @@ fn is_injective(layout: &Layout) -> bool {
         if stride < span {
             return false;
         }
-        span = stride * (extent - 1) + span;
+        span += stride * (extent - 1);
     }
     true
 }
@@ -144,9 +145,12 @@ unsafe impl Sync for Operand {}
 /// How a kernel is cut, and what it does to one piece.
 #[derive(Clone)]
 pub struct CpuKernel {
-    grid: Arc<dyn Fn(&[TensorView], &[u32]) -> Grid + Send + Sync>,
-    run: Arc<dyn Fn(&mut Piece<'_>) + Send + Sync>,
+    grid: Arc<GridFn>,
+    run: Arc<RunFn>,
 }
+
+type GridFn = dyn Fn(&[TensorView], &[u32]) -> Grid + Send + Sync;
+type RunFn = dyn Fn(&mut Piece<'_>) + Send + Sync;
 
 impl CpuKernel {
     /// A kernel from a function of the operands and constants that cuts it, and one that computes a
@@ -209,6 +213,14 @@ impl<'a> Piece<'a> {
         self.part.lanes.map_or(0, |(lane, _)| lane)
     }
 
+    /// Whether this piece owns a row of the outputs, or its columns of it.
+    pub fn owns(&self, row: usize) -> bool {
+        match self.part.lanes {
+            Some((lane, lanes)) => row % lanes == lane,
+            None => self.part.rows.contains(&row),
+        }
+    }
+
     /// Operands given.
     pub fn operand_count(&self) -> usize {
         self.operands.len()
@@ -266,18 +278,19 @@ impl<'a> Piece<'a> {
         let start = row_start(layout, row) + col;
         match layout.dtype() {
             DType::F32 => out.copy_from_slice(&self.src(operand)[start..start + out.len()]),
-            DType::F16 => decode(&self.src(operand)[start..], out, f16::to_f32),
-            DType::BF16 => decode(&self.src(operand)[start..], out, bf16::to_f32),
+            DType::F16 => {
+                self.src::<f16>(operand)[start..start + out.len()].convert_to_f32_slice(out);
+            }
+            DType::BF16 => {
+                self.src::<bf16>(operand)[start..start + out.len()].convert_to_f32_slice(out);
+            }
             dtype => {
                 let block = dtype.block_elems();
                 let bytes = dtype.block_bytes();
                 let decode = quant::block_decoder(dtype);
                 let decode = decode.unwrap_or_else(|| misuse("operand holds no numbers"));
-                let source = &self.src_bytes(operand)[start / block * bytes..];
-                let blocks = source.chunks_exact(bytes).zip(out.chunks_exact_mut(block));
-                for (source, out) in blocks {
-                    decode(source, out);
-                }
+                let (first, count) = (start / block, out.len() / block);
+                decode(&self.src_bytes(operand)[first * bytes..(first + count) * bytes], out);
             }
         }
     }
@@ -286,11 +299,8 @@ impl<'a> Piece<'a> {
     pub fn dst_row<T: Pod>(&mut self, operand: usize, row: usize) -> &mut [T] {
         let target = &self.operands[operand];
         assert!(target.role != BindingRole::Read, "operand is only read; use src_row");
-        let owned = match self.part.lanes {
-            Some((lane, lanes)) => row % lanes == lane && row < target.layout.rows(),
-            None => self.part.rows.contains(&row),
-        };
-        assert!(owned, "row {row} belongs to another piece");
+        assert!(self.owns(row), "row {row} belongs to another piece");
+        assert!(row < target.layout.rows(), "row {row} does not exist");
         let dtype = target.layout.dtype();
         let dense = target.layout.cols() == 1 || target.layout.strides4()[3] == 1;
         assert!(dense, "rows of this operand are not contiguous; use put");
@@ -310,8 +320,8 @@ impl<'a> Piece<'a> {
     pub fn store_row(&mut self, operand: usize, row: usize, values: &[f32]) {
         match self.layout(operand).dtype() {
             DType::F32 => self.dst_row(operand, row).copy_from_slice(values),
-            DType::F16 => encode(self.dst_row(operand, row), values, f16::from_f32),
-            DType::BF16 => encode(self.dst_row(operand, row), values, bf16::from_f32),
+            DType::F16 => self.dst_row::<f16>(operand, row).convert_from_f32_slice(values),
+            DType::BF16 => self.dst_row::<bf16>(operand, row).convert_from_f32_slice(values),
             _ => misuse("outputs are f32, f16 or bf16"),
         }
     }
@@ -355,20 +365,6 @@ pub(super) fn row_start(layout: &Layout, row: usize) -> usize {
     let (i2, rest) = (row % d2, row / d2);
     let (i1, i0) = (rest % d1, rest / d1);
     i0 * strides[0] as usize + i1 * strides[1] as usize + i2 * strides[2] as usize
-}
-
-fn decode<T: Copy>(source: &[T], out: &mut [f32], convert: impl Fn(T) -> f32) {
-    let source = &source[..out.len()];
-    for (out, &value) in out.iter_mut().zip(source) {
-        *out = convert(value);
-    }
-}
-
-fn encode<T>(out: &mut [T], values: &[f32], convert: impl Fn(f32) -> T) {
-    assert!(out.len() == values.len(), "as many values as the piece owns");
-    for (out, &value) in out.iter_mut().zip(values) {
-        *out = convert(value);
-    }
 }
 
 #[cold]

@@ -176,7 +176,7 @@ impl CommandEncoder for CpuEncoder {
 
     fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
         let step = self.lower(dispatch)?;
-        self.list.record(CapturedNode::Dispatch(Arc::new(dispatch.clone())))?;
+        self.list.record(CapturedNode::Dispatch(Arc::new(dispatch.as_recorded())))?;
         self.steps.push(step);
         Ok(())
     }

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::report::{Place, Refusal};
 use crate::graph::Value;
 use crate::ids::{DispatchId, NodeId};
-use crate::node::{Access, Dispatch, Hazard, HazardKind};
+use crate::node::{Access, CapturedOpKind, Dispatch, Hazard, HazardKind};
 use crate::range::MemRangeRole;
 use crate::schedule::HazardGraph;
 
@@ -28,16 +28,21 @@ pub(super) struct List<'a> {
     start: Vec<Arc<Dispatch>>,
     /// What stands for each dispatch of the start; `None` once it is absorbed.
     now: Vec<Option<Arc<Dispatch>>>,
+    /// Its kind. Most questions end here, before the dispatch itself is fetched from memory.
+    kinds: Vec<Option<CapturedOpKind>>,
     slots: Vec<u32>,
     /// Who carries each dispatch of the start out.
     owners: Vec<u32>,
     /// The dispatches of the start each one carries out, itself included.
     members: Vec<SmallVec<[u32; 1]>>,
     uses: Vec<Uses>,
-    indices: FxHashMap<DispatchId, u32>,
+    indices: OnceCell<FxHashMap<DispatchId, u32>>,
     /// Slots of dispatches that nothing may cross, in order.
     walls: Vec<u32>,
     hazards: OnceCell<HazardGraph>,
+    /// Neighbours looked at, so that a test sees what the search costs.
+    #[cfg(test)]
+    pub(super) looked_at: std::cell::Cell<u64>,
 }
 
 /// Who uses a value, by index in the list at the start, once per access.
@@ -63,13 +68,16 @@ impl<'a> List<'a> {
         Self {
             values,
             now: start.iter().cloned().map(Some).collect(),
+            kinds: start.iter().map(|dispatch| Some(dispatch.kind)).collect(),
             slots: (0..count).collect(),
             owners: (0..count).collect(),
             members: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
             uses,
-            indices: start.iter().zip(0..count).map(|(d, index)| (d.id, index)).collect(),
+            indices: OnceCell::new(),
             walls,
             hazards: OnceCell::new(),
+            #[cfg(test)]
+            looked_at: std::cell::Cell::new(0),
             start,
         }
     }
@@ -84,9 +92,23 @@ impl<'a> List<'a> {
         self.now.get(index as usize)?.as_ref()
     }
 
+    /// The kind of what stands for a dispatch of the start, unless it is absorbed.
+    pub(super) fn kind(&self, index: u32) -> Option<CapturedOpKind> {
+        self.kinds[index as usize]
+    }
+
     /// Who stands for the dispatch of this id.
     pub(super) fn index_of(&self, id: DispatchId) -> Option<u32> {
-        self.indices.get(&id).map(|&index| self.owners[index as usize])
+        // Ids mostly count up from zero.
+        let index = match self.start.get(id.0 as usize) {
+            Some(dispatch) if dispatch.id == id => id.0,
+            _ => {
+                let all = self.start.iter().zip(0..);
+                let indices = self.indices.get_or_init(|| all.map(|(d, i)| (d.id, i)).collect());
+                *indices.get(&id)?
+            }
+        };
+        Some(self.owner(index))
     }
 
     /// Where a dispatch stands, for comparison only.
@@ -150,27 +172,28 @@ impl<'a> List<'a> {
         }
         let hazards = self.hazards.get_or_init(|| HazardGraph::build(&self.start));
         let members = |index: u32| self.members[index as usize].iter().map(|&m| m as usize);
-        let between = |neighbours: &mut dyn Iterator<Item = &u32>| {
-            let owners = neighbours.map(|&n| self.owner(n));
-            let between = |&n: &u32| first < self.slot(n) && self.slot(n) < last;
-            owners.filter(between).collect::<SmallVec<[u32; 4]>>()
+        let between = |&neighbour: &u32| {
+            #[cfg(test)]
+            self.looked_at.update(|count| count + 1);
+            let other = self.owner(neighbour);
+            let between = first < self.slot(other) && self.slot(other) < last;
+            self.at(other).filter(|_| between)
         };
-
-        let after = between(&mut members(producer).flat_map(|m| hazards.succs(m)));
-        let late = after.iter().filter_map(|&n| {
-            let (id, other) = (self.at(producer)?.id, self.at(n)?);
-            Some((self.slot(n), hazard((id, down), (other.id, other.accesses()))?))
+        // Neighbours count up, so the first of many that follow the producer is found at once.
+        let late = members(producer).flat_map(|m| hazards.succs(m)).find_map(|neighbour| {
+            let (id, other) = (self.at(producer)?.id, between(neighbour)?);
+            hazard((id, down), (other.id, other.accesses()))
         });
-        let Some((_, late)) = late.min_by_key(|(slot, _)| *slot) else {
+        let Some(late) = late else {
             return Ok(Place::Consumer);
         };
-        let before = between(&mut members(consumer).flat_map(|m| hazards.preds(m)));
-        let early = before.iter().filter_map(|&n| {
-            let (id, other) = (self.at(consumer)?.id, self.at(n)?);
-            Some((self.slot(n), hazard((other.id, other.accesses()), (id, up))?))
+        let early = members(consumer).flat_map(|m| hazards.preds(m).iter().rev());
+        let early = early.into_iter().find_map(|neighbour| {
+            let (id, other) = (self.at(consumer)?.id, between(neighbour)?);
+            hazard((other.id, other.accesses()), (id, up))
         });
-        match early.max_by_key(|(slot, _)| *slot) {
-            Some((_, early)) => Err(Refusal::Crosses { producer: late, consumer: early }),
+        match early {
+            Some(early) => Err(Refusal::Crosses { producer: late, consumer: early }),
             None => Ok(Place::Producer),
         }
     }
@@ -201,6 +224,8 @@ impl<'a> List<'a> {
         }
         self.members[consumer as usize].extend(absorbed);
         self.now[producer as usize] = None;
+        self.kinds[producer as usize] = None;
+        self.kinds[consumer as usize] = Some(fused.kind);
         self.now[consumer as usize] = Some(Arc::new(fused));
     }
 

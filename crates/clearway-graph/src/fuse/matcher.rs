@@ -47,10 +47,12 @@ impl<'a> Pair<'a> {
         consumer: u32,
         operand: usize,
     ) -> Option<Self> {
-        let second = &**list.at(consumer).filter(|d| d.kind == rule.consumer)?;
+        list.kind(consumer).filter(|&kind| kind == rule.consumer)?;
+        let second = list.at(consumer)?;
         let value = second.bindings.get(operand)?.value()?;
         let producer = list.writer_before(value, consumer)?;
-        let first = &**list.at(producer).filter(|d| d.kind == rule.producer)?;
+        list.kind(producer).filter(|&kind| kind == rule.producer)?;
+        let first = list.at(producer)?;
         // Of two results a rule follows only the last.
         first.bindings.last().filter(|result| result.value() == Some(value))?;
         Some(Self { rule, producer, consumer, first, second, operand, value })

@@ -57,9 +57,7 @@ pub(crate) fn fuse<C: KernelCatalog>(
 ) -> Result<FuseReport> {
     let start = graph.dispatches().cloned().collect();
     let mut stage = Stage::new(List::new(start, graph.values()));
-    while let Some(candidate) = stage.queue.pop_first() {
-        stage.attempt(candidate, catalog, device)?;
-    }
+    stage.run(catalog, device)?;
     let (dispatches, mut report) = stage.finish();
     if report.fired() > 0 {
         report.stripped_barriers = graph.barrier_count();
@@ -85,13 +83,25 @@ impl<'a> Stage<'a> {
         let rules = RULES.iter().map(|rule| RuleCount { rule: rule.name, fired: 0 });
         let report = FuseReport { rules: rules.collect(), ..FuseReport::default() };
         let (refused, waiting) = Default::default();
-        let mut queue = BTreeSet::new();
+        let mut by_rule = RULES.map(|_| Vec::new());
         for index in 0..list.len() {
-            let kind = list.at(index).map(|dispatch| dispatch.kind);
-            let rules = (0..RULES.len()).filter(|&rule| kind == Some(RULES[rule].consumer));
-            queue.extend(rules.map(|rule| (rule, index)));
+            for (rule, candidates) in RULES.iter().zip(&mut by_rule) {
+                if list.kind(index) == Some(rule.consumer) {
+                    candidates.push(index);
+                }
+            }
         }
-        Self { list, queue, refused, waiting, report }
+        let candidates = by_rule.into_iter().enumerate();
+        let queue = candidates.flat_map(|(rule, list)| list.into_iter().map(move |i| (rule, i)));
+        Self { queue: queue.collect(), list, refused, waiting, report }
+    }
+
+    /// Tries every candidate until none is left.
+    fn run<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<()> {
+        while let Some(candidate) = self.queue.pop_first() {
+            self.attempt(candidate, catalog, device)?;
+        }
+        Ok(())
     }
 
     /// Fuses the candidate or notes why not.

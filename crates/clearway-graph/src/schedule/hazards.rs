@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::ids::NodeId;
 use crate::node::{Dispatch, Hazard, HazardKind};
 use crate::range::{BufferRange, MemRangeRole};
 
@@ -21,7 +22,7 @@ pub struct HazardGraph {
 impl HazardGraph {
     /// The hazard graph of annotated dispatches in execution order.
     pub fn build(dispatches: &[Arc<Dispatch>]) -> Self {
-        let mut memory = Memory::default();
+        let mut memory = Memory::of(dispatches);
         let mut preds = Adjacency::with_capacity(dispatches.len());
         let mut found = Vec::new();
         for (index, dispatch) in dispatches.iter().enumerate() {
@@ -60,6 +61,11 @@ impl HazardGraph {
         }
         levels
     }
+
+    /// Dispatches on the longest path.
+    pub(super) fn depth(&self) -> u32 {
+        self.asap_levels().into_iter().max().map_or(0, |deepest| deepest + 1)
+    }
 }
 
 /// The first hazard between two dispatches in execution order.
@@ -83,8 +89,7 @@ pub(super) fn longest_chain(dispatches: &[Arc<Dispatch>]) -> u32 {
             Some(last) if !last.is_annotated() => &section[..section.len() - 1],
             _ => section,
         };
-        let levels = HazardGraph::build(annotated).asap_levels();
-        chain += levels.iter().max().map_or(0, |deepest| deepest + 1);
+        chain += HazardGraph::build(annotated).depth();
         chain += u32::from(annotated.len() < section.len());
     }
     chain
@@ -140,7 +145,21 @@ impl Adjacency {
 /// Who last touched which byte.
 #[derive(Default)]
 struct Memory {
-    buffers: FxHashMap<usize, BTreeMap<u64, Segment>>,
+    /// By number of the value, from the lowest on: neighbours in the list are neighbours here.
+    values: Vec<History>,
+    lowest: usize,
+    /// Real buffers that somebody writes, and values far from the others. What nobody writes, such
+    /// as weights, orders nobody.
+    buffers: FxHashMap<usize, History>,
+}
+
+/// What happened to the bytes of one buffer.
+#[derive(Default)]
+struct History {
+    /// The one segment as long as every access has the same range, as nearly all of a value have.
+    whole: Option<(u64, Segment)>,
+    /// Disjoint segments by their start, otherwise.
+    parts: Option<Box<BTreeMap<u64, Segment>>>,
 }
 
 /// A run of bytes with one history.
@@ -153,40 +172,112 @@ struct Segment {
 }
 
 impl Memory {
+    fn of(dispatches: &[Arc<Dispatch>]) -> Self {
+        let mut memory = Self { lowest: usize::MAX, ..Self::default() };
+        let mut accesses = 0;
+        let mut end = 0;
+        for range in dispatches.iter().flat_map(|dispatch| dispatch.ranges()) {
+            accesses += 1;
+            if let Some(value) = NodeId::from_buf_id(range.buf_id) {
+                memory.lowest = memory.lowest.min(value.index());
+                end = end.max(value.index() + 1);
+            } else if range.is_write() {
+                memory.buffers.insert(range.buf_id, History::default());
+            }
+        }
+        // Numbers may have gaps, but must not make us allocate them.
+        let span = end.saturating_sub(memory.lowest).min(2 * accesses);
+        memory.values.resize_with(span, History::default);
+        memory
+    }
+
+    fn history(&mut self, buf_id: usize) -> Option<&mut History> {
+        let Some(value) = NodeId::from_buf_id(buf_id) else {
+            return self.buffers.get_mut(&buf_id);
+        };
+        let index = value.index().wrapping_sub(self.lowest);
+        match self.values.get_mut(index) {
+            None => Some(self.buffers.entry(buf_id).or_default()),
+            near => near,
+        }
+    }
+
     fn read(&mut self, reader: u32, range: &BufferRange, found: &mut Vec<u32>) {
         debug_assert_eq!(range.role, MemRangeRole::Src);
-        if range.is_empty() {
+        let Some(history) = self.history(range.buf_id).filter(|_| !range.is_empty()) else {
+            return;
+        };
+        if let Some(segment) = history.exactly(range) {
+            segment.add_reader(reader, found);
             return;
         }
-        let segments = self.buffers.entry(range.buf_id).or_default();
+        let segments = history.parts();
         split_at(segments, range.p0);
         split_at(segments, range.p1);
         fill_gaps(segments, range.p0, range.p1);
         for segment in segments.range_mut(range.p0..range.p1).map(|(_, s)| s) {
-            found.extend(segment.writer);
-            if segment.readers.last() != Some(&reader) {
-                segment.readers.push(reader);
-            }
+            segment.add_reader(reader, found);
         }
     }
 
     fn write(&mut self, writer: u32, range: &BufferRange, found: &mut Vec<u32>) {
-        if range.is_empty() {
+        let Some(history) = self.history(range.buf_id).filter(|_| !range.is_empty()) else {
+            return;
+        };
+        let written = Segment { writer: Some(writer), ..Segment::untouched(range.p1) };
+        if let Some(segment) = history.exactly(range) {
+            segment.find_before(writer, found);
+            *segment = written;
             return;
         }
-        let segments = self.buffers.entry(range.buf_id).or_default();
+        let segments = history.parts();
         split_at(segments, range.p0);
         split_at(segments, range.p1);
         while let Some((&start, segment)) = segments.range(range.p0..range.p1).next() {
-            // Readers already follow the last writer.
-            if segment.readers.iter().all(|&reader| reader == writer) {
-                found.extend(segment.writer);
-            }
-            found.extend(segment.readers.iter().copied());
+            segment.find_before(writer, found);
             segments.remove(&start);
         }
-        let segment = Segment { end: range.p1, writer: Some(writer), readers: SmallVec::new() };
-        segments.insert(range.p0, segment);
+        segments.insert(range.p0, written);
+    }
+}
+
+impl History {
+    /// The segment of this range, if no other range was touched so far.
+    fn exactly(&mut self, range: &BufferRange) -> Option<&mut Segment> {
+        if self.parts.is_some() {
+            return None;
+        }
+        let untouched = || (range.p0, Segment::untouched(range.p1));
+        let (start, segment) = self.whole.get_or_insert_with(untouched);
+        ((*start, segment.end) == (range.p0, range.p1)).then_some(segment)
+    }
+
+    /// All segments, from now on kept apart.
+    fn parts(&mut self) -> &mut BTreeMap<u64, Segment> {
+        let whole = self.whole.take();
+        self.parts.get_or_insert_with(|| Box::new(whole.into_iter().collect()))
+    }
+}
+
+impl Segment {
+    fn untouched(end: u64) -> Self {
+        Self { end, writer: None, readers: SmallVec::new() }
+    }
+
+    fn add_reader(&mut self, reader: u32, found: &mut Vec<u32>) {
+        found.extend(self.writer);
+        if self.readers.last() != Some(&reader) {
+            self.readers.push(reader);
+        }
+    }
+
+    /// Whom a new writer of these bytes must follow.
+    fn find_before(&self, writer: u32, found: &mut Vec<u32>) {
+        // Readers already follow the last writer.
+        if self.readers.iter().all(|&reader| reader == writer) {
+            found.extend(self.writer);
+        }
+        found.extend(self.readers.iter().copied());
     }
 }
 
@@ -215,6 +306,6 @@ fn fill_gaps(segments: &mut BTreeMap<u64, Segment>, p0: u64, p1: u64) {
         gaps.push((at, p1));
     }
     for (start, end) in gaps {
-        segments.insert(start, Segment { end, writer: None, readers: SmallVec::new() });
+        segments.insert(start, Segment::untouched(end));
     }
 }

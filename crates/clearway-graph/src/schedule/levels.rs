@@ -8,7 +8,6 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{HazardGraph, SectionOrder};
@@ -54,7 +53,7 @@ pub(super) fn order(
 }
 
 /// Puts one dispatch on the level of its slack where the values around it live shortest.
-fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives: &Lives) {
+fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives: &Lives<'_>) {
     let Some(latest) = hazards.succs(index).iter().map(|&s| levels[s as usize] - 1).min() else {
         return; // nothing waits for it: early is best, since its operands then die early
     };
@@ -74,50 +73,44 @@ fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives:
 }
 
 /// Which dispatches touch which values.
-struct Lives {
-    bytes: Vec<u64>,
+struct Lives<'a> {
+    values: &'a [Value],
     /// Per value: dispatches that touch it, in recorded order.
-    touched_by: Vec<Vec<u32>>,
-    /// Per dispatch: local indices of the values it touches.
-    touches: Vec<Vec<u32>>,
+    touched_by: Vec<SmallVec<[u32; 4]>>,
+    /// Per dispatch: the values it touches.
+    touches: Vec<SmallVec<[NodeId; 4]>>,
 }
 
-impl Lives {
-    fn of(dispatches: &[Arc<Dispatch>], values: &[Value]) -> Self {
-        let mut local: FxHashMap<NodeId, u32> = FxHashMap::default();
-        let mut lives = Self { bytes: Vec::new(), touched_by: Vec::new(), touches: Vec::new() };
-        for (index, dispatch) in dispatches.iter().enumerate() {
-            let mut touched = Vec::new();
+impl<'a> Lives<'a> {
+    fn of(dispatches: &[Arc<Dispatch>], values: &'a [Value]) -> Self {
+        let mut touched_by = vec![SmallVec::<[u32; 4]>::new(); values.len()];
+        let mut touches = Vec::with_capacity(dispatches.len());
+        for (index, dispatch) in (0..).zip(dispatches) {
+            let mut touched = SmallVec::new();
             for id in dispatch.values() {
-                let kept = values.get(id.index()).is_none_or(|v| v.input || v.output);
-                if kept {
-                    continue; // lives anyway, wherever its readers stand
-                }
-                let slot = *local.entry(id).or_insert_with(|| {
-                    lives.bytes.push(values[id.index()].bytes);
-                    lives.touched_by.push(Vec::new());
-                    lives.bytes.len() as u32 - 1
-                });
-                if !touched.contains(&slot) {
-                    touched.push(slot);
-                    lives.touched_by[slot as usize].push(index as u32);
+                // Inputs and outputs live anyway, wherever their readers stand.
+                let value = values.get(id.index()).filter(|v| !v.input && !v.output);
+                if value.is_some() && touched_by[id.index()].last() != Some(&index) {
+                    touched.push(id);
+                    touched_by[id.index()].push(index);
                 }
             }
-            lives.touches.push(touched);
+            touches.push(touched);
         }
-        lives
+        Self { values, touched_by, touches }
     }
 
     /// The values around `index` that other dispatches touch, as these make them live.
     fn around(&self, index: usize, levels: &[u32]) -> SmallVec<[Life; 4]> {
-        let life = |&value: &u32| {
-            let touched = &self.touched_by[value as usize];
+        let life = |value: &NodeId| {
+            let touched = &self.touched_by[value.index()];
             if touched.len() > MAX_TOUCHERS {
                 return None;
             }
             let others = || touched.iter().filter(|&&d| d as usize != index);
             let at = || others().map(|&d| levels[d as usize]);
-            Some(Life { bytes: self.bytes[value as usize], first: at().min()?, last: at().max()? })
+            let bytes = self.values[value.index()].bytes;
+            Some(Life { bytes, first: at().min()?, last: at().max()? })
         };
         self.touches[index].iter().filter_map(life).collect()
     }

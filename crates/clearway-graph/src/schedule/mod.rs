@@ -67,6 +67,7 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
     let mut order = Vec::with_capacity(recorded.len());
     let mut refusals = Vec::new();
     let mut cut: Option<&Dispatch> = None;
+    let mut chain = 0;
     for section in sections(&recorded) {
         let dispatches = &recorded[section.clone()];
         let base = section.start;
@@ -76,9 +77,11 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
             refusals.push((dispatches[0].id, MoveRefusal::Immovable));
             cut = Some(&dispatches[0]);
             order.push(base);
+            chain += 1;
             continue;
         }
         let hazards = HazardGraph::build(dispatches);
+        chain += hazards.depth();
         let plan = match strategy {
             Strategy::Levels => levels::order(dispatches, &hazards, graph.values()),
             Strategy::LookAhead { window } => lookahead::order(dispatches, window),
@@ -95,7 +98,9 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
         }
         order.extend(plan.order.iter().map(|&i| base + i as usize));
     }
-    let longest_chain = hazards::longest_chain(&recorded);
+    // A chain runs through all sections, unless a pinned dispatch shares a group with others.
+    let pinned = recorded.iter().any(|d| d.is_annotated() && !d.is_movable());
+    let longest_chain = if pinned { hazards::longest_chain(&recorded) } else { chain };
     let moved = moved::count_moved_earlier(&order);
     let nodes = order.iter().map(|&i| CapturedNode::Dispatch(recorded[i].clone())).collect();
     graph.set_nodes(nodes);

@@ -12,9 +12,9 @@ mod random;
 mod shapes;
 
 pub use build::{Touch, dispatch_of, graph_of, minimise, with_nodes};
-pub use kernels::{EveryKernel, contract_of, params_of};
+pub use kernels::record_op;
 pub use oracle::{
-    TrackerOracle, conflicting_pairs, conflicts, flows, is_sound, members_once, walk_barriers,
+    Oracle, TrackerOracle, conflicting_pairs, conflicts, flows, members_once, walk_barriers,
 };
 pub use planner::{Lives, plan_by_groups};
 pub use random::{Shape, random_graph};

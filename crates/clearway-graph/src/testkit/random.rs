@@ -3,7 +3,7 @@
 
 use super::Rng;
 use super::build::{Touch, dispatch_of};
-use super::kernels::{contract_of, params_of};
+use super::kernels::record_op;
 use crate::{CapturedOpKind, ComputeGraph, DType, Layout, NodeId, TensorView};
 
 /// What a random list looks like. Percentages are of dispatches.
@@ -270,8 +270,7 @@ impl Maker<'_> {
     }
 
     fn record(&mut self, kind: CapturedOpKind, views: &[TensorView]) {
-        let contract = contract_of(kind, views.len());
-        self.graph.dispatch(kind, &contract, views, params_of(kind), "").unwrap();
+        record_op(&mut self.graph, kind, views);
         self.count += 1;
         // Something unrelated between the members of a run.
         if self.rng.chance(25) {

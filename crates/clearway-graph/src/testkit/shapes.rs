@@ -1,17 +1,17 @@
 //! Lists of a known form.
 
-use super::kernels::{contract_of, params_of};
+use super::kernels::record_op;
 use crate::{CapturedOpKind, ComputeGraph, DType, Layout, TensorView};
 
 /// One source, `width` branches of `length` dispatches one after another, one join.
 pub fn branches(width: usize, length: usize) -> ComputeGraph {
     let mut list = Lister::default();
     let layout = Layout::new(DType::F32, &[16]).unwrap();
-    let source = list.op(CapturedOpKind::Fill, &[], layout);
-    let tails: Vec<TensorView> = (0..width)
-        .map(|_| (0..length).fold(source, |x, _| list.op(CapturedOpKind::Copy, &[x], layout)))
-        .collect();
-    let joined = list.op(CapturedOpKind::Concat, &tails, layout);
+    let kind = CapturedOpKind::Custom;
+    let source = list.op(kind, &[], layout);
+    let tails: Vec<TensorView> =
+        (0..width).map(|_| (0..length).fold(source, |x, _| list.op(kind, &[x], layout))).collect();
+    let joined = list.op(kind, &tails, layout);
     list.graph.mark_output(joined.value().unwrap()).unwrap();
     list.graph
 }
@@ -97,8 +97,7 @@ impl Lister {
 
     fn op_into(&mut self, kind: CapturedOpKind, views: &[TensorView]) {
         if self.count < self.limit {
-            let contract = contract_of(kind, views.len());
-            self.graph.dispatch(kind, &contract, views, params_of(kind), "").unwrap();
+            record_op(&mut self.graph, kind, views);
             self.count += 1;
         }
     }

@@ -244,14 +244,14 @@ impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
     fn prove_results(&mut self) -> Result<(), Fault> {
         self.prove_touched(self.history.stops.len() - 1, Story::Result)?;
         let is_output = |id: NodeId| self.values[id.index()].output;
-        let outputs = self.history.left.iter().filter(|(id, _)| is_output(*id));
-        outputs.map(|(id, runs)| self.prove_value(*id, runs, Story::Result)).collect()
+        let mut outputs = self.history.left.iter().filter(|(id, _)| is_output(*id));
+        outputs.try_for_each(|(id, runs)| self.prove_value(*id, runs, Story::Result))
     }
 
     fn prove_inputs(&self) -> Result<(), Fault> {
         let is_input = |id: NodeId| self.values[id.index()].input;
-        let inputs = self.history.left.iter().filter(|(id, _)| is_input(*id));
-        inputs.map(|(id, runs)| self.prove_value(*id, runs, Story::Input)).collect()
+        let mut inputs = self.history.left.iter().filter(|(id, _)| is_input(*id));
+        inputs.try_for_each(|(id, runs)| self.prove_value(*id, runs, Story::Input))
     }
 
     /// Every real buffer holds what it held at this point of the recorded list.

@@ -129,11 +129,9 @@ mod tests {
         }
     }
 
-    fn seen(
-        map: &Intervals<(char, u64)>,
-        p0: u64,
-        p1: u64,
-    ) -> Vec<(u64, u64, Option<(char, u64)>)> {
+    type Piece = (u64, u64, Option<(char, u64)>);
+
+    fn seen(map: &Intervals<(char, u64)>, p0: u64, p1: u64) -> Vec<Piece> {
         let mut pieces = Vec::new();
         map.visit(p0, p1, |a, b, payload| pieces.push((a, b, payload)));
         pieces

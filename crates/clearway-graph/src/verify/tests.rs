@@ -94,7 +94,8 @@ fn the_longest_chain_counts_hazards_of_every_kind_and_unknown_dispatches() {
         last.place_barriers_everywhere();
         verify(graph, &last, None).unwrap().longest_chain
     };
-    let war = graph_of(&[&[read(0, 0, 8)], &[read(0, 0, 64)], &[write(0, 4, 12)], &[read(0, 8, 9)]]);
+    let war =
+        graph_of(&[&[read(0, 0, 8)], &[read(0, 0, 64)], &[write(0, 4, 12)], &[read(0, 8, 9)]]);
     assert_eq!(chain_of(&war), 3);
     let waw = graph_of(&[&[write(0, 0, 8)], &[write(0, 8, 16)], &[write(0, 7, 9)]]);
     assert_eq!(chain_of(&waw), 2);
@@ -268,11 +269,8 @@ fn a_swapped_producer_is_seen_by_its_consumer() {
 
 #[test]
 fn a_read_between_two_writes_sees_the_right_part_of_each() {
-    let recorded = graph_of(&[
-        &[write(0, 0, 40)],
-        &[write(0, 32, 64)],
-        &[read(0, 16, 48), write(1, 0, 32)],
-    ]);
+    let recorded =
+        graph_of(&[&[write(0, 0, 40)], &[write(0, 32, 64)], &[read(0, 16, 48), write(1, 0, 32)]]);
     assert!(verify(&recorded, &ordered(&recorded, &[0, 1, 2]), None).is_ok());
     let fault = verify(&recorded, &ordered(&recorded, &[1, 0, 2]), None).unwrap_err();
     assert_eq!(fault.bytes, Some(FaultBytes { buf_id: 0, p0: 32, p1: 40 }));
@@ -371,11 +369,8 @@ fn a_fusion_may_keep_what_only_its_members_read() {
 
 #[test]
 fn a_fusion_that_drops_what_others_read_is_reported() {
-    let recorded = graph_of(&[
-        &[writes(0)],
-        &[reads(0), writes(1)],
-        &[reads(0), reads(1), write(0, 0, 64)],
-    ]);
+    let recorded =
+        graph_of(&[&[writes(0)], &[reads(0), writes(1)], &[reads(0), reads(1), write(0, 0, 64)]]);
     let fault = verify(&recorded, &fused(&recorded, |a| origin(a) == (1, 1)), None).unwrap_err();
     assert_eq!((fault.dispatch, fault.other), (Some(DispatchId(2)), Some(DispatchId(0))));
     assert!(verify(&recorded, &fused(&recorded, |a| origin(a) != (1, 0)), None).is_ok());

@@ -233,7 +233,8 @@ impl<'a> Layers<'a> {
         x: TensorView,
         size: usize,
     ) -> Result<TensorView> {
-        let weight = self.matrix(&format!("blk.{layer}.{part}.weight"), &[size, x.layout.cols()])?;
+        let weight =
+            self.matrix(&format!("blk.{layer}.{part}.weight"), &[size, x.layout.cols()])?;
         self.label(layer, part);
         self.ops.matmul(x, weight)
     }

@@ -17,7 +17,7 @@ use super::vocab::{TokenKind, Vocab};
 pub(super) struct Bpe {
     ids: IdMap,
     pairs: PairMap,
-    bytes: [u32; 256],
+    bytes: Box<[u32; 256]>,
     pre: PreTokenizer,
     /// A piece that is a token is that token, whatever the merges say (Llama 3).
     whole_pieces: bool,
@@ -49,7 +49,7 @@ impl Bpe {
             plain.push(decoded);
         }
         let ids = IdMap::new(&table, |id, _| plain[id as usize]);
-        let mut bytes = [NONE; 256];
+        let mut bytes = Box::new([NONE; 256]);
         for byte in 0..=u8::MAX {
             bytes[usize::from(byte)] = ids.id(&table, &[byte]).unwrap_or(NONE);
         }
@@ -106,7 +106,13 @@ impl Bpe {
         }
     }
 
-    fn encode_word(&self, table: &TokenTable, word: &[u8], merger: &mut Merger, out: &mut Vec<u32>) {
+    fn encode_word(
+        &self,
+        table: &TokenTable,
+        word: &[u8],
+        merger: &mut Merger,
+        out: &mut Vec<u32>,
+    ) {
         if self.whole_pieces
             && let Some(id) = self.ids.id(table, word)
         {
@@ -170,9 +176,7 @@ fn read_merges(
         }
     }
     if skipped == merges.len() {
-        return Err(TextError::NoMerges {
-            found: merges.len(),
-        });
+        return Err(TextError::NoMerges { found: merges.len() });
     }
     Ok((pairs, skipped))
 }

@@ -28,13 +28,7 @@ pub(super) struct Symbol {
 impl Symbol {
     /// A symbol that nothing has been merged into yet.
     pub(super) fn new(start: u32, len: u32, id: u32) -> Self {
-        Self {
-            start,
-            len,
-            id,
-            prev: NONE,
-            next: NONE,
-        }
+        Self { start, len, id, prev: NONE, next: NONE }
     }
 }
 
@@ -141,12 +135,7 @@ impl Merger {
             let Some((_, id)) = pairs.pair(word, &a, &b).filter(|&(now, _)| now == rank) else {
                 continue;
             };
-            symbols[left as usize] = Symbol {
-                len: a.len + b.len,
-                id,
-                next: b.next,
-                ..a
-            };
+            symbols[left as usize] = Symbol { len: a.len + b.len, id, next: b.next, ..a };
             symbols[right as usize].len = 0;
             if b.next != NONE {
                 symbols[b.next as usize].prev = left;
@@ -214,10 +203,8 @@ impl WordCache {
         merge(word, out);
         // Ids are at most as many as bytes, but they share the vector with the ids of earlier texts.
         if let Ok(last) = u32::try_from(out.len()) {
-            self.slots[slot] = Cached {
-                text: (start as u32, end as u32),
-                ids: (first as u32, last),
-            };
+            self.slots[slot] =
+                Cached { text: (start as u32, end as u32), ids: (first as u32, last) };
         }
     }
 }
@@ -261,26 +248,14 @@ mod tests {
                 })
                 .collect();
             let symbols = |word: &[u8]| {
-                (0..word.len() as u32)
-                    .map(|i| Symbol::new(i, 1, NONE))
-                    .collect::<Vec<_>>()
+                (0..word.len() as u32).map(|i| Symbol::new(i, 1, NONE)).collect::<Vec<_>>()
             };
-            let mut by_scan = Merger {
-                symbols: symbols(&word),
-                ..Merger::default()
-            };
-            let mut by_heap = Merger {
-                symbols: symbols(&word),
-                ..Merger::default()
-            };
+            let mut by_scan = Merger { symbols: symbols(&word), ..Merger::default() };
+            let mut by_heap = Merger { symbols: symbols(&word), ..Merger::default() };
             by_scan.merge_by_scan(&word, &mut pairs);
             by_heap.merge_by_heap(&word, &mut pairs);
-            let spans = |m: &Merger| {
-                m.symbols
-                    .iter()
-                    .map(|s| (s.start, s.len, s.id))
-                    .collect::<Vec<_>>()
-            };
+            let spans =
+                |m: &Merger| m.symbols.iter().map(|s| (s.start, s.len, s.id)).collect::<Vec<_>>();
             assert_eq!(spans(&by_scan), spans(&by_heap), "word {word:?}");
         }
     }

@@ -60,11 +60,7 @@ impl PreTokenizer {
 
     /// The pieces of `text`, in order.
     pub fn pieces(self, text: &str) -> Pieces<'_> {
-        Pieces {
-            scan: Scan(text),
-            pre: self,
-            pos: 0,
-        }
+        Pieces { scan: Scan(text), pre: self, pos: 0 }
     }
 }
 
@@ -132,11 +128,7 @@ impl Scan<'_> {
             });
         }
         let ch = self.0[pos..].chars().next()?;
-        Some(At {
-            ch,
-            class: class_of(ch),
-            end: pos + ch.len_utf8(),
-        })
+        Some(At { ch, class: class_of(ch), end: pos + ch.len_utf8() })
     }
 
     /// End of the run of `class` from `pos` on, not beyond a character that `stop` accepts.
@@ -190,10 +182,7 @@ impl Scan<'_> {
         if first.class == Class::Number {
             return self.default_numbers(pos);
         }
-        let next_is_number = || {
-            self.at(first.end)
-                .is_some_and(|next| next.class == Class::Number)
-        };
+        let next_is_number = || self.at(first.end).is_some_and(|next| next.class == Class::Number);
         if first.ch == ' ' && next_is_number() {
             return first.end;
         }
@@ -277,9 +266,7 @@ impl Scan<'_> {
             'l' => 'l',
             _ => return None,
         };
-        self.at(first.end)
-            .filter(|next| fold(next.ch) == second)
-            .map(|next| next.end)
+        self.at(first.end).filter(|next| fold(next.ch) == second).map(|next| next.end)
     }
 
     /// `\s+(?!\S)|\s+`: a run of white space, without its last character where a word follows.

@@ -42,9 +42,7 @@ impl SpecialTokens {
 
     /// The id of a special token by its text.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
-        let found = self
-            .tokens
-            .binary_search_by(|(token, _)| token.as_ref().cmp(text));
+        let found = self.tokens.binary_search_by(|(token, _)| token.as_ref().cmp(text));
         found.ok().map(|i| self.tokens[i].1)
     }
 
@@ -91,9 +89,7 @@ mod tests {
     fn tokens(texts: &[&str]) -> SpecialTokens {
         let mut table = TokenTable::new(texts.len()).unwrap();
         for text in texts {
-            table
-                .push(TokenKind::Control, |out| out.extend(text.as_bytes()))
-                .unwrap();
+            table.push(TokenKind::Control, |out| out.extend(text.as_bytes())).unwrap();
         }
         SpecialTokens::new(&table, |_| true, str::to_owned)
     }
@@ -127,7 +123,8 @@ mod tests {
                 .collect();
             let plain = (0..text.len()).find_map(|start| {
                 let at = |&(_, t): &(usize, &&str)| text[start..].starts_with(*t);
-                let (id, found) = texts.iter().enumerate().filter(at).max_by_key(|(_, t)| t.len())?;
+                let (id, found) =
+                    texts.iter().enumerate().filter(at).max_by_key(|(_, t)| t.len())?;
                 Some((start, start + found.len(), id as u32))
             });
             assert_eq!(tokens.find(&text, 0), plain, "{text}");

@@ -68,10 +68,8 @@ impl Spm {
             let Ok(piece) = str::from_utf8(table.bytes(id)) else {
                 return false;
             };
-            let joins = matches!(
-                kind,
-                TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused
-            );
+            let joins =
+                matches!(kind, TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused);
             if joins {
                 has_unused |= kind == TokenKind::Unused;
                 let ends = piece.match_indices(' ').map(|(at, _)| &piece[..at]);
@@ -161,7 +159,9 @@ impl Spm {
     fn word_end(&self, text: &str, start: usize) -> usize {
         let bytes = text.as_bytes();
         let mut at = start + 1;
-        while let Some(found) = bytes.get(at..).and_then(|rest| rest.iter().position(|&b| b == b' ')) {
+        while let Some(found) =
+            bytes.get(at..).and_then(|rest| rest.iter().position(|&b| b == b' '))
+        {
             let end = at + found;
             let reached = || {
                 let before = text[start..end].chars().next_back();
@@ -192,11 +192,7 @@ impl Spm {
                 start += len;
             }
         }
-        let mut pairs = ByScore {
-            spm: self,
-            table,
-            splits,
-        };
+        let mut pairs = ByScore { spm: self, table, splits };
         merger.merge(word, &mut pairs);
         for symbol in &merger.symbols {
             self.emit(table, word, *symbol, splits, out);
@@ -244,7 +240,12 @@ impl Spm {
     }
 
     /// Length of the left part of an unused piece.
-    fn split(&self, table: &TokenTable, text: &[u8], splits: &FxHashMap<u32, u32>) -> Option<usize> {
+    fn split(
+        &self,
+        table: &TokenTable,
+        text: &[u8],
+        splits: &FxHashMap<u32, u32>,
+    ) -> Option<usize> {
         let id = self.ids.id(table, text).filter(|_| self.has_unused)?;
         splits.get(&id).map(|&left| left as usize)
     }
@@ -300,11 +301,7 @@ impl Pairs for ByScore<'_> {
 
 /// Orders scores from high to low as integers; NaN comes last, and both zeros are equal.
 fn urgency_of(score: f32) -> u32 {
-    let score = if score.is_nan() {
-        f32::NEG_INFINITY
-    } else {
-        score + 0.0
-    };
+    let score = if score.is_nan() { f32::NEG_INFINITY } else { score + 0.0 };
     let bits = score.to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     !ascending

@@ -17,19 +17,12 @@ pub struct StreamDecoder<'t> {
 impl<'t> StreamDecoder<'t> {
     /// A decoder with nothing pending.
     pub fn new(tokenizer: &'t Tokenizer, options: DecodeOptions) -> Self {
-        Self {
-            tokenizer,
-            options,
-            strip: options.strip_prefix,
-            pending: Vec::new(),
-        }
+        Self { tokenizer, options, strip: options.strip_prefix, pending: Vec::new() }
     }
 
     /// The text that `id` completes; often empty inside a character.
     pub fn push(&mut self, id: u32) -> Result<String, TextError> {
-        let piece = self
-            .tokenizer
-            .piece(id, self.options.skip_special, &mut self.strip)?;
+        let piece = self.tokenizer.piece(id, self.options.skip_special, &mut self.strip)?;
         self.pending.extend_from_slice(piece);
         let mut text = String::with_capacity(self.pending.len());
         let mut rest = self.pending.as_slice();

@@ -46,9 +46,8 @@ impl TokenTable {
     ) -> Result<(), TextError> {
         let start = self.bytes.len();
         write(&mut self.bytes);
-        let end = u32::try_from(self.bytes.len()).map_err(|_| TextError::VocabTooLarge {
-            what: "token bytes",
-        })?;
+        let end = u32::try_from(self.bytes.len())
+            .map_err(|_| TextError::VocabTooLarge { what: "token bytes" })?;
         self.longest = self.longest.max(self.bytes.len() - start);
         self.ends.push(end);
         self.kinds.push(kind);
@@ -95,10 +94,8 @@ impl IdMap {
     /// A map of the tokens of `table` that `include` accepts. Empty tokens are never included.
     pub(super) fn new(table: &TokenTable, mut include: impl FnMut(u32, TokenKind) -> bool) -> Self {
         let ids = || 0..table.len() as u32;
-        let mut map = Self {
-            key: HashKey::random(),
-            slots: vec![(0, NONE); slot_count(table.len())],
-        };
+        let mut map =
+            Self { key: HashKey::random(), slots: vec![(0, NONE); slot_count(table.len())] };
         for id in ids() {
             let bytes = table.bytes(id);
             if bytes.is_empty() || !table.kind(id).is_some_and(|kind| include(id, kind)) {
@@ -152,26 +149,15 @@ struct PairSlot {
 impl PairMap {
     /// An empty map with room for `pairs` pairs.
     pub(super) fn new(pairs: usize) -> Self {
-        let free = PairSlot {
-            pair: 0,
-            rank: NONE,
-            merged: NONE,
-        };
-        Self {
-            key: HashKey::random(),
-            slots: vec![free; slot_count(pairs)],
-        }
+        let free = PairSlot { pair: 0, rank: NONE, merged: NONE };
+        Self { key: HashKey::random(), slots: vec![free; slot_count(pairs)] }
     }
 
     /// Adds a pair; a pair that is there already keeps its earlier, lower rank. At most as many as [`Self::new`] was told.
     pub(super) fn insert(&mut self, left: u32, right: u32, rank: u32, merged: u32) {
         let slot = self.probe(left, right);
         if self.slots[slot].rank == NONE {
-            self.slots[slot] = PairSlot {
-                pair: join(left, right),
-                rank,
-                merged,
-            };
+            self.slots[slot] = PairSlot { pair: join(left, right), rank, merged };
         }
     }
 
@@ -260,9 +246,7 @@ mod tests {
     fn table(tokens: &[&str]) -> TokenTable {
         let mut table = TokenTable::new(tokens.len()).unwrap();
         for token in tokens {
-            table
-                .push(TokenKind::Normal, |out| out.extend(token.as_bytes()))
-                .unwrap();
+            table.push(TokenKind::Normal, |out| out.extend(token.as_bytes())).unwrap();
         }
         table
     }

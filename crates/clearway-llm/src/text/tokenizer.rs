@@ -75,15 +75,9 @@ pub struct EncodeOptions {
 
 impl EncodeOptions {
     /// Plain text with nothing added.
-    pub const PLAIN: Self = Self {
-        add_special: false,
-        parse_special: false,
-    };
+    pub const PLAIN: Self = Self { add_special: false, parse_special: false };
     /// A prompt: special tokens are parsed, and BOS is added where the file asks for it.
-    pub const PROMPT: Self = Self {
-        add_special: true,
-        parse_special: true,
-    };
+    pub const PROMPT: Self = Self { add_special: true, parse_special: true };
 }
 
 /// How ids become text; see [`Tokenizer::decode`].
@@ -108,11 +102,7 @@ impl Tokenizer {
         ];
         for (what, found) in lengths {
             if let Some(found) = found.filter(|&found| found != count) {
-                return Err(TextError::LengthMismatch {
-                    what,
-                    tokens: count,
-                    found,
-                });
+                return Err(TextError::LengthMismatch { what, tokens: count, found });
             }
         }
         for (what, id) in [
@@ -122,20 +112,14 @@ impl Tokenizer {
             ("end-of-turn", vocab.eot),
         ] {
             if let Some(id) = id.filter(|&id| id as usize >= count) {
-                return Err(TextError::SpecialOutOfRange {
-                    what,
-                    id,
-                    tokens: count,
-                });
+                return Err(TextError::SpecialOutOfRange { what, id, tokens: count });
             }
         }
         let is_spm = match vocab.model {
             "llama" => true,
             "gpt2" => false,
             name => {
-                return Err(TextError::UnknownModel {
-                    name: name.to_owned(),
-                });
+                return Err(TextError::UnknownModel { name: name.to_owned() });
             }
         };
         let kinds = |i: usize| match vocab.token_types {
@@ -169,11 +153,8 @@ impl Tokenizer {
             false => text.to_owned(),
         };
         let user_defined = |kind| kind == TokenKind::UserDefined;
-        let special = SpecialTokens::new(
-            &table,
-            |kind| kind.is_special() || user_defined(kind),
-            spelled,
-        );
+        let special =
+            SpecialTokens::new(&table, |kind| kind.is_special() || user_defined(kind), spelled);
         let mut ends: Vec<u32> = END_TEXTS.iter().filter_map(|text| special.id(text)).collect();
         ends.extend(eos.into_iter().chain(vocab.eot));
         ends.sort_unstable();
@@ -223,10 +204,7 @@ impl Tokenizer {
     /// The ids of a rendered chat: special tokens are parsed, and BOS is added where the file asks for it and the template
     /// has not written it already.
     pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let options = EncodeOptions {
-            add_special: false,
-            parse_special: true,
-        };
+        let options = EncodeOptions { add_special: false, parse_special: true };
         let mut ids = self.encode(text, options)?;
         if let Some(bos) = self.bos.filter(|_| self.add_bos)
             && ids.first() != Some(&bos)
@@ -327,10 +305,7 @@ impl Tokenizer {
         strip: &mut bool,
     ) -> Result<&[u8], TextError> {
         let Some(kind) = self.table.kind(id) else {
-            return Err(TextError::TokenOutOfRange {
-                id,
-                tokens: self.table.len(),
-            });
+            return Err(TextError::TokenOutOfRange { id, tokens: self.table.len() });
         };
         if kind.is_special() {
             return Ok(match skip_special {

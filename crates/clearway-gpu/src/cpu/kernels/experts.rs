@@ -2,7 +2,7 @@
 
 use clearway_graph::TensorView;
 
-use super::matmul::{DECODE_WORK, Inputs, ROW_BLOCK, Scratch, Target};
+use super::matmul::{DECODE_WORK, Inputs, Target, scratch};
 use super::rows::{CHUNK, Sink, Source};
 use super::cut;
 use crate::cpu::{Grid, Piece};
@@ -12,16 +12,15 @@ use crate::cpu::{Grid, Piece};
 const MOST_ROWS: usize = 1024;
 
 pub(super) fn matmul_grid(views: &[TensorView], _: &[u32]) -> Grid {
-    let (x, w, y) = (&views[0], &views[1], &views[3].layout);
-    let (rows, outer, inner) = (y.rows(), y.cols(), x.layout.cols());
+    let (x, w, y) = (&views[0].layout, &views[1].layout, &views[3].layout);
+    let (rows, outer, inner) = (y.rows(), y.cols(), x.cols());
     // As far as the cut is concerned, each row has an expert of its own.
     let work = rows.saturating_mul(outer).saturating_mul(inner.saturating_mul(1 + DECODE_WORK));
     let row_blocks = rows.div_ceil(MOST_ROWS);
     let col_blocks = cut::pieces(work).div_ceil(row_blocks);
     let row_block = rows.div_ceil(row_blocks);
     let col_block = outer.div_ceil(col_blocks).next_multiple_of(16);
-    let scratch = Scratch::of(row_block.min(ROW_BLOCK), x, w).elems();
-    Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch)
+    Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch(row_block, x, w))
 }
 
 /// Rows of one expert are multiplied together, up to a block at a time.
@@ -36,10 +35,11 @@ pub(super) fn matmul_experts(piece: &mut Piece<'_>) {
     let rows = piece.rows();
     let target = Target { y: 3, addend: None };
     let mut inputs = Inputs::take(piece, 0, 1);
+    let mut buffer = [0.0; CHUNK];
     for first in rows.clone() {
         let expert = expert_of(piece, first);
         if expert >= experts {
-            piece.dst_row_zeros(3, first);
+            Sink::row(piece, 3, first).fill(&mut buffer, |_, y| y.fill(0.0));
             continue;
         }
         if (rows.start..first).any(|row| expert_of(piece, row) == expert) {
@@ -52,11 +52,9 @@ pub(super) fn matmul_experts(piece: &mut Piece<'_>) {
             inputs.push(piece, if own_rows { row } else { row / used }, row);
             if inputs.is_full() {
                 inputs.multiply(piece, expert * outer, &target);
-                inputs.clear();
             }
         }
         inputs.multiply(piece, expert * outer, &target);
-        inputs.clear();
     }
 }
 
@@ -70,19 +68,18 @@ pub(super) fn expert_sum(piece: &mut Piece<'_>) {
     let (mut x_buffer, mut y_buffer) = ([0.0; CHUNK], [0.0; CHUNK]);
     let cols = piece.cols();
     for row in piece.rows() {
-        let reader = piece.reader();
         let weights = piece.src_row::<f32>(1, row);
-        Sink::row(piece, 2, row).fill(&mut y_buffer, |range, y| {
+        for start in (0..cols.len()).step_by(CHUNK) {
+            let range = start..cols.len().min(start + CHUNK);
+            let y = &mut y_buffer[..range.len()];
+            y.fill(0.0);
             for (index, &weight) in weights.iter().enumerate() {
-                let x = Source::row(&reader, 0, row * weights.len() + index, cols.clone());
-                let x = x.chunk(range.clone(), &mut x_buffer);
-                if index == 0 {
-                    y.fill(0.0);
-                }
-                for (y, &x) in y.iter_mut().zip(x) {
+                let x = Source::row(piece, 0, row * weights.len() + index, cols.clone());
+                for (y, &x) in y.iter_mut().zip(x.chunk(range.clone(), &mut x_buffer)) {
                     *y += weight * x;
                 }
             }
-        });
+            Sink::row(piece, 2, row).store(start, y);
+        }
     }
 }

@@ -9,7 +9,7 @@ const EXP: [f32; 5] = [0.499_999_94, 0.166_665_15, 0.041_668_456, 0.008_369_419,
 const TANH: [f32; 5] = [-0.333_332_63, 0.133_308_99, -0.053_692_967, 0.020_483_317, -0.005_528_634];
 
 /// ln 2 in two parts; products of the first with exponents are exact.
-const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// Adding it rounds to an integer, which is then in the lowest bits.
@@ -55,7 +55,7 @@ pub(super) fn silu(x: f32) -> f32 {
 /// GELU, tanh form. `(1 + tanh u) / 2` is `sigmoid(2 u)`, which cancels nothing.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> f32 {
-    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
     x / (1.0 + exp(-TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)))
 }
 

@@ -3,9 +3,11 @@
 //! A weight row is decoded once and used for all input rows of a block; f32 rows are used where they
 //! lie. Every output element is one [`dot`](reduce::dot), whatever block it falls into.
 
-use clearway_graph::{DType, TensorView};
+use std::ops::Range;
 
-use super::rows::{CHUNK, Sink, Source};
+use clearway_graph::{DType, Layout, TensorView};
+
+use super::rows::{CHUNK, Sink, Source, f32_row, is_f32};
 use super::{cut, reduce};
 use crate::cpu::{Grid, Piece};
 
@@ -28,8 +30,7 @@ pub(super) fn grid(views: &[TensorView], _: &[u32]) -> Grid {
     let col_blocks = cut::pieces(work).div_ceil(row_blocks);
     let row_block = rows.div_ceil(row_blocks);
     let col_block = outer.div_ceil(col_blocks).next_multiple_of(COL_BLOCK);
-    let scratch = Scratch::of(row_block, &views[0], &views[1]).elems();
-    Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch)
+    Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch(row_block, x, w))
 }
 
 pub(super) fn matmul(piece: &mut Piece<'_>) {
@@ -51,27 +52,11 @@ fn run(piece: &mut Piece<'_>, addend: Option<usize>) {
     inputs.multiply(piece, 0, &target);
 }
 
-/// Floats a piece needs for what is not f32 already.
-#[derive(Clone, Copy)]
-pub(super) struct Scratch {
-    inputs: usize,
-    weights: usize,
-}
-
-impl Scratch {
-    /// For this many input rows of `x` and one row of `w`.
-    pub(super) fn of(rows: usize, x: &TensorView, w: &TensorView) -> Self {
-        let inner = x.layout.cols();
-        let decoded = |view: &TensorView| view.layout.dtype() != DType::F32;
-        Self {
-            inputs: if decoded(x) { rows.min(ROW_BLOCK) * inner } else { 0 },
-            weights: if decoded(w) { inner } else { 0 },
-        }
-    }
-
-    pub(super) fn elems(self) -> usize {
-        self.inputs + self.weights
-    }
+/// Floats that [`Inputs`] of this many rows of `x` and a row of `w` take, as far as they are not f32
+/// already.
+pub(super) fn scratch(rows: usize, x: &Layout, w: &Layout) -> usize {
+    let decoded = |layout: &Layout| usize::from(layout.dtype() != DType::F32);
+    (decoded(x) * rows.min(ROW_BLOCK) + decoded(w)) * x.cols()
 }
 
 /// Where products go.
@@ -82,70 +67,73 @@ pub(super) struct Target {
     pub(super) addend: Option<usize>,
 }
 
-/// A block of input rows as f32, each with the output row it belongs to.
+/// A block of input rows, each with the output row it belongs to.
 pub(super) struct Inputs<'a> {
     x: usize,
     w: usize,
-    rows: [&'a [f32]; ROW_BLOCK],
+    rows: [usize; ROW_BLOCK],
     outputs: [usize; ROW_BLOCK],
     len: usize,
-    /// Memory for input rows that are not f32.
-    memory: &'a mut [f32],
+    /// The rows as f32, if they are not so already.
+    decoded: &'a mut [f32],
     /// Memory for a weight row that is not f32.
-    weight: &'a mut [f32],
+    weights: &'a mut [f32],
 }
 
 impl<'a> Inputs<'a> {
     /// An empty block for products of operands `x` and `w`, in the scratch of the piece.
     pub(super) fn take(piece: &mut Piece<'a>, x: usize, w: usize) -> Self {
-        let scratch = piece.take_scratch();
-        let decoded = piece.layout(w).dtype() != DType::F32;
-        let weights = if decoded { piece.layout(w).cols() } else { 0 };
-        let (weight, memory) = scratch.split_at_mut(weights);
-        Self { x, w, rows: [&[]; ROW_BLOCK], outputs: [0; ROW_BLOCK], len: 0, memory, weight }
+        let weights = if is_f32(piece, w) { 0 } else { piece.layout(w).cols() };
+        let (weights, decoded) = piece.take_scratch().split_at_mut(weights);
+        let none = [0; ROW_BLOCK];
+        Self { x, w, rows: none, outputs: none, len: 0, decoded, weights }
     }
 
+    /// Whether no further row fits.
     pub(super) fn is_full(&self) -> bool {
         self.len == ROW_BLOCK
     }
 
     /// Adds row `row` of the input, for row `output` of the output.
-    pub(super) fn push(&mut self, piece: &Piece<'a>, row: usize, output: usize) {
-        self.rows[self.len] = if piece.layout(self.x).dtype() == DType::F32 {
-            piece.src_row(self.x, row)
-        } else {
+    pub(super) fn push(&mut self, piece: &Piece<'_>, row: usize, output: usize) {
+        if !is_f32(piece, self.x) {
             let inner = piece.layout(self.x).cols();
-            let (decoded, rest) = std::mem::take(&mut self.memory).split_at_mut(inner);
-            self.memory = rest;
+            let decoded = &mut self.decoded[self.len * inner..][..inner];
             piece.load_row(self.x, row, decoded);
-            decoded
-        };
+        }
+        self.rows[self.len] = row;
         self.outputs[self.len] = output;
         self.len += 1;
     }
 
     /// Multiplies all rows with the weight rows from `first` on that belong to the columns of the
-    /// piece.
-    pub(super) fn multiply(&mut self, piece: &mut Piece<'a>, first: usize, target: &Target) {
-        let cols = piece.cols();
+    /// piece, and empties the block.
+    pub(super) fn multiply(&mut self, piece: &mut Piece<'_>, first: usize, target: &Target) {
+        let len = std::mem::take(&mut self.len);
+        let inner = piece.layout(self.x).cols();
+        let mut rows: [&[f32]; ROW_BLOCK] = [&[]; ROW_BLOCK];
+        for (index, slot) in rows[..len].iter_mut().enumerate() {
+            *slot = if is_f32(piece, self.x) {
+                piece.src_row(self.x, self.rows[index])
+            } else {
+                &self.decoded[index * inner..][..inner]
+            };
+        }
+        let (rows, outputs) = (&rows[..len], &self.outputs[..len]);
         let mut products = [[0.0; COL_BLOCK]; ROW_BLOCK];
-        let mut buffer = [0.0; CHUNK];
+        let cols = if len == 0 { 0..0 } else { piece.cols() };
         for start in cols.clone().step_by(COL_BLOCK) {
             let block = start..cols.end.min(start + COL_BLOCK);
             for (index, col) in block.clone().enumerate() {
-                let weights = weight_row(piece, self.w, first + col, self.weight);
-                for (products, row) in products.iter_mut().zip(&self.rows[..self.len]) {
+                let weights = f32_row(piece, self.w, first + col, self.weights);
+                for (products, row) in products.iter_mut().zip(rows) {
                     products[index] = reduce::dot(row, weights);
                 }
             }
-            for (products, &row) in products.iter_mut().zip(&self.outputs[..self.len]) {
+            for (products, &row) in products.iter_mut().zip(outputs) {
                 let products = &mut products[..block.len()];
                 if let Some(addend) = target.addend {
-                    let addend = Source::row_or_only(piece, addend, row, block.clone());
-                    let addend = addend.chunk(0..block.len(), &mut buffer);
-                    for (product, &addend) in products.iter_mut().zip(addend) {
-                        *product += addend;
-                    }
+                    add(piece, addend, row, block.clone(), products);
                 }
                 Sink::row(piece, target.y, row).store(block.start - cols.start, products);
             }
@@ -153,15 +141,11 @@ impl<'a> Inputs<'a> {
     }
 }
 
-fn weight_row<'b, 'a: 'b>(
-    piece: &Piece<'a>,
-    w: usize,
-    row: usize,
-    memory: &'b mut [f32],
-) -> &'b [f32] {
-    if piece.layout(w).dtype() == DType::F32 {
-        return piece.src_row(w, row);
+/// Adds columns `cols` of a row of an operand, or of its only row.
+fn add(piece: &Piece<'_>, operand: usize, row: usize, cols: Range<usize>, y: &mut [f32]) {
+    let mut buffer = [0.0; CHUNK];
+    let addend = Source::row_or_only(piece, operand, row, cols.clone());
+    for (y, &addend) in y.iter_mut().zip(addend.chunk(0..cols.len(), &mut buffer)) {
+        *y += addend;
     }
-    piece.load_row(w, row, memory);
-    memory
 }

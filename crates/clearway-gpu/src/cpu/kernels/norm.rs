@@ -74,7 +74,7 @@ pub(super) fn layer_norm(piece: &mut Piece<'_>) {
     });
 }
 
-/// `softmax(x * scale + mask)`. A row of negative infinities, masked as a whole, becomes zeros.
+/// `softmax(x * scale + mask)`.
 pub(super) fn softmax(piece: &mut Piece<'_>) {
     let scale = piece.float(0);
     let mask_rows = piece.layout(1).rows();
@@ -83,20 +83,24 @@ pub(super) fn softmax(piece: &mut Piece<'_>) {
             *x *= scale;
         }
         add(piece, 1, row % mask_rows, x);
-        let max = reduce::max_or_nan(x);
-        if max == f32::NEG_INFINITY {
-            x.fill(0.0);
-        } else {
-            for x in &mut *x {
-                *x = math::exp(*x - max);
-            }
-            let sum = reduce::sum(x);
-            for x in &mut *x {
-                *x /= sum;
-            }
-        }
+        softmax_row(x);
         piece.store_row(2, row, x);
     });
+}
+
+/// Softmax in place. A row of negative infinities, masked as a whole, becomes zeros.
+pub(super) fn softmax_row(x: &mut [f32]) {
+    let max = reduce::max_or_nan(x);
+    if max == f32::NEG_INFINITY {
+        return x.fill(0.0);
+    }
+    for x in &mut *x {
+        *x = math::exp(*x - max);
+    }
+    let sum = reduce::sum(x);
+    for x in x {
+        *x /= sum;
+    }
 }
 
 /// Loads each row of operand 0 that the piece owns.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use clearway_graph::DType;
+use clearway_graph::{DType, Layout};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -110,4 +110,29 @@ impl<'b> Sink<'b> {
             Self::Bf16(row) => row[range].convert_from_f32_slice(values),
         }
     }
+}
+
+/// Whether rows of an operand are f32 already.
+pub(super) fn is_f32(piece: &Piece<'_>, operand: usize) -> bool {
+    piece.layout(operand).dtype() == DType::F32
+}
+
+/// One row of an operand of any float or block type: where it lies if it is f32, else decoded into
+/// `memory`.
+pub(super) fn f32_row<'b, 'a: 'b>(
+    piece: &Piece<'a>,
+    operand: usize,
+    row: usize,
+    memory: &'b mut [f32],
+) -> &'b [f32] {
+    if is_f32(piece, operand) {
+        return piece.src_row(operand, row);
+    }
+    piece.load_row(operand, row, memory);
+    memory
+}
+
+/// Floats of memory [`f32_row`] needs for rows of this layout.
+pub(super) fn f32_row_memory(layout: &Layout) -> usize {
+    if layout.dtype() == DType::F32 { 0 } else { layout.cols() }
 }

@@ -78,7 +78,7 @@ fn activations_have_their_known_values() {
 #[test]
 fn norms_put_epsilon_under_the_root() {
     let x = t(&[2, 2], &[3.0, 4.0, 0.0, 2.0]);
-    // Means of squares 12.5 and 2; with an epsilon of 3.5 and 7 the roots are whole.
+    // Means of squares 12.5 and 2; with an epsilon of 3.5 the first root is 4.
     close(&one(Kind::RmsNorm, &[x.clone(), y(&[2, 2])], &[bits(3.5)]), &[
         0.75,
         1.0,

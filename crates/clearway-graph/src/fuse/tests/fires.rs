@@ -23,9 +23,7 @@ fn expected(rule: &str, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
         "add_rms_norm_mul" => {
             (Kind::AddRmsNormMul, vec![p[0], p[1], c[1]], sum.into_iter().chain([y]).collect())
         }
-        "add_rms_norm_then_mul" => {
-            (Kind::AddRmsNormMul, vec![p[0], p[1], setup.other()], vec![y])
-        }
+        "add_rms_norm_then_mul" => (Kind::AddRmsNormMul, vec![p[0], p[1], setup.other()], vec![y]),
         _ => panic!("a rule without a test: {rule}"),
     };
     (kind, [inputs, outputs].concat())
@@ -63,8 +61,7 @@ fn check_fused(rule: &Rule, setup: &Setup, kept: bool) -> Dispatch {
 
 /// Each access is one of a member's, on the same bytes, and only the intermediate's are missing.
 fn check_origins(recorded: &ComputeGraph, fused: &Dispatch, setup: &Setup, kept: bool) {
-    let members: Vec<_> =
-        recorded.dispatches().filter(|d| fused.origins.contains(&d.id)).collect();
+    let members: Vec<_> = recorded.dispatches().filter(|d| fused.origins.contains(&d.id)).collect();
     let mut missing: BTreeSet<Origin> =
         members.iter().flat_map(|d| d.accesses()).map(|access| access.origin).collect();
     for access in fused.accesses() {

@@ -1,0 +1,103 @@
+//! What a list computes, as symbols: a slow executor that knows what each fused op stands for.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rustc_hash::FxHasher;
+use std::hash::{Hash, Hasher};
+
+use crate::node::CapturedOpKind as Kind;
+use crate::{BufferRange, ComputeGraph, Dispatch, NodeId};
+
+/// Contents of some bytes: a symbol each.
+type Contents = Vec<u64>;
+
+/// What the host can see after a list has run: every byte of real buffers and of outputs that was
+/// written. A dispatch of unknown access does nothing.
+pub(super) fn visible(graph: &ComputeGraph) -> BTreeMap<(usize, u64), u64> {
+    let mut memory = Memory::default();
+    for dispatch in graph.dispatches() {
+        memory.run(dispatch);
+    }
+    let seen = |buf_id| match NodeId::from_buf_id(buf_id) {
+        Some(value) => graph.values()[value.index()].output,
+        None => true,
+    };
+    memory.bytes.into_iter().filter(|((buf_id, _), _)| seen(*buf_id)).collect()
+}
+
+#[derive(Default)]
+struct Memory {
+    bytes: HashMap<(usize, u64), u64>,
+}
+
+impl Memory {
+    fn run(&mut self, dispatch: &Dispatch) {
+        let inputs: Vec<Contents> = dispatch.reads().map(|range| self.read(range)).collect();
+        let lens: Vec<usize> = dispatch.writes().map(|r| (r.p1 - r.p0) as usize).collect();
+        let outputs = compute(dispatch.kind, &dispatch.params, &inputs, &lens);
+        for (range, contents) in dispatch.writes().zip(outputs) {
+            let at = (range.p0..range.p1).map(|byte| (range.buf_id, byte));
+            self.bytes.extend(at.zip(contents));
+        }
+    }
+
+    fn read(&self, range: &BufferRange) -> Contents {
+        let byte = |at| *self.bytes.get(&(range.buf_id, at)).unwrap_or(&symbol((range.buf_id, at)));
+        (range.p0..range.p1).map(byte).collect()
+    }
+}
+
+/// The outputs of an op, in the order it writes them. A fused op computes what its members would,
+/// on an intermediate as long as its result, or for the rotary one as its first input.
+fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> Vec<Contents> {
+    let last = lens.last().copied().unwrap_or(0);
+    let one = |kind, params: &[u32], inputs: &[Contents], len: usize| {
+        compute(kind, params, inputs, &[len]).remove(0)
+    };
+    match (kind, inputs) {
+        (Kind::RmsNormMul, [x, w]) => {
+            let normed = one(Kind::RmsNorm, params, &[x.clone()], last);
+            vec![one(Kind::Mul, &[], &[normed, w.clone()], last)]
+        }
+        (Kind::SiluMul | Kind::GeluMul, [gate, up]) => {
+            let act = if kind == Kind::SiluMul { Kind::Silu } else { Kind::Gelu };
+            let gate = one(act, &[], &[gate.clone()], last);
+            vec![one(Kind::Mul, &[], &[gate, up.clone()], last)]
+        }
+        (Kind::MatMulAdd, [x, w, c]) => {
+            let product = one(Kind::MatMul, &[], &[x.clone(), w.clone()], last);
+            vec![one(Kind::Add, &[], &[product, c.clone()], last)]
+        }
+        (Kind::RopeKvWrite, [x, positions, factors, rows, cache]) => {
+            let operands = [x.clone(), positions.clone(), factors.clone()];
+            let turned = one(Kind::Rope, params, &operands, x.len());
+            vec![one(Kind::KvWrite, &[], &[turned, rows.clone(), cache.clone()], last)]
+        }
+        (Kind::AddRmsNorm | Kind::AddRmsNormMul, [a, b, rest @ ..]) => {
+            let sum = one(Kind::Add, &[], &[a.clone(), b.clone()], last);
+            let normed = match rest {
+                [] => one(Kind::RmsNorm, params, &[sum.clone()], last),
+                [w, ..] => one(Kind::RmsNormMul, params, &[sum.clone(), w.clone()], last),
+            };
+            let kept = (lens.len() > 1).then_some(sum);
+            kept.into_iter().chain([normed]).collect()
+        }
+        _ => {
+            let mut operands = inputs.to_vec();
+            if matches!(kind, Kind::Add | Kind::Mul) {
+                operands.sort(); // the order of operands does not matter
+            }
+            let output = |(index, &len): (usize, &usize)| {
+                let result = symbol((kind, params, &operands, index));
+                (0..len).map(|byte| symbol((result, byte))).collect()
+            };
+            lens.iter().enumerate().map(output).collect()
+        }
+    }
+}
+
+fn symbol(of: impl Hash) -> u64 {
+    let mut hasher = FxHasher::default();
+    of.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,305 @@
+//! Random lists: nothing is lost, nothing passes what it conflicts with, the result is the same,
+//! and a list that was reordered first fuses as well as one that was not.
+
+use std::collections::BTreeMap;
+
+use super::meaning::visible;
+use super::setup::Step;
+use crate::fuse::list::List;
+use crate::fuse::{FuseReport, RULES, Stage, TestCatalog};
+use crate::node::CapturedOpKind as Kind;
+use crate::schedule::Strategy;
+use crate::testkit::{
+    Rng, Run, Shape, conflicting_pairs, decoder_like, members_once, random_graph,
+};
+use crate::{ComputeGraph, DType, DispatchId, Layout, TensorView};
+
+const ROWS: usize = 2;
+const COLS: usize = 4;
+
+fn fuse(graph: &ComputeGraph) -> (ComputeGraph, FuseReport) {
+    let mut fused = graph.clone();
+    fused.fuse(&mut TestCatalog::new(), &()).unwrap();
+    let report = fused.fuse_report().unwrap().clone();
+    (fused, report)
+}
+
+/// Everything that must hold of any fused list.
+fn check(recorded: &ComputeGraph, fused: &ComputeGraph, report: &FuseReport, what: &str) {
+    assert!(members_once(recorded, fused), "{what}: members lost or doubled");
+    let removed = recorded.dispatch_count() - fused.dispatch_count();
+    assert_eq!(removed, report.fired(), "{what}");
+
+    let mut places: BTreeMap<DispatchId, usize> = BTreeMap::new();
+    for (place, dispatch) in fused.dispatches().enumerate() {
+        places.extend(dispatch.origins.iter().map(|&id| (id, place)));
+    }
+    for (earlier, later) in conflicting_pairs(recorded) {
+        assert!(places[&earlier] <= places[&later], "{what}: {earlier} after {later}");
+    }
+    assert_eq!(visible(recorded), visible(fused), "{what}: another result");
+
+    let ids: Vec<_> = fused.dispatches().map(|d| d.id).collect();
+    let mut pairs = Vec::new();
+    for pair in &report.refusals {
+        assert!(ids.contains(&pair.producer) && ids.contains(&pair.consumer), "{what}: {pair}");
+        pairs.push((pair.producer, pair.consumer));
+    }
+    pairs.sort();
+    let count = pairs.len();
+    pairs.dedup();
+    assert_eq!(pairs.len(), count, "{what}: a pair is refused twice");
+}
+
+/// Ops of a model on values that are written once, with weights and caches in real buffers.
+struct Model {
+    rng: Rng,
+    graph: ComputeGraph,
+    /// Values, and which op made them.
+    made: Vec<(TensorView, Kind)>,
+    buffers: usize,
+    caches: Vec<TensorView>,
+}
+
+impl Model {
+    fn new(seed: u64) -> Self {
+        let (rng, graph) = (Rng::new(seed), ComputeGraph::new());
+        let mut model = Self { rng, graph, made: Vec::new(), buffers: 0, caches: Vec::new() };
+        for _ in 0..2 {
+            let input = model.graph.declare_value(full());
+            model.graph.mark_input(input.value().unwrap()).unwrap();
+            model.made.push((input, Kind::Copy));
+            let cache = model.buffer(layout(&[6, 2, COLS / 2]));
+            model.caches.push(cache);
+        }
+        model
+    }
+
+    /// The list of this many ops.
+    fn list(mut self, ops: u64) -> ComputeGraph {
+        for _ in 0..ops {
+            self.op();
+        }
+        for index in 0..self.made.len() {
+            if self.rng.chance(6) {
+                let output = self.made[index].0.value().unwrap();
+                self.graph.mark_output(output).unwrap();
+            }
+        }
+        self.graph
+    }
+
+    fn op(&mut self) {
+        const KINDS: [Kind; 14] = [
+            Kind::RmsNorm,
+            Kind::RmsNorm,
+            Kind::Mul,
+            Kind::Mul,
+            Kind::Mul,
+            Kind::Add,
+            Kind::Add,
+            Kind::Silu,
+            Kind::Gelu,
+            Kind::MatMul,
+            Kind::MatMul,
+            Kind::Rope,
+            Kind::KvWrite,
+            Kind::Attention,
+        ];
+        let kind = KINDS[self.rng.below(KINDS.len() as u64) as usize];
+        let ids = Layout::new(DType::U32, &[ROWS]).unwrap();
+        let heads = layout(&[ROWS, 2, COLS / 2]);
+        let as_heads = |view: TensorView| view.reinterpret(0, heads).unwrap();
+        match kind {
+            Kind::Mul => {
+                let (a, made_by) = self.recent();
+                // A norm is scaled by a weight, which nothing in the list computes.
+                let b = match made_by {
+                    Kind::RmsNorm => self.buffer(layout(&[COLS])),
+                    _ => self.plain(),
+                };
+                self.either_order(kind, a, b);
+            }
+            Kind::Add => {
+                let (a, _) = self.recent();
+                let b = match self.rng.chance(25) {
+                    true => self.buffer(layout(&[COLS])),
+                    false => self.recent().0,
+                };
+                self.either_order(kind, a, b);
+            }
+            Kind::MatMul => {
+                let (x, w) = (self.recent().0, self.buffer(layout(&[COLS, COLS])));
+                self.value(kind, &[x, w], full());
+            }
+            Kind::Rope => {
+                let x = as_heads(self.recent().0);
+                let operands = [x, self.buffer(ids), self.buffer(layout(&[1]))];
+                self.value(kind, &operands, full());
+            }
+            Kind::KvWrite => {
+                let x = as_heads(self.recent().0);
+                let views = [x, self.buffer(ids), *self.rng.pick(&self.caches).unwrap()];
+                Step::new(kind, &views).record(&mut self.graph, "");
+            }
+            Kind::Attention => {
+                let q = as_heads(self.recent().0);
+                let operands = [q, self.caches[0], self.caches[1], self.buffer(ids)];
+                self.value(kind, &operands, full());
+            }
+            _ => {
+                let x = self.recent().0;
+                self.value(kind, &[x], full());
+            }
+        }
+    }
+
+    fn either_order(&mut self, kind: Kind, a: TensorView, b: TensorView) {
+        let order = if self.rng.chance(50) { [a, b] } else { [b, a] };
+        self.value(kind, &order, full());
+    }
+
+    fn value(&mut self, kind: Kind, inputs: &[TensorView], layout: Layout) {
+        let view = self.graph.declare_value(layout);
+        // Heads and rows are two shapes of one tensor.
+        let result = match kind {
+            Kind::Rope | Kind::Attention => view.reinterpret(0, inputs[0].layout).unwrap(),
+            _ => view,
+        };
+        Step::new(kind, &[inputs, &[result]].concat()).record(&mut self.graph, "");
+        self.made.push((view, kind));
+    }
+
+    /// One of the last few values.
+    fn recent(&mut self) -> (TensorView, Kind) {
+        let window = self.made.len().saturating_sub(4);
+        let pool = if self.rng.chance(85) { &self.made[window..] } else { &self.made[..] };
+        *self.rng.pick(pool).unwrap()
+    }
+
+    /// A value that is no norm.
+    fn plain(&mut self) -> TensorView {
+        let mut plain = self.recent();
+        while plain.1 == Kind::RmsNorm {
+            plain = *self.rng.pick(&self.made).unwrap();
+        }
+        plain.0
+    }
+
+    fn buffer(&mut self, layout: Layout) -> TensorView {
+        self.buffers += 1;
+        TensorView { buf_id: self.buffers, buf_len: layout.span_bytes(), offset: 0, layout }
+    }
+}
+
+fn layout(shape: &[usize]) -> Layout {
+    Layout::new(DType::F32, shape).unwrap()
+}
+
+fn full() -> Layout {
+    layout(&[ROWS, COLS])
+}
+
+#[test]
+fn reordering_first_loses_no_fusion() {
+    let run = Run::from_env("fusion after reordering", 1);
+    let mut fired: BTreeMap<&str, u32> = BTreeMap::new();
+    for seed in run.seeds() {
+        let ops = Rng::new(seed).within(2, 40);
+        let recorded = Model::new(seed).list(ops);
+        let (fused, report) = fuse(&recorded);
+        check(&recorded, &fused, &report, &format!("seed {seed}"));
+        for count in &report.rules {
+            *fired.entry(count.rule).or_default() += count.fired;
+        }
+        for strategy in [Strategy::Levels, Strategy::LookAhead { window: 64 }] {
+            let mut reordered = recorded.clone();
+            reordered.reorder_with(strategy);
+            let (after, other) = fuse(&reordered);
+            let what = format!("seed {seed} after {strategy:?}");
+            check(&recorded, &after, &other, &what);
+            assert_eq!(other.rules, report.rules, "{what}\n{report}\n{other}");
+        }
+    }
+    // The middle kernel is there, so the way round it is never taken.
+    let never: Vec<_> = RULES.iter().filter(|r| fired[r.name] == 0).map(|r| r.name).collect();
+    assert!(run.cases < 100 || never == ["add_rms_norm_then_mul"], "{fired:?}");
+}
+
+#[test]
+fn any_list_computes_the_same_when_fused() {
+    let run = Run::from_env("fusion of any list", 1);
+    let shape = Shape { runs: 45, dispatches: (2, 40), ..Shape::default() };
+    let (mut fired, mut refused) = (0, 0);
+    for seed in run.seeds() {
+        let recorded = random_graph(seed, &shape);
+        let (fused, report) = fuse(&recorded);
+        check(&recorded, &fused, &report, &format!("seed {seed}"));
+        fired += report.fired();
+        refused += report.refusals.len();
+    }
+    assert!(run.cases < 100 || (fired > 100 && refused > 100), "{fired} fired, {refused} refused");
+}
+
+#[test]
+fn the_search_costs_as_much_as_the_list_is_long() {
+    let no_kernels = || RULES.iter().fold(TestCatalog::new(), |c, rule| c.without(rule.fused));
+    let levels = |mut graph: ComputeGraph| {
+        graph.reorder();
+        graph
+    };
+    const COUNT: usize = 4_000;
+    for (what, graph) in [
+        ("a decoder", decoder_like(COUNT)),
+        ("a decoder in levels", levels(decoder_like(COUNT))),
+        ("far apart", far_apart(COUNT)),
+        ("one sum, many norms", many_norms(COUNT)),
+    ] {
+        for (what, mut catalog) in [
+            (format!("{what}, every kernel"), TestCatalog::new()),
+            (format!("{what}, no kernel"), no_kernels()),
+        ] {
+            let dispatches = graph.dispatches().cloned().collect();
+            let mut stage = Stage::new(List::new(dispatches, graph.values()));
+            stage.run(&mut catalog, &()).unwrap();
+            let (asked, looked_at) = (catalog.requests.len(), stage.list.looked_at.get());
+            assert!(asked <= COUNT && looked_at <= 4 * COUNT as u64, "{what}: {asked} {looked_at}");
+        }
+    }
+}
+
+/// Half of the list are producers and half their consumers, all operands in one buffer, so that
+/// everything stands between every pair and shares a buffer with it.
+fn far_apart(count: usize) -> ComputeGraph {
+    let mut graph = ComputeGraph::new();
+    let pairs = count / 2;
+    let bytes = full().span_bytes();
+    let part = |index: usize| TensorView {
+        buf_id: 0,
+        buf_len: 3 * pairs as u64 * bytes,
+        offset: index as u64 * bytes,
+        layout: full(),
+    };
+    let values: Vec<_> = (0..pairs).map(|_| graph.declare_value(full())).collect();
+    for (pair, &value) in values.iter().enumerate() {
+        Step::new(Kind::Silu, &[part(3 * pair), value]).record(&mut graph, "");
+    }
+    for (pair, &value) in values.iter().enumerate() {
+        let views = [value, part(3 * pair + 1), part(3 * pair + 2)];
+        Step::new(Kind::Mul, &views).record(&mut graph, "");
+    }
+    graph
+}
+
+/// One sum with a norm of it wherever one looks.
+fn many_norms(count: usize) -> ComputeGraph {
+    let mut graph = ComputeGraph::new();
+    let [x, sum] = [(); 2].map(|()| graph.declare_value(full()));
+    graph.mark_input(x.value().unwrap()).unwrap();
+    Step::new(Kind::Add, &[x, x, sum]).record(&mut graph, "");
+    for _ in 1..count {
+        let y = graph.declare_value(full());
+        Step::new(Kind::RmsNorm, &[sum, y]).record(&mut graph, "");
+    }
+    graph
+}

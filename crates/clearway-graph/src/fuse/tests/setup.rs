@@ -2,9 +2,7 @@
 
 use crate::fuse::{Rule, TestCatalog};
 use crate::node::CapturedOpKind as Kind;
-use crate::{
-    ComputeGraph, DType, DispatchId, KernelContract, Layout, Params, TensorView,
-};
+use crate::{ComputeGraph, DType, DispatchId, KernelContract, Layout, Params, TensorView};
 
 /// Rows of the tensors.
 pub(super) const ROWS: usize = 4;

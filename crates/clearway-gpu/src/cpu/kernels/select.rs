@@ -1,0 +1,158 @@
+//! The largest elements of rows.
+//!
+//! Order: larger before smaller, of equals the lower index first, NaN after everything else.
+
+use clearway_graph::TensorView;
+
+use super::norm::softmax_row;
+use super::rows::{f32_row, f32_row_memory};
+use super::{cut, math, reduce};
+use crate::cpu::{Grid, Piece};
+
+/// The output has one row, an id for each row of the input.
+pub(super) fn arg_max_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    let x = &views[0].layout;
+    let wanted = cut::pieces(x.elems().saturating_mul(4)).min(x.rows());
+    Grid::tiles(1, 1, x.rows(), x.rows().div_ceil(wanted)).with_scratch(f32_row_memory(x))
+}
+
+/// A row of nothing but NaN gives 0.
+pub(super) fn arg_max(piece: &mut Piece<'_>) {
+    let memory = piece.take_scratch();
+    let rows = piece.cols();
+    for row in rows.clone() {
+        let x = f32_row(piece, 0, row, memory);
+        let index = first_of(x, reduce::max_number(x)).unwrap_or(0);
+        piece.dst_row::<u32>(1, 0)[row - rows.start] = index as u32;
+    }
+}
+
+/// Index of the first element that equals `value`. Whole blocks are looked through without a branch.
+fn first_of(x: &[f32], value: f32) -> Option<usize> {
+    const BLOCK: usize = 256;
+    let found = |block: &[f32]| block.iter().fold(false, |found, &x| found | (x == value));
+    let start = x.chunks(BLOCK).position(found)? * BLOCK;
+    Some(start + x[start..].iter().position(|&x| x == value)?)
+}
+
+pub(super) fn top_k_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    let (x, chosen) = (&views[0].layout, views[1].layout.cols());
+    cut::rows(x.rows(), 1, 8 * x.cols()).with_scratch(f32_row_memory(x) + 2 * chosen)
+}
+
+pub(super) fn top_k(piece: &mut Piece<'_>) {
+    let (mut best, memory) = Best::take(piece, 1);
+    for row in piece.rows() {
+        best.choose(f32_row(piece, 0, row, memory));
+        piece.store_row(1, row, best.values);
+        piece.dst_row(2, row).copy_from_slice(best.ids);
+    }
+}
+
+pub(super) fn router_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    let (x, chosen) = (&views[0].layout, views[1].layout.cols());
+    cut::rows(x.rows(), 1, 8 * x.cols()).with_scratch(x.cols() + 2 * chosen)
+}
+
+/// Experts are chosen by their logits, of which all three kinds of weight are rising functions;
+/// weights that round to the same number keep the order of the logits. Weights that are all 0 are
+/// not scaled to sum to 1.
+pub(super) fn router_top_k(piece: &mut Piece<'_>) {
+    let (mode, renormalise, scale) = (piece.int(0), piece.int(1) == 1, piece.float(2));
+    let (mut best, logits) = Best::take(piece, 1);
+    for row in piece.rows() {
+        piece.load_row(0, row, logits);
+        best.choose(logits);
+        piece.dst_row(1, row).copy_from_slice(best.ids);
+        let weights = &mut *best.values;
+        match mode {
+            0 => {
+                softmax_row(logits);
+                for (weight, &id) in weights.iter_mut().zip(&*best.ids) {
+                    *weight = logits[id as usize];
+                }
+            }
+            1 => softmax_row(weights),
+            _ => weights.iter_mut().for_each(|w| *w = math::sigmoid(*w)),
+        }
+        let sum = if renormalise { reduce::sum(weights) } else { 1.0 };
+        if sum != 0.0 {
+            weights.iter_mut().for_each(|w| *w = *w / sum * scale);
+        }
+        piece.store_row(2, row, weights);
+    }
+}
+
+/// The best elements of a row. While a row is read it is a heap with the worst of them in front.
+struct Best<'a> {
+    values: &'a mut [f32],
+    ids: &'a mut [u32],
+}
+
+impl<'a> Best<'a> {
+    /// Memory for as many as `output` has columns, and the rest of the scratch.
+    fn take(piece: &mut Piece<'a>, output: usize) -> (Self, &'a mut [f32]) {
+        let chosen = piece.layout(output).cols();
+        let (best, rest) = piece.take_scratch().split_at_mut(2 * chosen);
+        let (values, ids) = best.split_at_mut(chosen);
+        (Self { values, ids: bytemuck::cast_slice_mut(ids) }, rest)
+    }
+
+    /// Chooses as many elements as fit and sorts them.
+    fn choose(&mut self, row: &[f32]) {
+        let (first, rest) = row.split_at(self.values.len());
+        self.values.copy_from_slice(first);
+        for (index, id) in self.ids.iter_mut().enumerate() {
+            *id = index as u32;
+        }
+        for root in (0..first.len() / 2).rev() {
+            self.sift(root, first.len());
+        }
+        for (index, &value) in rest.iter().enumerate() {
+            let id = (first.len() + index) as u32;
+            if is_before((value, id), self.entry(0)) {
+                (self.values[0], self.ids[0]) = (value, id);
+                self.sift(0, first.len());
+            }
+        }
+        for end in (1..first.len()).rev() {
+            self.swap(0, end);
+            self.sift(0, end);
+        }
+    }
+
+    fn entry(&self, index: usize) -> (f32, u32) {
+        (self.values[index], self.ids[index])
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        self.values.swap(a, b);
+        self.ids.swap(a, b);
+    }
+
+    /// Moves an entry down the heap of the first `len` entries until none below it is worse.
+    fn sift(&mut self, mut root: usize, len: usize) {
+        loop {
+            let mut worst = root;
+            for child in [2 * root + 1, 2 * root + 2] {
+                if child < len && is_before(self.entry(worst), self.entry(child)) {
+                    worst = child;
+                }
+            }
+            if worst == root {
+                return;
+            }
+            self.swap(root, worst);
+            root = worst;
+        }
+    }
+}
+
+/// Whether `a` comes before `b` in the order of the module.
+fn is_before(a: (f32, u32), b: (f32, u32)) -> bool {
+    if a.0 > b.0 || (b.0.is_nan() && !a.0.is_nan()) {
+        return true;
+    }
+    let tie = a.0 == b.0 || (a.0.is_nan() && b.0.is_nan());
+    tie && a.1 < b.1
+}

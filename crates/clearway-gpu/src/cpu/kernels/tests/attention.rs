@@ -1,0 +1,108 @@
+use super::*;
+
+/// Attention of one query whose scores are all 0, over values that are powers of two: the mean shows
+/// which rows were seen.
+fn seen_rows(cache: DType, rows: usize, position: u32, window: u32) -> Vec<usize> {
+    let mut rig = Rig::new(2);
+    let q = rig.f32(&[0.0], &[1, 1, 1]);
+    let k = rig.random(cache, &[rows, 1, 1]);
+    let values: Vec<f32> = (0..rows).map(|row| (1u32 << row) as f32).collect();
+    let v = rig.tensor(cache, &values, &[rows, 1, 1]);
+    let (at, y) = (rig.u32(&[position], &[1]), rig.output(DType::F32, &[1, 1, 1]));
+    rig.op(Kind::Attention, &[q, k, v, at, y], &[1f32.to_bits(), window, 0]).run();
+    let mean = rig.floats(y)[0];
+    // The number of rows is not known, but only one makes the sum a whole number of that many bits.
+    (0..=rows as u32)
+        .map(|count| (count, (mean * count as f32).round() as u32))
+        .find(|&(count, sum)| sum.count_ones() == count && sum as f32 / count.max(1) as f32 == mean)
+        .map(|(_, sum)| (0..rows).filter(|row| sum >> row & 1 == 1).collect())
+        .unwrap_or_else(|| panic!("no set of rows has mean {mean}"))
+}
+
+#[test]
+fn a_token_sees_the_rows_up_to_its_own_and_no_further_back_than_its_window() {
+    for cache in [DType::F32, DType::F16] {
+        assert_eq!(seen_rows(cache, 8, 0, 0), [0]);
+        assert_eq!(seen_rows(cache, 8, 5, 0), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(seen_rows(cache, 8, 5, 1), [5]);
+        assert_eq!(seen_rows(cache, 8, 5, 3), [3, 4, 5]);
+        assert_eq!(seen_rows(cache, 8, 5, 100), [0, 1, 2, 3, 4, 5]);
+    }
+}
+
+#[test]
+fn positions_beyond_the_cache_see_what_is_there() {
+    assert_eq!(seen_rows(DType::F32, 4, 9, 0), [0, 1, 2, 3]);
+    assert_eq!(seen_rows(DType::F32, 4, u32::MAX, 0), [0, 1, 2, 3]);
+    assert_eq!(seen_rows(DType::F32, 4, 5, 4), [2, 3]);
+    assert_eq!(seen_rows(DType::F32, 4, 9, 3), [0usize; 0], "zeros, not NaN");
+}
+
+#[test]
+fn a_row_that_is_masked_as_a_whole_is_zeros() {
+    let low = f32::NEG_INFINITY;
+    let mut rig = Rig::new(2);
+    let x = rig.f32(&[1.0, 2.0, 3.0, 4.0], &[2, 2]);
+    let mask = rig.f32(&[low, low, 0.0, low], &[2, 2]);
+    let y = rig.output(DType::F32, &[2, 2]);
+    rig.op(Kind::Softmax, &[x, mask, y], &bits(&[1.0])).run();
+    assert_eq!(rig.floats(y), [0.0, 0.0, 1.0, 0.0]);
+}
+
+#[test]
+fn softmax_of_large_scores_does_not_overflow_and_shows_nan() {
+    let mut rig = Rig::new(2);
+    let x = rig.f32(&[3e38, 3e38, 1.0, f32::NAN], &[2, 2]);
+    let mask = rig.f32(&[0.0; 4], &[2, 2]);
+    let y = rig.output(DType::F32, &[2, 2]);
+    rig.op(Kind::Softmax, &[x, mask, y], &bits(&[1.0])).run();
+    let y = rig.floats(y);
+    assert_eq!(y[..2], [0.5, 0.5]);
+    assert!(y[2].is_nan() && y[3].is_nan());
+}
+
+#[test]
+fn the_softmax_of_attention_keeps_up_when_later_blocks_raise_the_largest_score() {
+    // Scores rise by 10 with each row: the last row has all the weight but 4e-5.
+    let rows = 70;
+    let mut rig = Rig::new(2);
+    let keys: Vec<f32> = (0..rows).map(|row| row as f32 * 10.0).collect();
+    let values: Vec<f32> = (0..rows).map(|row| row as f32).collect();
+    let (q, k) = (rig.f32(&[1.0], &[1, 1, 1]), rig.f32(&keys, &[rows, 1, 1]));
+    let v = rig.f32(&values, &[rows, 1, 1]);
+    let (at, y) = (rig.u32(&[69], &[1]), rig.output(DType::F32, &[1, 1, 1]));
+    rig.op(Kind::Attention, &[q, k, v, at, y], &[1f32.to_bits(), 0, 0]).run();
+    let e = (-10f32).exp();
+    let expected = 69.0 - e / (1.0 - e);
+    assert!((rig.floats(y)[0] - expected).abs() < 1e-5, "{:?}", rig.floats(y));
+}
+
+#[test]
+fn tokens_give_the_same_bits_alone_and_together() {
+    // Alone, the heads of a token are different pieces; together, tokens share blocks of the cache.
+    let (tokens, heads, kv_heads, head, rows) = (40, 6, 2, 24, 100);
+    for cache in [DType::F32, DType::F16] {
+        let mut rig = Rig::new(2);
+        let q = rig.random(DType::F32, &[tokens, heads, head]);
+        let (k, v) =
+            (rig.random(cache, &[rows, kv_heads, head]), rig.random(cache, &[rows, kv_heads, head]));
+        let positions: Vec<u32> = (0..tokens as u32).map(|t| (t * 29 + 3) % rows as u32).collect();
+        let at = rig.u32(&positions, &[tokens]);
+        let params = [0.3f32.to_bits(), 37, 5f32.to_bits()];
+        let together = rig.output(DType::F32, &[tokens, heads, head]);
+        let alone = rig.output(DType::F32, &[tokens, heads, head]);
+        rig.op(Kind::Attention, &[q, k, v, at, together], &params);
+        for token in 0..tokens {
+            let one = |view: TensorView| {
+                let layout = Layout::new(DType::F32, &[1, heads, head]).unwrap();
+                view.reinterpret((token * heads * head * 4) as u64, layout).unwrap()
+            };
+            let layout = Layout::new(DType::U32, &[1]).unwrap();
+            let at = at.reinterpret(token as u64 * 4, layout).unwrap();
+            rig.op(Kind::Attention, &[one(q), k, v, at, one(alone)], &params);
+        }
+        rig.run();
+        assert_eq!(rig.bits(together), rig.bits(alone));
+        assert!(rig.floats(alone).iter().all(|x| x.abs() < 1.0));
+    }
+}

@@ -1,0 +1,210 @@
+//! Rotary embedding, the KV cache, attention.
+
+use clearway_graph::{CapturedOpKind as Kind, DType};
+
+use super::{ACTIVATIONS, Fill, List, OperandSpec, Place, input, normal, output};
+
+pub(super) fn add(list: &mut List) {
+    rope(list);
+    rope_kv_write(list);
+    kv_write(list);
+    attention(list);
+    attention_interleaved(list);
+}
+
+/// Tokens, heads, head size, elements of a head that turn, first position.
+const HEADS: [(usize, usize, usize, u32, u32); 9] = [
+    (1, 1, 2, 2, 0),
+    (1, 4, 64, 64, 17),
+    (2, 1, 7, 4, 3),
+    (3, 2, 33, 32, 40),
+    (7, 3, 128, 64, 0),
+    (33, 9, 64, 64, 5),
+    (1, 2, 256, 256, 4000),
+    (3, 5, 80, 20, 100),
+    (2, 33, 128, 128, 1023),
+];
+
+const NO_FACTORS: Fill = Fill::Uniform { low: 1.0, high: 1.0 };
+const FACTORS: Fill = Fill::Uniform { low: 1.0, high: 8.0 };
+
+/// Constants of a rotation: the usual ones, those of long contexts, and a stretched one.
+fn rotation(index: usize, n_dims: u32, mode: u32) -> [u32; 4] {
+    let (base, scale) = [(1e4_f32, 1.0_f32), (5e5, 1.0), (1e4, 0.25)][index % 3];
+    [n_dims, mode, base.to_bits(), scale.to_bits()]
+}
+
+fn rope(list: &mut List) {
+    for dtype in ACTIVATIONS {
+        for (index, &(t, h, d, n_dims, start)) in HEADS.iter().enumerate() {
+            for mode in [0, 1] {
+                for (flip, factors) in [NO_FACTORS, FACTORS].into_iter().enumerate() {
+                    let operands = [
+                        normal(dtype, &[t, h, d]),
+                        input(DType::U32, &[t], Fill::Positions { start }),
+                        input(DType::F32, &[n_dims as usize / 2], factors),
+                        output(dtype, &[t, h, d]),
+                    ];
+                    let params = rotation(index + flip, n_dims, mode);
+                    let places = [Place::Strided, Place::cycle(index + flip)];
+                    for place in places.into_iter().skip(usize::from(places[0] == places[1])) {
+                        list.push(Kind::Rope, &operands, &params, place);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn rope_kv_write(list: &mut List) {
+    for x in ACTIVATIONS {
+        for cache in ACTIVATIONS {
+            for (index, &(t, h, d, n_dims, start)) in HEADS.iter().enumerate() {
+                for mode in [0, 1] {
+                    let rows = t + 5;
+                    let operands = [
+                        normal(x, &[t, h, d]),
+                        input(DType::U32, &[t], Fill::Positions { start }),
+                        input(DType::F32, &[n_dims as usize / 2], FACTORS),
+                        input(DType::U32, &[t], cache_rows(index, rows)),
+                        normal(cache, &[rows, h, d]),
+                    ];
+                    let params = rotation(index, n_dims, mode);
+                    let place = Place::cycle(index + mode as usize);
+                    list.push(Kind::RopeKvWrite, &operands, &params, place);
+                }
+            }
+        }
+    }
+}
+
+/// Rows of a cache: in the middle, anywhere, or partly beyond its end.
+fn cache_rows(index: usize, rows: usize) -> Fill {
+    match index % 3 {
+        0 => Fill::Positions { start: 3 },
+        1 => Fill::DistinctIds { below: rows as u32 },
+        _ => Fill::Positions { start: rows as u32 - 2 },
+    }
+}
+
+fn kv_write(list: &mut List) {
+    // Tokens, heads, head size, cache rows.
+    let sizes = [
+        (1, 1, 1, 4),
+        (1, 4, 64, 33),
+        (2, 3, 7, 9),
+        (3, 2, 33, 64),
+        (7, 8, 16, 7),
+        (33, 2, 65, 127),
+        (33, 4, 128, 256),
+    ];
+    for x in ACTIVATIONS {
+        for cache in ACTIVATIONS {
+            for (index, &(t, h, d, rows)) in sizes.iter().enumerate() {
+                let operands = [
+                    normal(x, &[t, h, d]),
+                    input(DType::U32, &[t], cache_rows(index, rows)),
+                    normal(cache, &[rows, h, d]),
+                ];
+                list.push_everywhere(Kind::KvWrite, &operands, &[]);
+            }
+        }
+    }
+}
+
+/// What an attention case is made of.
+#[derive(Clone, Copy)]
+struct Heads {
+    tokens: usize,
+    heads: usize,
+    kv_heads: usize,
+    head: usize,
+    cache_rows: usize,
+    start: u32,
+    window: u32,
+    softcap: f32,
+}
+
+#[rustfmt::skip] // a table reads by columns
+const ATTENTION: [Heads; 16] = [
+    Heads { tokens: 1,  heads: 1,  kv_heads: 1, head: 1,   cache_rows: 1,   start: 0,   window: 0,  softcap: 0.0 },
+    Heads { tokens: 1,  heads: 4,  kv_heads: 4, head: 64,  cache_rows: 33,  start: 20,  window: 0,  softcap: 0.0 },
+    Heads { tokens: 1,  heads: 9,  kv_heads: 3, head: 64,  cache_rows: 256, start: 255, window: 0,  softcap: 0.0 },
+    Heads { tokens: 2,  heads: 6,  kv_heads: 1, head: 33,  cache_rows: 65,  start: 30,  window: 0,  softcap: 0.0 },
+    Heads { tokens: 3,  heads: 2,  kv_heads: 2, head: 7,   cache_rows: 9,   start: 0,   window: 0,  softcap: 50.0 },
+    Heads { tokens: 7,  heads: 4,  kv_heads: 2, head: 16,  cache_rows: 64,  start: 0,   window: 0,  softcap: 0.0 },
+    Heads { tokens: 33, heads: 4,  kv_heads: 1, head: 64,  cache_rows: 64,  start: 0,   window: 0,  softcap: 0.0 },
+    Heads { tokens: 33, heads: 2,  kv_heads: 1, head: 128, cache_rows: 127, start: 90,  window: 0,  softcap: 0.0 },
+    Heads { tokens: 1,  heads: 8,  kv_heads: 4, head: 256, cache_rows: 127, start: 100, window: 64, softcap: 50.0 },
+    Heads { tokens: 7,  heads: 3,  kv_heads: 3, head: 65,  cache_rows: 40,  start: 12,  window: 5,  softcap: 0.0 },
+    Heads { tokens: 33, heads: 4,  kv_heads: 2, head: 32,  cache_rows: 64,  start: 3,   window: 1,  softcap: 0.0 },
+    Heads { tokens: 2,  heads: 4,  kv_heads: 2, head: 64,  cache_rows: 64,  start: 7,   window: 9,  softcap: 20.0 },
+    // Positions beyond the cache: all of it is seen, then by the window a part, then nothing.
+    Heads { tokens: 3,  heads: 2,  kv_heads: 1, head: 33,  cache_rows: 20,  start: 19,  window: 0,  softcap: 0.0 },
+    Heads { tokens: 7,  heads: 2,  kv_heads: 1, head: 33,  cache_rows: 20,  start: 19,  window: 4,  softcap: 0.0 },
+    Heads { tokens: 1,  heads: 4,  kv_heads: 2, head: 64,  cache_rows: 2048, start: 2000, window: 0, softcap: 0.0 },
+    Heads { tokens: 33, heads: 4,  kv_heads: 2, head: 80,  cache_rows: 600, start: 400, window: 0,  softcap: 0.0 },
+];
+
+impl Heads {
+    fn operands(&self, q: DType, kv: DType, fill: Fill) -> [OperandSpec; 5] {
+        let queries = [self.tokens, self.heads, self.head];
+        let cache = [self.cache_rows, self.kv_heads, self.head];
+        [
+            input(q, &queries, fill),
+            normal(kv, &cache),
+            normal(kv, &cache),
+            input(DType::U32, &[self.tokens], Fill::Positions { start: self.start }),
+            output(q, &queries),
+        ]
+    }
+
+    fn params(&self) -> [u32; 3] {
+        let scale = 1.0 / (self.head as f32).sqrt();
+        [scale.to_bits(), self.window, self.softcap.to_bits()]
+    }
+}
+
+fn attention(list: &mut List) {
+    for q in ACTIVATIONS {
+        for kv in ACTIVATIONS {
+            for (index, heads) in ATTENTION.iter().enumerate() {
+                let operands = heads.operands(q, kv, Fill::NORMAL);
+                list.push(Kind::Attention, &operands, &heads.params(), Place::Strided);
+                list.push(Kind::Attention, &operands, &heads.params(), Place::cycle(index));
+            }
+            // Scores so far apart that all but one row vanish.
+            let steep = Fill::Normal { mean: 0.0, deviation: 40.0 };
+            let heads = &ATTENTION[5];
+            let operands = heads.operands(q, kv, steep);
+            list.push(Kind::Attention, &operands, &heads.params(), Place::Dense);
+        }
+    }
+}
+
+/// Keys and values of one row side by side in one buffer, and written there too.
+fn attention_interleaved(list: &mut List) {
+    for kv in ACTIVATIONS {
+        for heads in [ATTENTION[3], ATTENTION[7], ATTENTION[9]] {
+            let mut operands = heads.operands(DType::F32, kv, Fill::NORMAL);
+            let row = heads.kv_heads * heads.head;
+            let strides = vec![2 * row, heads.head, 1];
+            for (half, cache) in operands[1..3].iter_mut().enumerate() {
+                cache.strides.clone_from(&strides);
+                cache.buffer = 1;
+                cache.offset = (half * row * kv.block_bytes()) as u64;
+            }
+            operands[3].buffer = 2;
+            operands[4].buffer = 3;
+            list.push_as_is(Kind::Attention, &operands, &heads.params());
+
+            let mut cache = operands[2].clone();
+            cache.buffer = 2;
+            let tokens = heads.tokens;
+            let x = normal(DType::F32, &[tokens, heads.kv_heads, heads.head]);
+            let rows = Fill::DistinctIds { below: heads.cache_rows as u32 };
+            let positions = OperandSpec { buffer: 1, ..input(DType::U32, &[tokens], rows) };
+            list.push_as_is(Kind::KvWrite, &[x, positions, cache], &[]);
+        }
+    }
+}

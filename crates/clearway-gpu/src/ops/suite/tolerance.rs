@@ -1,0 +1,139 @@
+//! What counts as right: one table for all ops, element types and backends.
+//!
+//! An element may be off by `limit * scale` for the arithmetic, and by one unit in the last place
+//! where it is rounded to f16 or bf16 for storage (not half of one: Vulkan lets a conversion round
+//! either way). The scale says what errors of an op are proportional to, whatever order a backend
+//! sums in:
+//!
+//! - a product of matrices: the sum of the absolute products. The result itself can be as small as
+//!   chance has it, so no multiple of it would bound the error of a correct kernel;
+//! - a norm, a softmax, attention, an activation function: the largest element of the result's row;
+//! - a rotation: that, times one more than the angle, since a relative error of a frequency turns the
+//!   pair by as much of the angle;
+//! - an op that is one rounding: the element.
+//!
+//! This bounds every element, where a mean over a tensor would hide one that is wrong. Limits are a
+//! few times what f32 arithmetic needs for the sizes in the suite: a wrong formula, a dropped tail or
+//! an approximation of 16 bits is far beyond them.
+
+use clearway_graph::{CapturedOpKind as Kind, DType};
+
+/// What the error of an op is measured by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Nothing is computed: the same bits, unless the result has another type.
+    Moved,
+    /// The element.
+    Element,
+    /// The largest magnitude in the result's row.
+    Row,
+    /// The op over the magnitudes of its operands.
+    Magnitude,
+    /// [`Row`](Self::Row), times one more than the largest angle in the case.
+    Angle,
+}
+
+/// Kind of weights an op reads, where it reads any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// None.
+    None,
+    /// F32, F16 or BF16.
+    Float,
+    /// A block format.
+    Block,
+}
+
+/// How far a result may be from the reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// What the error is measured by.
+    pub scale: Scale,
+    /// Largest error, as a part of the scale.
+    pub limit: f64,
+}
+
+/// A row of the table: an op, its weights, what its error is measured by, and the limits for
+/// activations in f32 and in f16.
+type Row = (Kind, Weights, Scale, f64, f64);
+
+/// Distance of 1 and the next f32: one rounding may be off by half of it, two by all of it.
+const ULP: f64 = f32::EPSILON as f64;
+
+/// Where a fused op keeps in f32 what its members would store as f16, the reference has no
+/// rounding there either; but an implementation may keep f16. One unit of f16.
+const HALF: f64 = 9.765_625e-4;
+
+#[rustfmt::skip] // a table reads by columns
+static TABLE: &[Row] = {
+    use Scale::{Angle, Element, Magnitude, Moved, Row};
+    use Weights::{Block, Float, None};
+    &[
+        (Kind::Gather,        Float, Element,   ULP,         ULP),
+        (Kind::Gather,        Block, Element,   ULP,         ULP),
+        (Kind::RmsNorm,       None,  Row,       16.0 * ULP,  16.0 * ULP),
+        (Kind::LayerNorm,     None,  Row,       64.0 * ULP,  64.0 * ULP),
+        (Kind::Add,           None,  Element,   ULP,         ULP),
+        (Kind::Mul,           None,  Element,   ULP,         ULP),
+        (Kind::Scale,         None,  Element,   ULP,         ULP),
+        (Kind::Silu,          None,  Row,       8.0 * ULP,   8.0 * ULP),
+        (Kind::Gelu,          None,  Row,       8.0 * ULP,   8.0 * ULP),
+        (Kind::SiluMul,       None,  Row,       8.0 * ULP,   8.0 * ULP),
+        (Kind::GeluMul,       None,  Row,       8.0 * ULP,   8.0 * ULP),
+        (Kind::SoftCap,       None,  Row,       8.0 * ULP,   8.0 * ULP),
+        (Kind::MatMul,        Float, Magnitude, 16.0 * ULP,  16.0 * ULP),
+        (Kind::MatMul,        Block, Magnitude, 16.0 * ULP,  16.0 * ULP),
+        (Kind::MatMulExperts, Float, Magnitude, 16.0 * ULP,  16.0 * ULP),
+        (Kind::MatMulExperts, Block, Magnitude, 16.0 * ULP,  16.0 * ULP),
+        (Kind::RouterTopK,    None,  Row,       32.0 * ULP,  32.0 * ULP),
+        (Kind::ExpertSum,     None,  Magnitude, 16.0 * ULP,  16.0 * ULP),
+        (Kind::Rope,          None,  Angle,     8.0 * ULP,   8.0 * ULP),
+        (Kind::Softmax,       None,  Row,       64.0 * ULP,  64.0 * ULP),
+        (Kind::Attention,     None,  Row,       64.0 * ULP,  64.0 * ULP),
+        (Kind::KvWrite,       None,  Moved,     0.0,         0.0),
+        (Kind::Copy,          None,  Moved,     0.0,         0.0),
+        (Kind::Concat,        None,  Moved,     0.0,         0.0),
+        (Kind::ArgMax,        None,  Moved,     0.0,         0.0),
+        (Kind::TopK,          None,  Moved,     0.0,         0.0),
+        (Kind::Fill,          None,  Moved,     0.0,         0.0),
+        (Kind::RmsNormMul,    None,  Row,       16.0 * ULP,  HALF),
+        (Kind::AddRmsNorm,    None,  Row,       16.0 * ULP,  HALF),
+        (Kind::AddRmsNormMul, None,  Row,       16.0 * ULP,  2.0 * HALF),
+        (Kind::MatMulAdd,     Float, Magnitude, 16.0 * ULP,  HALF),
+        (Kind::MatMulAdd,     Block, Magnitude, 16.0 * ULP,  HALF),
+        (Kind::RopeKvWrite,   None,  Angle,     8.0 * ULP,   8.0 * ULP),
+    ]
+};
+
+impl Weights {
+    /// The class of a weight type.
+    pub const fn of(dtype: DType) -> Self {
+        if dtype.is_quantised() { Self::Block } else { Self::Float }
+    }
+}
+
+/// The tolerance of an op with these activations and weights; `None` if the table has no such row.
+pub fn tolerance(kind: Kind, activations: DType, weights: Weights) -> Option<Tolerance> {
+    let row = TABLE.iter().find(|row| row.0 == kind && row.1 == weights)?;
+    let limit = if activations == DType::F32 { row.3 } else { row.4 };
+    Some(Tolerance { scale: row.2, limit })
+}
+
+/// Relative error of rounding to a storage type, in either direction. Zero for types that hold what
+/// f32 arithmetic gives: their rounding is part of the limits.
+pub(super) const fn storage_error(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => HALF,
+        DType::BF16 => 7.812_5e-3,
+        _ => 0.0,
+    }
+}
+
+/// Distance of the smallest magnitudes of a type, below which no relative error can hold.
+pub(super) const fn smallest_step(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 5.960_464_477_539_063e-8,
+        // GPUs may flush what lies below the least normal number.
+        _ => 1.175_494_350_822_287_5e-38,
+    }
+}

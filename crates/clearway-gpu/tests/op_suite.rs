@@ -1,0 +1,276 @@
+//! Every op on the CPU against the scalar reference, and proof that the suite can fail.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use clearway_gpu::cpu::CpuDevice;
+use clearway_gpu::ops::suite::{self, DEFAULT_SEED, OpCase, Summary};
+use clearway_gpu::ops::{self, OPS};
+use clearway_gpu::{Buffer, Device, DeviceInfo, Encoder, KernelRegistry, Program, Result};
+use clearway_graph::{
+    BarrierReason, BindingRole, CapturedOpKind as Kind, CommandEncoder, DType, Dispatch,
+    FusedRequest, TensorView,
+};
+use half::{bf16, f16};
+
+#[test]
+fn every_op_agrees_with_the_reference_on_the_cpu() {
+    let seed = std::env::var("CLEARWAY_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or(DEFAULT_SEED);
+    let device = CpuDevice::new();
+    let start = std::time::Instant::now();
+    let summary = suite::run_cases(&device, &suite::cases(seed));
+    let seconds = start.elapsed().as_secs_f64();
+    println!("CLEARWAY_SEED={seed} on {}: {seconds:.1} s\n{summary}", device.info().name);
+    assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
+    assert!(summary.passed >= 2_000);
+}
+
+#[test]
+fn pieces_may_run_in_any_order() {
+    // Every fifth case is enough: what differs is the order of the pieces, not the arithmetic.
+    let some: Vec<OpCase> = suite::cases(DEFAULT_SEED).into_iter().step_by(5).collect();
+    for device in [CpuDevice::adversarial(3, 7), CpuDevice::with_threads(1)] {
+        let summary = suite::run_cases(&device, &some);
+        assert!(summary.failed.is_empty(), "{}\n{summary}", device.info().description);
+    }
+}
+
+#[test]
+fn the_list_covers_ops_types_and_places() {
+    let cases = suite::cases(DEFAULT_SEED);
+    let of = |kind| cases.iter().filter(move |case| case.kind == kind);
+    for op in OPS {
+        let count = of(op.kind).count();
+        assert!(count >= 50, "{}: {count} cases", op.name);
+        let any = |what: &str, found: bool| assert!(found, "{}: no case {what}", op.name);
+        any("in f16", of(op.kind).any(|c| c.operands.iter().any(|o| o.dtype == DType::F16)));
+        any("at an offset", of(op.kind).any(|c| c.operands.iter().all(|o| o.offset > 0)));
+        any("in one buffer", of(op.kind).any(|c| c.operands.iter().all(|o| o.buffer == 0)));
+        for (index, operand) in op.operands.iter().enumerate() {
+            let strided = |c: &OpCase| {
+                let full = c.operands.len() == op.operands.len();
+                full && c.operands[index].layout().is_ok_and(|layout| !layout.is_dense())
+            };
+            // Single rows, such as ids and weights of a norm, have no outer stride.
+            let rows = |c: &OpCase| {
+                c.operands.get(index).is_some_and(|o| o.shape.len() > 1 && o.shape[0] > 1)
+            };
+            if of(op.kind).any(rows) {
+                any(&format!("with `{}` strided", operand.name), of(op.kind).any(strided));
+            }
+        }
+    }
+    let weights: BTreeSet<DType> = DType::ALL.into_iter().filter(|&d| d != DType::U32).collect();
+    for (kind, operand) in
+        [(Kind::MatMul, 1), (Kind::MatMulAdd, 1), (Kind::MatMulExperts, 1), (Kind::Gather, 0), (Kind::Copy, 0)]
+    {
+        let found: BTreeSet<DType> = of(kind).map(|case| case.operands[operand].dtype).collect();
+        assert_eq!(found, weights, "{kind:?}");
+    }
+    let names: BTreeSet<String> = cases.iter().map(|c| with_seed(c, 0).to_string()).collect();
+    let twice = cases.len() - names.len();
+    assert!(twice < cases.len() / 50, "{twice} of {} cases are there twice", cases.len());
+    let again = suite::cases(DEFAULT_SEED);
+    assert_eq!(cases, again, "the list follows from its seed");
+}
+
+fn with_seed(case: &OpCase, seed: u64) -> OpCase {
+    OpCase { seed, ..case.clone() }
+}
+
+#[test]
+fn a_wrong_element_is_reported_for_every_op() {
+    for sabotage in [Sabotage::FirstElement, Sabotage::LastElement, Sabotage::NoRun] {
+        assert_all_reported(sabotage, &samples());
+    }
+}
+
+#[test]
+fn a_byte_written_elsewhere_is_reported_for_every_op() {
+    for sabotage in [Sabotage::ByteBefore, Sabotage::ByteBehind] {
+        assert_all_reported(sabotage, &samples());
+    }
+    // An input that changes, of every op that has one.
+    let with_inputs: Vec<OpCase> = samples().into_iter().filter(|c| c.kind != Kind::Fill).collect();
+    assert_all_reported(Sabotage::Input, &with_inputs);
+    // The gap of a strided result.
+    let strided = samples().into_iter().filter(|c| gap_behind_first_row(c).is_some()).collect::<Vec<_>>();
+    assert!(strided.len() > OPS.len(), "{}", strided.len());
+    assert_all_reported(Sabotage::Gap, &strided);
+}
+
+#[test]
+fn the_list_runs_clean_without_sabotage() {
+    let summary = run_with(Sabotage::None, &samples());
+    assert!(summary.failed.is_empty(), "{summary}");
+}
+
+/// For each op a few cases that leave room on both sides of every operand.
+fn samples() -> Vec<OpCase> {
+    let mut counts: BTreeMap<Kind, usize> = BTreeMap::new();
+    let mut samples = suite::cases(DEFAULT_SEED);
+    samples.retain(|case| {
+        let apart = case.operands.iter().all(|o| o.offset > 0);
+        let beyond = matches!(case.kind, Kind::KvWrite | Kind::RopeKvWrite | Kind::MatMulExperts);
+        let count = counts.entry(case.kind).or_default();
+        let taken = apart && *count < if beyond { 12 } else { 6 };
+        *count += usize::from(taken);
+        taken
+    });
+    assert_eq!(counts.len(), OPS.len());
+    samples
+}
+
+#[track_caller]
+fn assert_all_reported(sabotage: Sabotage, cases: &[OpCase]) {
+    let summary = run_with(sabotage, cases);
+    let passed: Vec<String> = summary
+        .ops
+        .iter()
+        .filter(|op| op.passed > 0)
+        .map(|op| format!("{} ({} of {})", op.name, op.passed, op.passed + op.failed))
+        .collect();
+    assert!(passed.is_empty(), "{sabotage:?} was not seen in {}", passed.join(", "));
+}
+
+fn run_with(sabotage: Sabotage, cases: &[OpCase]) -> Summary {
+    let device = Saboteur { inner: Arc::new(CpuDevice::with_threads(1)), sabotage };
+    suite::run_cases(&device, cases)
+}
+
+/// What a [`Saboteur`] does after the work is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sabotage {
+    None,
+    /// Nothing runs at all.
+    NoRun,
+    FirstElement,
+    LastElement,
+    ByteBefore,
+    ByteBehind,
+    Gap,
+    Input,
+}
+
+/// The CPU, but with one thing wrong.
+struct Saboteur {
+    inner: Arc<CpuDevice>,
+    sabotage: Sabotage,
+}
+
+struct SabotagedEncoder {
+    device: Arc<CpuDevice>,
+    inner: Box<dyn Encoder>,
+    sabotage: Sabotage,
+    dispatch: Option<Dispatch>,
+}
+
+impl Device for Saboteur {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Buffer> {
+        self.inner.alloc(bytes)
+    }
+
+    fn buffer(&self, buf_id: usize) -> Result<Buffer> {
+        self.inner.buffer(buf_id)
+    }
+
+    fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
+        self.inner.has_fused(request)
+    }
+
+    fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
+        Box::new(SabotagedEncoder {
+            device: self.inner.clone(),
+            inner: self.inner.encoder(kernels),
+            sabotage: self.sabotage,
+            dispatch: None,
+        })
+    }
+}
+
+impl CommandEncoder for SabotagedEncoder {
+    type Error = clearway_gpu::GpuError;
+
+    fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
+        self.dispatch = Some(dispatch.clone());
+        self.inner.dispatch(dispatch)
+    }
+
+    fn barrier(&mut self, reason: &BarrierReason) -> Result<()> {
+        self.inner.barrier(reason)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        if self.sabotage == Sabotage::NoRun { Ok(()) } else { self.inner.commit() }
+    }
+}
+
+impl Encoder for SabotagedEncoder {
+    fn wait(&mut self) -> Result<()> {
+        self.inner.wait()?;
+        let dispatch = self.dispatch.take().unwrap();
+        let roles: Vec<BindingRole> =
+            ops::contract(dispatch.kind, dispatch.bindings.len()).unwrap().bindings.as_ref().unwrap()
+                .iter().map(|binding| binding.role).collect();
+        let result = roles.iter().rposition(|role| *role != BindingRole::Read).unwrap();
+        let view = dispatch.bindings[result];
+        let buffer = self.device.buffer(view.buf_id)?;
+        match self.sabotage {
+            Sabotage::None | Sabotage::NoRun => Ok(()),
+            Sabotage::FirstElement => change_element(&buffer, &view, view.offset),
+            Sabotage::LastElement => {
+                let end = view.offset + view.layout.span_bytes();
+                change_element(&buffer, &view, end - view.layout.dtype().block_bytes() as u64)
+            }
+            Sabotage::ByteBefore => change_byte(&buffer, view.offset - 1),
+            Sabotage::ByteBehind => change_byte(&buffer, view.offset + view.layout.span_bytes()),
+            Sabotage::Gap => {
+                let row = view.layout.cols() * view.layout.dtype().block_bytes();
+                change_byte(&buffer, view.offset + row as u64)
+            }
+            Sabotage::Input => {
+                let input = dispatch.bindings[0];
+                change_byte(&self.device.buffer(input.buf_id)?, input.offset)
+            }
+        }
+    }
+
+    fn into_program(self: Box<Self>) -> Result<Box<dyn Program>> {
+        self.inner.into_program()
+    }
+}
+
+/// Changes a float by a hundredth, an index by one.
+fn change_element(buffer: &Buffer, view: &TensorView, at: u64) -> Result<()> {
+    let off = |v: f32| v * 1.01 + 0.01;
+    match view.layout.dtype() {
+        DType::U32 => buffer.write_slice(at, &[buffer.read_vec::<u32>(at, 1)?[0] ^ 1]),
+        DType::F32 => buffer.write_slice(at, &[off(buffer.read_vec(at, 1)?[0])]),
+        DType::F16 => {
+            let old: f16 = buffer.read_vec(at, 1)?[0];
+            buffer.write_slice(at, &[f16::from_f32(off(old.to_f32()))])
+        }
+        _ => {
+            let old: bf16 = buffer.read_vec(at, 1)?[0];
+            buffer.write_slice(at, &[bf16::from_f32(off(old.to_f32()) + 0.1)])
+        }
+    }
+}
+
+fn change_byte(buffer: &Buffer, at: u64) -> Result<()> {
+    let old: u8 = buffer.read_vec(at, 1)?[0];
+    buffer.write(at, &[old ^ 0x10])
+}
+
+/// Whether the last result has a gap between its first two rows.
+fn gap_behind_first_row(case: &OpCase) -> Option<()> {
+    let result = case.operands.last()?;
+    let rank = result.shape.len();
+    let gap = rank > 1 && result.shape[rank - 2] > 1 && result.strides[rank - 2] > result.shape[rank - 1];
+    (gap && result.strides[rank - 1] == 1).then_some(())
+}

@@ -1,0 +1,249 @@
+//! Mutation: real faults put into optimised lists, every one of which the verifier must report.
+//!
+//! Each kind of fault is chosen so that it is one: the barrier is needed, the consumer sees bytes
+//! of the producer, the neighbour is alive (an oracle that runs every byte says so).
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests stand outside of them
+
+use std::sync::Arc;
+
+use clearway_graph::fuse::TestCatalog;
+use clearway_graph::place::Slot;
+use clearway_graph::testkit::{
+    Lives, Oracle, Rng, Run, Shape, flows, plan_by_groups, random_graph, with_nodes,
+};
+use clearway_graph::verify::{Fault, Placement, Proof, verify};
+use clearway_graph::{
+    Accesses, BarrierReason, CapturedNode, ComputeGraph, Dispatch, DispatchId, MemoryPlan, NodeId,
+};
+
+/// A buffer no random list uses.
+const SLAB: usize = 1000;
+
+/// A recorded list and what the stages made of it, with and without addresses.
+struct Case {
+    seed: u64,
+    rng: Rng,
+    recorded: ComputeGraph,
+    last: ComputeGraph,
+    plan: MemoryPlan,
+    placed: ComputeGraph,
+}
+
+impl Case {
+    fn new(seed: u64) -> Self {
+        let shape = Shape { dispatches: (4, 30), replayed: 100, ..Shape::default() };
+        let recorded = random_graph(seed, &shape);
+        let mut rng = Rng::new(seed);
+        let mut last = recorded.clone();
+        if rng.chance(50) {
+            last.fuse(&mut TestCatalog::new(), &()).unwrap();
+        }
+        last.reorder();
+        last.place_barriers();
+        let plan = plan_by_groups(&last, 4, &mut rng);
+        let placed = at_addresses(&last, &plan);
+        let case = Self { seed, rng, recorded, last, plan, placed };
+        case.verify(&case.last, None).unwrap();
+        case.verify(&case.placed, Some(&case.plan)).unwrap();
+        case
+    }
+
+    fn verify(&self, last: &ComputeGraph, plan: Option<&MemoryPlan>) -> Result<(), Fault> {
+        verify(&self.recorded, last, plan.map(placement)).map(drop)
+    }
+
+    /// Both lists, with the plan of the second.
+    fn lists(&self) -> [(&ComputeGraph, Option<&MemoryPlan>); 2] {
+        [(&self.last, None), (&self.placed, Some(&self.plan))]
+    }
+
+    #[track_caller]
+    fn must_fail(&self, last: &ComputeGraph, plan: Option<&MemoryPlan>, what: &str) -> Fault {
+        match self.verify(last, plan) {
+            Err(fault) => fault,
+            Ok(()) => panic!("list of seed {}: {what} went unseen\n{}", self.seed, last.to_text()),
+        }
+    }
+}
+
+fn placement(plan: &MemoryPlan) -> Placement<'_> {
+    Placement { plan, slab_buf_ids: &[SLAB] }
+}
+
+fn at_addresses(graph: &ComputeGraph, plan: &MemoryPlan) -> ComputeGraph {
+    let mut graph = graph.clone();
+    graph.assign_addresses(plan, &[SLAB]).unwrap();
+    graph
+}
+
+/// Runs `mutate` over random optimised lists and counts its mutations, of which there must be some.
+fn for_each(name: &str, mutate: impl Fn(&mut Case) -> u64) {
+    let run = Run::from_env(name, 10);
+    let tried: u64 = run.seeds().map(|seed| mutate(&mut Case::new(seed))).sum();
+    println!("{name}: {tried} mutations, all reported");
+    assert!(tried > 0, "no list had anything to mutate");
+}
+
+#[test]
+fn a_removed_barrier_is_reported() {
+    for_each("removed barriers", |case| {
+        let mut tried = 0;
+        for (list, plan) in case.lists() {
+            for at in 0..list.nodes().len() {
+                if list.nodes()[at].dispatch().is_none() {
+                    let mut nodes = list.nodes().to_vec();
+                    nodes.remove(at);
+                    case.must_fail(&with_nodes(list, nodes), plan, "a removed barrier");
+                    tried += 1;
+                }
+            }
+        }
+        tried
+    });
+}
+
+#[test]
+fn a_removed_replay_barrier_is_reported_by_the_wrap_around_proof() {
+    for_each("removed replay barriers", |case| {
+        let mut tried = 0;
+        for (list, plan) in case.lists() {
+            let Some(CapturedNode::Barrier(BarrierReason::Replay(_))) = list.nodes().last() else {
+                continue;
+            };
+            let nodes = list.nodes()[..list.nodes().len() - 1].to_vec();
+            let fault = case.must_fail(&with_nodes(list, nodes), plan, "a removed replay barrier");
+            assert_eq!(fault.proof, Proof::WrapAround, "seed {}: {fault}", case.seed);
+            tried += 1;
+        }
+        tried
+    });
+}
+
+#[test]
+fn a_producer_swapped_with_its_consumer_is_reported() {
+    for_each("swapped producers and consumers", |case| {
+        let mut tried = 0;
+        let flows = flows(&case.recorded);
+        // With a barrier everywhere only the value flow can tell.
+        let mut apart = case.last.clone();
+        apart.place_barriers_everywhere();
+        let placed = at_addresses(&apart, &case.plan);
+        let lists = [(&apart, None), (&placed, Some(&case.plan))];
+        for (list, plan) in case.lists().into_iter().chain(lists) {
+            let carrier = |id: DispatchId| {
+                let carries = |d: &Arc<Dispatch>| d.origins.contains(&id);
+                list.nodes().iter().position(|node| node.dispatch().is_some_and(carries))
+            };
+            for &(producer, consumer) in &flows {
+                let (Some(a), Some(b)) = (carrier(producer), carrier(consumer)) else {
+                    panic!("{producer} or {consumer} is lost");
+                };
+                if a != b {
+                    let mut nodes = list.nodes().to_vec();
+                    nodes.swap(a, b);
+                    case.must_fail(&with_nodes(list, nodes), plan, "a swapped producer");
+                    tried += 1;
+                }
+            }
+        }
+        tried
+    });
+}
+
+#[test]
+fn a_value_shifted_onto_a_live_neighbour_is_reported() {
+    for_each("values shifted onto live neighbours", |case| {
+        let mut tried = 0;
+        let lives = Lives::of(&case.last);
+        let values: Vec<NodeId> = (0..case.recorded.values().len() as u32).map(NodeId).collect();
+        let recorded = case.recorded.clone();
+        let oracle = Oracle::new(&recorded);
+        for &moved in &values {
+            let live = |&other: &NodeId| moved != other && lives.meet(moved, other);
+            let neighbours: Vec<NodeId> = values.iter().copied().filter(live).collect();
+            // Each value onto two of its neighbours: the count is squared otherwise.
+            for _ in 0..2 {
+                let Some(&onto) = case.rng.pick(&neighbours) else { continue };
+                let plan = shifted(&case.plan, moved, onto, &mut case.rng);
+                let list = at_addresses(&case.last, &plan);
+                // A neighbour whose shared bytes nobody reads any more is not hurt.
+                if oracle.accepts(&list, Some(placement(&plan))).is_err() {
+                    case.must_fail(&list, Some(&plan), &format!("{moved} on {onto}"));
+                    tried += 1;
+                }
+            }
+        }
+        tried
+    });
+}
+
+/// `plan` with `moved` over some bytes of `onto`.
+fn shifted(plan: &MemoryPlan, moved: NodeId, onto: NodeId, rng: &mut Rng) -> MemoryPlan {
+    let mut slots = plan.slots().to_vec();
+    let (Some(neighbour), Some(slot)) = (plan.slot(onto), plan.slot(moved)) else {
+        panic!("live values have a place");
+    };
+    let first = (neighbour.offset + 1).saturating_sub(slot.bytes);
+    let offset = rng.within(first, neighbour.offset + neighbour.bytes - 1);
+    slots[moved.index()] = Some(Slot { offset, ..slot });
+    let top = slots.iter().flatten().map(|slot| slot.offset + slot.bytes).max();
+    MemoryPlan::new(slots, vec![top.unwrap_or(0)])
+}
+
+#[test]
+fn a_shortened_range_is_reported() {
+    for_each("shortened ranges", |case| {
+        let mut tried = 0;
+        for (list, plan) in case.lists() {
+            for at in 0..list.nodes().len() {
+                let accesses = list.nodes()[at].dispatch().map_or(0, |d| d.accesses().len());
+                for access in 0..accesses {
+                    for from_front in [false, true] {
+                        let mut nodes = list.nodes().to_vec();
+                        if shorten(&mut nodes[at], access, from_front) {
+                            case.must_fail(&with_nodes(list, nodes), plan, "a shortened range");
+                            tried += 1;
+                        }
+                    }
+                }
+            }
+        }
+        tried
+    });
+}
+
+/// Takes a byte off an access; false if it has none.
+fn shorten(node: &mut CapturedNode, access: usize, from_front: bool) -> bool {
+    let CapturedNode::Dispatch(dispatch) = node else { return false };
+    let Accesses::Known(list) = &mut Arc::make_mut(dispatch).accesses else { return false };
+    let range = &mut list[access].range;
+    if range.is_empty() {
+        return false;
+    }
+    match from_front {
+        true => range.p0 += 1,
+        false => range.p1 -= 1,
+    }
+    true
+}
+
+#[test]
+fn a_lost_or_doubled_dispatch_is_reported() {
+    for_each("lost and doubled dispatches", |case| {
+        let mut tried = 0;
+        for (list, plan) in case.lists() {
+            for at in 0..list.nodes().len() {
+                if list.nodes()[at].dispatch().is_some() {
+                    let mut lost = list.nodes().to_vec();
+                    let node = lost.remove(at);
+                    case.must_fail(&with_nodes(list, lost), plan, "a lost dispatch");
+                    let mut doubled = list.nodes().to_vec();
+                    doubled.extend([CapturedNode::Barrier(BarrierReason::Requested), node]);
+                    case.must_fail(&with_nodes(list, doubled), plan, "a doubled dispatch");
+                    tried += 2;
+                }
+            }
+        }
+        tried
+    });
+}

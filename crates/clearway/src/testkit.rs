@@ -1,0 +1,362 @@
+//! Random passes: the same op calls on any session, from a seed.
+//!
+//! A pass reads uploaded buffers, makes values, writes slices of real buffers that overlap other
+//! slices, and keeps some results. Two runs of one seed must give the same bits, whatever the runtime
+//! does in between.
+
+use clearway_gpu::{
+    AttentionParams, Buffer, Device, Ops, RopeMode, RopeParams, RouterMode, RouterParams, Upload,
+    quant,
+};
+use clearway_graph::testkit::Rng;
+use clearway_graph::{DType, Layout, TensorView};
+
+use crate::error::Result;
+use crate::session::{GraphSession, PassResult};
+
+/// What a random pass may contain.
+#[derive(Clone, Copy, Debug)]
+pub struct PassShape {
+    /// Ops at most.
+    pub ops: usize,
+    /// Whether values may be f16, where fusion rounds less often.
+    pub halves: bool,
+}
+
+/// A random pass: its buffers, and the calls to make.
+pub struct RandomPass {
+    seed: u64,
+    shape: PassShape,
+    buffers: Vec<Buffer>,
+    initial: Vec<Vec<u8>>,
+}
+
+/// Results of a run: the outputs and all buffers, as bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Outputs in order, as f32 bits or ids.
+    pub outputs: Vec<Vec<u32>>,
+    /// Buffers in order.
+    pub buffers: Vec<Vec<u8>>,
+}
+
+const COLS: [usize; 3] = [16, 32, 64];
+const CACHE_ROWS: usize = 8;
+const HEAD: usize = 8;
+
+/// Indices of the buffers of a pass.
+const WEIGHTS: usize = 0;
+const SCRATCH: usize = 1;
+const KEYS: usize = 2;
+const VALUES: usize = 3;
+const POSITIONS: usize = 4;
+const FACTORS: usize = 5;
+const QUANTISED: usize = 6;
+
+impl RandomPass {
+    /// Buffers for the pass of this seed on a device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn new(device: &dyn Device, seed: u64, shape: PassShape) -> Result<Self> {
+        let mut rng = Rng::new(seed ^ 0x5eed);
+        let mut floats = |count: usize| -> Vec<f32> {
+            (0..count).map(|_| rng.below(2001) as f32 / 1000.0 - 1.0).collect()
+        };
+        let weights = floats(64 * 64);
+        let mut packed = vec![0; weights.len() / 32 * DType::Q8_0.block_bytes()];
+        quant::encode(DType::Q8_0, &weights, &mut packed).map_err(|error| {
+            clearway_gpu::GpuError::TransferMismatch {
+                what: "random weights",
+                found: error.to_string(),
+                expected: "finite floats".into(),
+            }
+        })?;
+        let cache = CACHE_ROWS * 4 * HEAD;
+        let buffers = vec![
+            device.upload(&weights)?,
+            device.upload(&floats(1024))?,
+            device.upload(&floats(cache))?,
+            device.upload(&floats(cache))?,
+            device.upload(&[3_u32, 1, 5, 0])?,
+            device.upload(&[1.0_f32; HEAD / 2])?,
+            device.upload(&packed)?,
+        ];
+        let mut initial = Vec::new();
+        for buffer in &buffers {
+            initial.push(buffer.read_vec(0, buffer.len() as usize)?);
+        }
+        Ok(Self { seed, shape, buffers, initial })
+    }
+
+    /// Puts all buffers back to what they held at first.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn reset(&self) -> Result<()> {
+        for (buffer, bytes) in self.buffers.iter().zip(&self.initial) {
+            buffer.write(0, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the calls of this pass and marks its outputs, which are returned.
+    ///
+    /// # Errors
+    /// An op call that the session refuses: none should be.
+    pub fn record(&self, session: &mut GraphSession<'_>) -> Result<Vec<TensorView>> {
+        let mut rng = Rng::new(self.seed);
+        let mut calls = Calls {
+            pass: self,
+            rows: 1 + rng.below(4) as usize,
+            tensors: Vec::new(),
+            outputs: Vec::new(),
+            rng,
+        };
+        let ops = 3 + calls.rng.below(self.shape.ops.max(4) as u64 - 3) as usize;
+        calls.first(session)?;
+        for _ in 0..ops {
+            calls.op(session)?;
+        }
+        calls.finish(session)
+    }
+
+    /// Reads the results of a run.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn outcome(
+        &self,
+        outputs: &[TensorView],
+        read: impl Fn(TensorView) -> Result<Vec<u32>>,
+    ) -> Result<Outcome> {
+        let outputs = outputs.iter().map(|&view| read(view)).collect::<Result<_>>()?;
+        let mut buffers = Vec::new();
+        for buffer in &self.buffers {
+            buffers.push(buffer.read_vec(0, buffer.len() as usize)?);
+        }
+        Ok(Outcome { outputs, buffers })
+    }
+
+    /// Reads the results of a finished pass.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn outcome_of(&self, outputs: &[TensorView], result: &PassResult) -> Result<Outcome> {
+        self.outcome(outputs, |view| match view.layout.dtype() {
+            DType::U32 => result.read(view),
+            _ => Ok(result.read_f32(view)?.into_iter().map(f32::to_bits).collect()),
+        })
+    }
+
+    fn tensor(
+        &self,
+        buffer: usize,
+        offset: u64,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<TensorView> {
+        Ok(self.buffers[buffer].view(offset, Layout::new(dtype, shape)?)?)
+    }
+}
+
+/// The state of recording.
+struct Calls<'a> {
+    pass: &'a RandomPass,
+    rng: Rng,
+    rows: usize,
+    /// f32 tensors `[rows, cols]` made so far.
+    tensors: Vec<TensorView>,
+    outputs: Vec<TensorView>,
+}
+
+impl Calls<'_> {
+    fn first(&mut self, s: &mut GraphSession<'_>) -> Result<()> {
+        for cols in COLS {
+            let source = self.pass.tensor(WEIGHTS, 64, DType::F32, &[self.rows, cols])?;
+            self.tensors.push(s.scale(source, 0.5)?);
+        }
+        Ok(())
+    }
+
+    fn op(&mut self, s: &mut GraphSession<'_>) -> Result<()> {
+        let x = self.pick();
+        let cols = x.layout.cols();
+        let made = match self.rng.below(18) {
+            0 | 1 => {
+                let other = self.pick_cols(cols);
+                let sum = s.add(x, other)?;
+                // Often the pattern a fusion rule looks for, with or without another reader.
+                if self.rng.below(2) == 0 {
+                    let normed = s.rms_norm(sum, 1e-5)?;
+                    self.tensors.push(sum);
+                    if self.rng.below(2) == 0 { s.mul(normed, self.row(cols)?)? } else { normed }
+                } else {
+                    sum
+                }
+            }
+            2 => {
+                let normed = s.rms_norm(x, 1e-5)?;
+                if self.rng.below(4) == 0 {
+                    self.tensors.push(normed);
+                }
+                s.mul(normed, self.row(cols)?)?
+            }
+            3 | 4 => {
+                let up = self.pick_cols(cols);
+                let gate = if self.rng.below(2) == 0 { s.silu(x)? } else { s.gelu(x)? };
+                if self.rng.below(2) == 0 { s.mul(gate, up)? } else { s.mul(up, gate)? }
+            }
+            5..=7 => self.product(s, x)?,
+            8 => s.soft_cap(x, 2.0)?,
+            9 => s.layer_norm(x, self.row(cols)?, self.row(cols)?, 1e-5)?,
+            10 => self.through_scratch(s, x)?,
+            11 => self.attention(s, x)?,
+            12 if self.pass.shape.halves => {
+                let half = s.copy(x, DType::F16)?;
+                let half = if self.rng.below(2) == 0 { s.silu(half)? } else { half };
+                s.copy(half, DType::F32)?
+            }
+            13 => {
+                let mask = s.fill(0.0, DType::F32, &[self.rows, cols])?;
+                s.softmax(x, mask, 0.7)?
+            }
+            14 => {
+                let ids = s.arg_max(x)?;
+                self.keep(s, ids)?;
+                return Ok(());
+            }
+            15 => {
+                let (values, ids) = s.top_k(x, 3)?;
+                self.keep(s, ids)?;
+                self.keep(s, values)?;
+                return Ok(());
+            }
+            16 => self.experts(s, x)?,
+            _ => {
+                let half = cols / 2;
+                let strided =
+                    Layout::new(DType::F32, &[self.rows, half])?.with_strides(&[cols, 1])?;
+                let (left, right) =
+                    (x.reinterpret(0, strided)?, x.reinterpret(half as u64 * 4, strided)?);
+                s.concat(right, left)?
+            }
+        };
+        self.tensors.push(made);
+        if self.rng.below(6) == 0 {
+            self.keep(s, made)?;
+        }
+        Ok(())
+    }
+
+    /// A product with a weight, and often the bias or residual that a rule fuses.
+    fn product(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
+        let (inner, outer) = (x.layout.cols(), COLS[self.rng.below(3) as usize]);
+        let weight = match (self.rng.below(2), inner % 32) {
+            (0, 0) => self.pass.tensor(QUANTISED, 0, DType::Q8_0, &[outer, inner])?,
+            _ => self.pass.tensor(WEIGHTS, 256, DType::F32, &[outer.min(32), inner])?,
+        };
+        let y = s.matmul(x, weight)?;
+        let cols = y.layout.cols();
+        Ok(match self.rng.below(4) {
+            0 => s.add(y, self.row(cols)?)?,
+            1 => {
+                let residual = self.pick_cols(cols);
+                s.add(residual, y)?
+            }
+            _ => y,
+        })
+    }
+
+    /// Writes a slice of a real buffer that others write and read too, then reads a slice back.
+    fn through_scratch(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
+        let shape = [self.rows, x.layout.cols()];
+        let slots = (1024 - self.rows * x.layout.cols()) as u64 + 1;
+        let written = self.rng.below(slots) * 4;
+        let read = self.rng.below(slots) * 4;
+        s.copy_into(x, self.pass.tensor(SCRATCH, written, DType::F32, &shape)?)?;
+        Ok(s.scale(self.pass.tensor(SCRATCH, read, DType::F32, &shape)?, 1.0)?)
+    }
+
+    /// Rotates, writes the caches, attends.
+    fn attention(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
+        let heads = x.layout.cols() / HEAD;
+        let kv_heads = if heads.is_multiple_of(4) { 4 } else { 2 };
+        let x3 = Layout::new(DType::F32, &[self.rows, heads, HEAD])?;
+        let x3 = x.reinterpret(0, x3)?;
+        let kv = Layout::new(DType::F32, &[self.rows, kv_heads, HEAD])?;
+        let strided = kv.with_strides(&[x.layout.cols(), HEAD, 1])?;
+        let kv = x.reinterpret(0, strided)?;
+        let positions = self.pass.tensor(POSITIONS, 0, DType::U32, &[self.rows])?;
+        let factors = self.pass.tensor(FACTORS, 0, DType::F32, &[HEAD / 2])?;
+        let cache = [CACHE_ROWS, kv_heads, HEAD];
+        let keys = self.pass.tensor(KEYS, 0, DType::F32, &cache)?;
+        let values = self.pass.tensor(VALUES, 0, DType::F32, &cache)?;
+        let mode = if self.rng.below(2) == 0 { RopeMode::Adjacent } else { RopeMode::Halves };
+        let rope = RopeParams { n_dims: HEAD as u32, mode, base: 100.0, scale: 1.0 };
+        let q = s.rope(x3, positions, factors, rope)?;
+        let k = s.rope(kv, positions, factors, rope)?;
+        s.kv_write(k, positions, keys)?;
+        s.kv_write(kv, positions, values)?;
+        let params = AttentionParams { scale: 0.35, window: 0, softcap: 0.0 };
+        let y = s.attention(q, keys, values, positions, params)?;
+        Ok(y.reinterpret(0, Layout::new(DType::F32, &[self.rows, x.layout.cols()])?)?)
+    }
+
+    /// A router and the experts it chose.
+    fn experts(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
+        let cols = x.layout.cols();
+        let gate = self.pass.tensor(WEIGHTS, 0, DType::F32, &[4, cols])?;
+        let weight = self.pass.tensor(WEIGHTS, 512, DType::F32, &[4, 8, cols])?;
+        let logits = s.matmul(x, gate)?;
+        let params =
+            RouterParams { used: 2, mode: RouterMode::SoftmaxAll, renormalise: true, scale: 1.0 };
+        let (ids, weights) = s.router_top_k(logits, params)?;
+        let y = s.matmul_experts(x, weight, ids)?;
+        let y = s.expert_sum(y, weights)?;
+        Ok(s.concat(y, y)?)
+    }
+
+    fn keep(&mut self, s: &mut GraphSession<'_>, view: TensorView) -> Result<()> {
+        if !self.outputs.contains(&view) {
+            s.output(view)?;
+            self.outputs.push(view);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, s: &mut GraphSession<'_>) -> Result<Vec<TensorView>> {
+        if let Some(&last) = self.tensors.last() {
+            self.keep(s, last)?;
+        }
+        Ok(self.outputs)
+    }
+
+    /// A tensor made so far; the newest are likelier.
+    fn pick(&mut self) -> TensorView {
+        let recent = self.tensors.len().min(6) as u64;
+        let back = match self.rng.below(3) {
+            0 => self.rng.below(self.tensors.len() as u64),
+            _ => self.rng.below(recent),
+        };
+        self.tensors[self.tensors.len() - 1 - back as usize]
+    }
+
+    /// A tensor of this width; the first three cover all widths.
+    fn pick_cols(&mut self, cols: usize) -> TensorView {
+        for _ in 0..4 {
+            let x = self.pick();
+            if x.layout.cols() == cols {
+                return x;
+            }
+        }
+        let fits = self.tensors.iter().find(|t| t.layout.cols() == cols);
+        fits.copied().unwrap_or(self.tensors[0])
+    }
+
+    /// One row of weights.
+    fn row(&mut self, cols: usize) -> Result<TensorView> {
+        let offset = self.rng.below(512) * 4;
+        self.pass.tensor(WEIGHTS, offset, DType::F32, &[cols])
+    }
+}
