@@ -3,8 +3,8 @@
 // Helper functions of tests may fail like tests do.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "data/tokenizer/fuzz_one.rs"]
-mod fuzz_one;
+#[path = "data/tokenizer/fuzz_tokenizer.rs"]
+mod fuzz_tokenizer;
 #[path = "data/tokenizer/vectors.rs"]
 mod vectors;
 
@@ -365,8 +365,9 @@ fn arbitrary_vocabularies_never_panic() {
             data.push(0);
         }
         data.extend((0..rng.below(40)).map(|_| letters[rng.below(letters.len() as u64) as usize]));
-        let outcome = std::panic::catch_unwind(|| fuzz_one::fuzz_tokenizer(&data));
-        built += u32::from(outcome.unwrap_or_else(|_| panic!("seed {seed}, round {round}: {data:?}")));
+        let outcome = std::panic::catch_unwind(|| fuzz_tokenizer::fuzz_tokenizer(&data));
+        built +=
+            u32::from(outcome.unwrap_or_else(|_| panic!("seed {seed}, round {round}: {data:?}")));
     }
     assert!(built > 2000, "seed {seed}: {built}");
 }

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Turns of the spin loop before a worker parks: some tens of microseconds, longer than any group of
-/// a decode step should keep one worker waiting.
-const SPINS: u32 = 20_000;
+/// Turns of the spin loop before a worker parks. A turn is one `pause`, 10 to 45 ns by machine: some tens
+/// of microseconds in all, longer than the pieces of a balanced group differ, and short enough not to
+/// keep a core from a partner that lost its own.
+const SPINS: u32 = 1_000;
 
 /// A barrier that spins, since a decode step crosses hundreds of them, and parks when a partner takes
 /// long.

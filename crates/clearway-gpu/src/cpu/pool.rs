@@ -7,8 +7,9 @@ use std::thread::{JoinHandle, Thread};
 use super::barrier::SpinBarrier;
 use super::program::Work;
 
-/// Turns a worker looks for new work before it parks.
-const SPINS: u32 = 50_000;
+/// Turns a worker looks for new work before it parks: about 100 microseconds, what a host needs
+/// between two steps of a decode loop.
+const SPINS: u32 = 4_000;
 
 /// Threads that run programs. The calling thread is one of the workers.
 pub(super) struct Pool {

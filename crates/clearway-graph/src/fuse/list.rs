@@ -16,8 +16,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::report::{Place, Refusal};
-use crate::graph::Value;
+use super::rules::RULES;
+use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId};
+use crate::layout::TensorView;
 use crate::node::{Access, CapturedOpKind, Dispatch, Hazard, HazardKind};
 use crate::range::MemRangeRole;
 use crate::schedule::HazardGraph;
@@ -25,10 +27,11 @@ use crate::schedule::HazardGraph;
 /// The list while it is being fused.
 pub(super) struct List<'a> {
     values: &'a [Value],
-    start: Vec<Arc<Dispatch>>,
-    /// What stands for each dispatch of the start; `None` once it is absorbed.
-    now: Vec<Option<Arc<Dispatch>>>,
-    /// Its kind. Most questions end here, before the dispatch itself is fetched from memory.
+    start: Vec<&'a Arc<Dispatch>>,
+    /// What stands for a dispatch of the start that has absorbed others.
+    fused: Vec<Option<Arc<Dispatch>>>,
+    /// Its kind; `None` once it is absorbed. Most questions end here, before the dispatch itself
+    /// is fetched from memory.
     kinds: Vec<Option<CapturedOpKind>>,
     slots: Vec<u32>,
     /// Who carries each dispatch of the start out.
@@ -39,11 +42,16 @@ pub(super) struct List<'a> {
     indices: OnceCell<FxHashMap<DispatchId, u32>>,
     /// Slots of dispatches that nothing may cross, in order.
     walls: Vec<u32>,
+    /// Whether an op that some rule starts with writes a real buffer.
+    real_results: bool,
     hazards: OnceCell<HazardGraph>,
     /// Neighbours looked at, so that a test sees what the search costs.
     #[cfg(test)]
     pub(super) looked_at: std::cell::Cell<u64>,
 }
+
+/// A rule and a consumer it may apply to, by their indices: the order in which they are tried.
+pub(super) type Candidate = (usize, u32);
 
 /// Who uses a value, by index in the list at the start, once per access.
 #[derive(Clone, Default)]
@@ -55,31 +63,50 @@ struct Uses {
 }
 
 impl<'a> List<'a> {
-    pub(super) fn new(start: Vec<Arc<Dispatch>>, values: &'a [Value]) -> Self {
+    /// The list of a graph, and the candidates in it: for each rule the consumers that read what
+    /// an op of the producer's kind wrote last.
+    pub(super) fn new(graph: &'a ComputeGraph) -> (Self, Vec<Candidate>) {
+        let start: Vec<_> = graph.dispatches().collect();
         let count = start.len() as u32;
-        let mut uses = vec![Uses::default(); values.len()];
-        let mut walls = Vec::new();
+        let mut uses = vec![Uses::default(); graph.values().len()];
+        let mut kinds = Vec::with_capacity(start.len());
+        let mut candidates = Vec::new();
+        let (mut walls, mut real_results) = (Vec::new(), false);
         for (index, dispatch) in (0..count).zip(&start) {
             if !dispatch.is_movable() {
                 walls.push(index);
             }
+            let result = dispatch.bindings.last().map(TensorView::value);
+            real_results |= result == Some(None) && is_producer(dispatch.kind);
+            let rules = RULES.iter().enumerate().filter(|(_, r)| r.consumer == dispatch.kind);
+            candidates.extend(rules.filter_map(|(number, rule)| {
+                let written_by = |&operand: &usize| {
+                    let value = dispatch.bindings.get(operand)?.value()?;
+                    kinds[*uses.get(value.index())?.writers.last()? as usize]
+                };
+                let mut kinds = rule.operands.iter().map(written_by);
+                kinds.any(|kind| kind == Some(rule.producer)).then_some((number, index))
+            }));
+            kinds.push(Some(dispatch.kind));
             note_uses(&mut uses, index, dispatch);
         }
-        Self {
-            values,
-            now: start.iter().cloned().map(Some).collect(),
-            kinds: start.iter().map(|dispatch| Some(dispatch.kind)).collect(),
+        let list = Self {
+            values: graph.values(),
+            fused: vec![None; start.len()],
+            kinds,
             slots: (0..count).collect(),
             owners: (0..count).collect(),
             members: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
             uses,
             indices: OnceCell::new(),
             walls,
+            real_results,
             hazards: OnceCell::new(),
             #[cfg(test)]
             looked_at: std::cell::Cell::new(0),
             start,
-        }
+        };
+        (list, candidates)
     }
 
     /// Number of dispatches at the start.
@@ -89,7 +116,8 @@ impl<'a> List<'a> {
 
     /// What stands for a dispatch of the start, unless it is absorbed.
     pub(super) fn at(&self, index: u32) -> Option<&Arc<Dispatch>> {
-        self.now.get(index as usize)?.as_ref()
+        self.kind(index)?;
+        Some(self.fused[index as usize].as_ref().unwrap_or(self.start[index as usize]))
     }
 
     /// The kind of what stands for a dispatch of the start, unless it is absorbed.
@@ -149,6 +177,11 @@ impl<'a> List<'a> {
         uses.into_iter().flat_map(|uses| &uses.readers).map(|&reader| self.owner(reader))
     }
 
+    /// Whether an op that some rule starts with wrote a real buffer at the start.
+    pub(super) fn has_real_results(&self) -> bool {
+        self.real_results
+    }
+
     /// Where one dispatch can take the place of two, if every access in `down` moves from the
     /// producer's place to the consumer's, or every access in `up` the other way.
     pub(super) fn place(
@@ -170,7 +203,10 @@ impl<'a> List<'a> {
                 false => Refusal::CrossesUnannotated { dispatch },
             });
         }
-        let hazards = self.hazards.get_or_init(|| HazardGraph::build(&self.start));
+        let hazards = self.hazards.get_or_init(|| {
+            let start: Vec<_> = self.start.iter().map(|&dispatch| dispatch.clone()).collect();
+            HazardGraph::build(&start)
+        });
         let members = |index: u32| self.members[index as usize].iter().map(|&m| m as usize);
         let between = |&neighbour: &u32| {
             #[cfg(test)]
@@ -199,22 +235,7 @@ impl<'a> List<'a> {
     }
 
     /// Puts `fused` in the place of two dispatches; it goes by the consumer's index from now on.
-    /// The consumer no longer reads `value`.
-    pub(super) fn merge(
-        &mut self,
-        producer: u32,
-        consumer: u32,
-        value: NodeId,
-        fused: Dispatch,
-        place: Place,
-    ) {
-        if let Some(uses) = self.uses.get_mut(value.index()) {
-            let owners = &self.owners;
-            let read = uses.readers.iter().position(|&r| owners[r as usize] == consumer);
-            if let Some(read) = read {
-                uses.readers.remove(read);
-            }
-        }
+    pub(super) fn merge(&mut self, producer: u32, consumer: u32, fused: Dispatch, place: Place) {
         if place == Place::Producer {
             self.slots[consumer as usize] = self.slots[producer as usize];
         }
@@ -223,17 +244,21 @@ impl<'a> List<'a> {
             self.owners[member as usize] = consumer;
         }
         self.members[consumer as usize].extend(absorbed);
-        self.now[producer as usize] = None;
+        self.fused[producer as usize] = None;
         self.kinds[producer as usize] = None;
         self.kinds[consumer as usize] = Some(fused.kind);
-        self.now[consumer as usize] = Some(Arc::new(fused));
+        self.fused[consumer as usize] = Some(Arc::new(fused));
     }
 
     /// The list as it stands.
-    pub(super) fn into_dispatches(self) -> Vec<Arc<Dispatch>> {
-        let mut list: Vec<_> = self.now.into_iter().zip(self.slots).collect();
-        list.sort_unstable_by_key(|&(_, slot)| slot);
-        list.into_iter().filter_map(|(dispatch, _)| dispatch).collect()
+    pub(super) fn dispatches(&self) -> Vec<Arc<Dispatch>> {
+        let mut by_slot = vec![None; self.start.len()];
+        for index in 0..self.len() {
+            if let Some(dispatch) = self.at(index) {
+                by_slot[self.slot(index) as usize] = Some(dispatch);
+            }
+        }
+        by_slot.into_iter().flatten().cloned().collect()
     }
 
     fn owner(&self, index: u32) -> u32 {
@@ -250,6 +275,10 @@ impl<'a> List<'a> {
         });
         Some(self.at(other?)?.id)
     }
+}
+
+fn is_producer(kind: CapturedOpKind) -> bool {
+    RULES.iter().any(|rule| rule.producer == kind)
 }
 
 fn note_uses(uses: &mut [Uses], index: u32, dispatch: &Dispatch) {

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use self::list::List;
+use self::list::{Candidate, List};
 use self::matcher::{Pair, Plan};
 use crate::contract::{FusedRequest, KernelCatalog};
 use crate::error::Result;
@@ -55,19 +55,15 @@ pub(crate) fn fuse<C: KernelCatalog>(
     catalog: &mut C,
     device: &C::Device,
 ) -> Result<FuseReport> {
-    let start = graph.dispatches().cloned().collect();
-    let mut stage = Stage::new(List::new(start, graph.values()));
+    let mut stage = Stage::new(graph);
     stage.run(catalog, device)?;
-    let (dispatches, mut report) = stage.finish();
+    let (nodes, mut report) = stage.finish();
     if report.fired() > 0 {
         report.stripped_barriers = graph.barrier_count();
-        graph.set_nodes(dispatches.into_iter().map(CapturedNode::Dispatch).collect());
+        graph.set_nodes(nodes);
     }
     Ok(report)
 }
-
-/// A rule and a consumer it may apply to, by their indices: the order in which they are tried.
-type Candidate = (usize, u32);
 
 struct Stage<'a> {
     list: List<'a>,
@@ -79,21 +75,12 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn new(list: List<'a>) -> Self {
+    fn new(graph: &'a ComputeGraph) -> Self {
         let rules = RULES.iter().map(|rule| RuleCount { rule: rule.name, fired: 0 });
         let report = FuseReport { rules: rules.collect(), ..FuseReport::default() };
         let (refused, waiting) = Default::default();
-        let mut by_rule = RULES.map(|_| Vec::new());
-        for index in 0..list.len() {
-            for (rule, candidates) in RULES.iter().zip(&mut by_rule) {
-                if list.kind(index) == Some(rule.consumer) {
-                    candidates.push(index);
-                }
-            }
-        }
-        let candidates = by_rule.into_iter().enumerate();
-        let queue = candidates.flat_map(|(rule, list)| list.into_iter().map(move |i| (rule, i)));
-        Self { queue: queue.collect(), list, refused, waiting, report }
+        let (list, candidates) = List::new(graph);
+        Self { queue: candidates.into_iter().collect(), list, refused, waiting, report }
     }
 
     /// Tries every candidate until none is left.
@@ -127,11 +114,10 @@ impl<'a> Stage<'a> {
             };
             match outcome {
                 Ok((plan, fused)) => {
-                    let (producer, value) = (pair.producer, pair.value);
+                    let producer = pair.producer;
                     self.note_fusion(rule, &fused, &plan);
-                    let kind = fused.kind;
-                    self.list.merge(producer, consumer, value, fused, plan.place);
-                    self.wake(producer, consumer, kind);
+                    self.list.merge(producer, consumer, fused, plan.place);
+                    self.wake(producer, consumer, RULES[rule].fused);
                     return Ok(());
                 }
                 Err(reason) => refusals.push(pair.refused(reason)),
@@ -179,18 +165,21 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn finish(self) -> (Vec<Arc<Dispatch>>, FuseReport) {
+    fn finish(self) -> (Vec<CapturedNode>, FuseReport) {
         let mut report = self.report;
-        let dispatches = self.list.into_dispatches();
+        let dispatches = self.list.dispatches();
         report.refusals = self.refused.into_values().flatten().collect();
-        report.refusals.extend(apart::in_real_buffers(&dispatches));
+        if self.list.has_real_results() {
+            report.refusals.extend(apart::in_real_buffers(&dispatches));
+        }
         if !report.refusals.is_empty() {
             let places: FxHashMap<_, _> = dispatches.iter().map(|d| d.id).zip(0u32..).collect();
             let place = |id: &DispatchId| places.get(id).copied();
-            // The rules follow from the pair.
-            report.refusals.sort_by_key(|pair| (place(&pair.consumer), place(&pair.producer)));
+            // A pair has one rule.
+            let key = |pair: &RefusedPair| (place(&pair.consumer), place(&pair.producer));
+            report.refusals.sort_by_cached_key(key);
         }
-        (dispatches, report)
+        (dispatches.into_iter().map(CapturedNode::Dispatch).collect(), report)
     }
 }
 

@@ -12,7 +12,6 @@ use smallvec::SmallVec;
 
 use super::{HazardGraph, SectionOrder};
 use crate::graph::Value;
-use crate::ids::NodeId;
 use crate::node::Dispatch;
 
 /// Passes over the section; the second lets early dispatches follow what the first moved.
@@ -27,10 +26,11 @@ pub(super) fn order(
     dispatches: &[Arc<Dispatch>],
     hazards: &HazardGraph,
     values: &[Value],
+    slots: &mut Slots,
 ) -> SectionOrder {
     let asap = hazards.asap_levels();
     let mut levels = asap.clone();
-    let lives = Lives::of(dispatches, values);
+    let lives = Lives::of(dispatches, values, slots);
     for _ in 0..SLACK_PASSES {
         for index in (0..dispatches.len()).rev() {
             move_in_slack(index, &mut levels, hazards, &lives);
@@ -53,7 +53,7 @@ pub(super) fn order(
 }
 
 /// Puts one dispatch on the level of its slack where the values around it live shortest.
-fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives: &Lives<'_>) {
+fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives: &Lives) {
     let Some(latest) = hazards.succs(index).iter().map(|&s| levels[s as usize] - 1).min() else {
         return; // nothing waits for it: early is best, since its operands then die early
     };
@@ -72,44 +72,60 @@ fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives:
     levels[index] = candidates.min_by_key(|level| (area(level), *level)).unwrap_or(earliest);
 }
 
-/// Which dispatches touch which values.
-struct Lives<'a> {
-    values: &'a [Value],
+/// Numbers of the values of a section, counted from 0. Kept from section to section, since a list
+/// may have as many sections as dispatches.
+#[derive(Default)]
+pub(super) struct Slots(Vec<Option<u32>>);
+
+/// Which dispatches of a section touch which values.
+struct Lives {
+    bytes: Vec<u64>,
     /// Per value: dispatches that touch it, in recorded order.
     touched_by: Vec<SmallVec<[u32; 4]>>,
     /// Per dispatch: the values it touches.
-    touches: Vec<SmallVec<[NodeId; 4]>>,
+    touches: Vec<SmallVec<[u32; 4]>>,
 }
 
-impl<'a> Lives<'a> {
-    fn of(dispatches: &[Arc<Dispatch>], values: &'a [Value]) -> Self {
-        let mut touched_by = vec![SmallVec::<[u32; 4]>::new(); values.len()];
-        let mut touches = Vec::with_capacity(dispatches.len());
+impl Lives {
+    fn of(dispatches: &[Arc<Dispatch>], values: &[Value], Slots(slots): &mut Slots) -> Self {
+        slots.resize(values.len(), None);
+        let mut lives = Self { bytes: Vec::new(), touched_by: Vec::new(), touches: Vec::new() };
+        let mut used = Vec::new();
         for (index, dispatch) in (0..).zip(dispatches) {
             let mut touched = SmallVec::new();
             for id in dispatch.values() {
-                // Inputs and outputs live anyway, wherever their readers stand.
                 let value = values.get(id.index()).filter(|v| !v.input && !v.output);
-                if value.is_some() && touched_by[id.index()].last() != Some(&index) {
-                    touched.push(id);
-                    touched_by[id.index()].push(index);
+                let Some(value) = value else {
+                    continue; // lives anyway, wherever its readers stand
+                };
+                let slot = *slots[id.index()].get_or_insert_with(|| {
+                    used.push(id);
+                    lives.bytes.push(value.bytes);
+                    lives.touched_by.push(SmallVec::new());
+                    lives.bytes.len() as u32 - 1
+                });
+                let touched_by = &mut lives.touched_by[slot as usize];
+                if touched_by.last() != Some(&index) {
+                    touched.push(slot);
+                    touched_by.push(index);
                 }
             }
-            touches.push(touched);
+            lives.touches.push(touched);
         }
-        Self { values, touched_by, touches }
+        used.into_iter().for_each(|id| slots[id.index()] = None);
+        lives
     }
 
     /// The values around `index` that other dispatches touch, as these make them live.
     fn around(&self, index: usize, levels: &[u32]) -> SmallVec<[Life; 4]> {
-        let life = |value: &NodeId| {
-            let touched = &self.touched_by[value.index()];
+        let life = |&value: &u32| {
+            let touched = &self.touched_by[value as usize];
             if touched.len() > MAX_TOUCHERS {
                 return None;
             }
             let others = || touched.iter().filter(|&&d| d as usize != index);
             let at = || others().map(|&d| levels[d as usize]);
-            let bytes = self.values[value.index()].bytes;
+            let bytes = self.bytes[value as usize];
             Some(Life { bytes, first: at().min()?, last: at().max()? })
         };
         self.touches[index].iter().filter_map(life).collect()

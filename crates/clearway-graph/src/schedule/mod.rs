@@ -68,6 +68,7 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
     let mut refusals = Vec::new();
     let mut cut: Option<&Dispatch> = None;
     let mut chain = 0;
+    let mut slots = levels::Slots::default();
     for section in sections(&recorded) {
         let dispatches = &recorded[section.clone()];
         let base = section.start;
@@ -83,7 +84,7 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
         let hazards = HazardGraph::build(dispatches);
         chain += hazards.depth();
         let plan = match strategy {
-            Strategy::Levels => levels::order(dispatches, &hazards, graph.values()),
+            Strategy::Levels => levels::order(dispatches, &hazards, graph.values(), &mut slots),
             Strategy::LookAhead { window } => lookahead::order(dispatches, window),
         };
         for (index, &holder) in plan.held_by.iter().enumerate() {

@@ -104,30 +104,12 @@ pub fn verify(
         groups::prove_seam(last)?;
     }
     flow::prove(recorded, &record, &dispatches, &places, &carriers, replayed)?;
-    Ok(stats(last, &dispatches, groups))
-}
-
-/// Proves what can be proven of a list by itself: that no group holds a conflict and, if it is
-/// replayed, neither does the seam. For a list whose record is not at hand.
-///
-/// # Errors
-/// The first fault.
-pub fn verify_groups(list: &ComputeGraph) -> Result<VerifyStats, Fault> {
-    let groups = groups::prove(list)?;
-    if list.is_replayed() {
-        groups::prove_seam(list)?;
-    }
-    let dispatches: Vec<&Dispatch> = list.dispatches().map(|d| &**d).collect();
-    Ok(stats(list, &dispatches, groups))
-}
-
-fn stats(list: &ComputeGraph, dispatches: &[&Dispatch], groups: u32) -> VerifyStats {
-    VerifyStats {
+    Ok(VerifyStats {
         dispatches: dispatches.len() as u32,
         groups,
-        barriers: list.barrier_count(),
-        longest_chain: chain::longest(dispatches),
-    }
+        barriers: last.barrier_count(),
+        longest_chain: chain::longest(&dispatches),
+    })
 }
 
 #[cfg(test)]

@@ -120,6 +120,10 @@ pub(super) fn prove(
     places: &Places<'_>,
 ) -> Result<Carriers, Fault> {
     for dispatch in &recorded.dispatches {
+        if dispatch.accesses().len() > usize::from(u16::MAX) {
+            // An origin could not name them all.
+            return Err(fault(Problem::Altered { what: "number of accesses" }, dispatch));
+        }
         if let Some(view) = dispatch.bindings.iter().find(|v| places.is_slab(v.buf_id)) {
             let end = view.offset.saturating_add(view.layout.span_bytes());
             return Err(fault(Problem::SlabInUse, dispatch).on(view.buf_id, view.offset, end));

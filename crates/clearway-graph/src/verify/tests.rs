@@ -138,6 +138,9 @@ fn a_long_range_that_starts_early_is_not_forgotten() {
     let recorded = graph_of(&[&[write(0, 0, 20)], &[read(0, 20, 60)], &[write(0, 30, 40)]]);
     let war = Problem::Conflict(HazardKind::WriteAfterRead);
     fails(&recorded, &recorded, Proof::Groups, war);
+    // The access that reaches furthest is the writer's own; the next furthest is not.
+    let recorded = graph_of(&[&[read(0, 0, 30)], &[read(0, 0, 60), write(0, 20, 24)]]);
+    fails(&recorded, &recorded, Proof::Groups, war);
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub(super) fn grid(views: &[TensorView], _: &[u32]) -> Grid {
         (1..=group).rev().find(enough).unwrap_or(1)
     };
     let blocks = KEYS * (f32_row_memory(k) + f32_row_memory(&views[2].layout));
-    Grid::rows(rows, block).with_scratch((2 * QUERIES + 1) * q.cols() + blocks)
+    Grid::rows(rows, block).with_scratch(2 * QUERIES * q.cols() + blocks)
 }
 
 pub(super) fn attention(piece: &mut Piece<'_>) {
@@ -72,8 +72,6 @@ struct Pass<'a> {
     queries: &'a mut [f32],
     /// Weighted sums of value rows.
     outputs: &'a mut [f32],
-    /// The part of `outputs` that one block gives.
-    part: &'a mut [f32],
     /// A block of keys and one of values, if they are not f32.
     keys: &'a mut [f32],
     values: &'a mut [f32],
@@ -84,7 +82,6 @@ impl<'a> Pass<'a> {
         let head = piece.layout(0).cols();
         let (queries, rest) = piece.take_scratch().split_at_mut(QUERIES * head);
         let (outputs, rest) = rest.split_at_mut(QUERIES * head);
-        let (part, rest) = rest.split_at_mut(head);
         let (keys, values) = rest.split_at_mut(rest.len() / 2);
         Self {
             scale: piece.float(0),
@@ -98,7 +95,6 @@ impl<'a> Pass<'a> {
             len: 0,
             queries,
             outputs,
-            part,
             keys,
             values,
         }
@@ -140,12 +136,22 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// All queries with the part of one block that any of them sees.
+    /// All queries with the part of one block that any of them sees. Each row of the cache is read
+    /// once for all queries, since rows of one head lie a power of two apart and share few places in
+    /// the nearest cache.
     fn block(&mut self, piece: &Piece<'_>, kv_head: usize, block: Range<usize>) {
         let kv_heads = piece.layout(1).shape4()[2] as usize;
         let rows = block.clone().map(|row| row * kv_heads + kv_head);
         let keys = load(piece, 1, rows.clone(), self.keys);
-        let values = load(piece, 2, rows, self.values);
+        let mut scores = [[0.0; KEYS]; QUERIES];
+        for (row, key) in block.clone().zip(keys) {
+            for (index, query) in self.queries.chunks_exact(self.head).take(self.len).enumerate() {
+                if self.seen[index].contains(&row) {
+                    scores[index][row - block.start] = reduce::dot(query, key);
+                }
+            }
+        }
+        let mut parts = [const { 0..0 }; QUERIES];
         for index in 0..self.len {
             let seen = &self.seen[index];
             let (start, end) = (seen.start.max(block.start), seen.end.min(block.end));
@@ -153,31 +159,54 @@ impl<'a> Pass<'a> {
                 continue;
             }
             let part = start - block.start..end - block.start;
-            let query = &self.queries[index * self.head..][..self.head];
-            let mut scores = [0.0; KEYS];
-            let scores = &mut scores[..part.len()];
-            for (score, key) in scores.iter_mut().zip(&keys[part.clone()]) {
-                *score = reduce::dot(query, key) * self.scale;
-                if self.softcap > 0.0 {
-                    *score = math::soft_cap(*score, self.softcap);
-                }
-            }
-            let max = reduce::max_or_nan(&[self.max[index], reduce::max_or_nan(scores)]);
-            if max == f32::NEG_INFINITY {
-                continue;
-            }
-            for score in &mut *scores {
-                *score = math::exp(*score - max);
-            }
-            let shrink = math::exp(self.max[index] - max);
-            self.max[index] = max;
-            self.sum[index] = self.sum[index] * shrink + reduce::sum(scores);
-            weighted_sum(scores, &values[part], self.part);
-            let output = &mut self.outputs[index * self.head..][..self.head];
-            for (output, &part) in output.iter_mut().zip(&*self.part) {
-                *output = *output * shrink + part;
+            if self.take_scores(index, &mut scores[index][part.clone()]) {
+                parts[index] = part;
             }
         }
+        let values = load(piece, 2, rows, self.values);
+        // Groups of four start at multiples of four of the cache, as blocks do.
+        for group in (block.start / 4 * 4..block.end).step_by(4) {
+            let group =
+                group.max(block.start) - block.start..(group + 4).min(block.end) - block.start;
+            for (index, output) in
+                self.outputs.chunks_exact_mut(self.head).take(self.len).enumerate()
+            {
+                let (part, weights) = (&parts[index], &scores[index]);
+                let rows = group.start.max(part.start)..group.end.min(part.end);
+                if rows.len() > 0 {
+                    add_weighted(&weights[rows.clone()], &values[rows], output);
+                }
+            }
+        }
+    }
+
+    /// Turns scores of one query into weights, and brings what was summed before to their scale.
+    /// False if none of them can have any weight.
+    fn take_scores(&mut self, index: usize, scores: &mut [f32]) -> bool {
+        for score in &mut *scores {
+            *score *= self.scale;
+        }
+        if self.softcap > 0.0 {
+            for score in &mut *scores {
+                *score = math::soft_cap(*score, self.softcap);
+            }
+        }
+        let before = self.max[index];
+        let max = reduce::max_or_nan(&[before, reduce::max_or_nan(scores)]);
+        if max == f32::NEG_INFINITY {
+            return false;
+        }
+        for score in &mut *scores {
+            *score = math::exp(*score - max);
+        }
+        let shrink = math::exp(before - max);
+        self.max[index] = max;
+        self.sum[index] = self.sum[index] * shrink + reduce::sum(scores);
+        if shrink != 1.0 {
+            let output = &mut self.outputs[index * self.head..][..self.head];
+            output.iter_mut().for_each(|x| *x *= shrink);
+        }
+        true
     }
 }
 
@@ -202,17 +231,16 @@ fn load<'b, 'a: 'b>(
     loaded
 }
 
-/// Sum of rows by weight. Four at a time go through memory once; the order stays that of the rows.
-fn weighted_sum(weights: &[f32], rows: &[&[f32]], out: &mut [f32]) {
-    out.fill(0.0);
-    let ((weights, weights_rest), (rows, rows_rest)) = (weights.as_chunks(), rows.as_chunks());
-    for (&[w0, w1, w2, w3], &[r0, r1, r2, r3]) in weights.iter().zip(rows) {
+/// Adds rows by weight. Four together go through memory once.
+fn add_weighted(weights: &[f32], rows: &[&[f32]], out: &mut [f32]) {
+    if let (&[w0, w1, w2, w3], &[r0, r1, r2, r3]) = (weights, rows) {
         let rows = r0.iter().zip(r1).zip(r2.iter().zip(r3));
         for (out, ((&r0, &r1), (&r2, &r3))) in out.iter_mut().zip(rows) {
-            *out = *out + w0 * r0 + w1 * r1 + w2 * r2 + w3 * r3;
+            *out += (w0 * r0 + w1 * r1) + (w2 * r2 + w3 * r3);
         }
+        return;
     }
-    for (&weight, row) in weights_rest.iter().zip(rows_rest) {
+    for (&weight, row) in weights.iter().zip(rows) {
         for (out, &x) in out.iter_mut().zip(*row) {
             *out += weight * x;
         }

@@ -2,9 +2,9 @@
 
 use clearway_graph::TensorView;
 
+use super::cut;
 use super::math;
 use super::rows::{CHUNK, Sink, Source};
-use super::cut;
 use crate::cpu::{Grid, Piece};
 
 /// Cut for an op that only moves memory.

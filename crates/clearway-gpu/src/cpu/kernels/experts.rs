@@ -2,9 +2,9 @@
 
 use clearway_graph::TensorView;
 
+use super::cut;
 use super::matmul::{DECODE_WORK, Inputs, Target, scratch};
 use super::rows::{CHUNK, Sink, Source};
-use super::cut;
 use crate::cpu::{Grid, Piece};
 
 /// Output rows a piece covers at most: rows of one expert are looked for among them, so more means
@@ -29,9 +29,8 @@ pub(super) fn matmul_experts(piece: &mut Piece<'_>) {
     let (experts, outer) = (weights[1] as usize, weights[2] as usize);
     let used = piece.layout(2).cols();
     let own_rows = piece.layout(0).rank() == 3;
-    let expert_of = |piece: &Piece<'_>, row: usize| {
-        piece.src_row::<u32>(2, row / used)[row % used] as usize
-    };
+    let expert_of =
+        |piece: &Piece<'_>, row: usize| piece.src_row::<u32>(2, row / used)[row % used] as usize;
     let rows = piece.rows();
     let target = Target { y: 3, addend: None };
     let mut inputs = Inputs::take(piece, 0, 1);

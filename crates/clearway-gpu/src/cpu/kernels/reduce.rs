@@ -59,12 +59,7 @@ pub(super) fn max_number(x: &[f32]) -> f32 {
 }
 
 #[inline(always)]
-fn lanes<A: Copy>(
-    x: &[f32],
-    start: A,
-    take: impl Fn(A, f32) -> A,
-    join: impl Fn(A, A) -> A,
-) -> A {
+fn lanes<A: Copy>(x: &[f32], start: A, take: impl Fn(A, f32) -> A, join: impl Fn(A, A) -> A) -> A {
     let (blocks, rest) = x.as_chunks::<LANES>();
     let mut lanes = [start; LANES];
     for block in blocks {

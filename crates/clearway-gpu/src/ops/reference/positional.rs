@@ -14,7 +14,8 @@ pub(super) fn rope(
     params: &[u32],
 ) -> Vec<f64> {
     let (n_dims, neighbours) = (params[0] as usize, params[1] == 0);
-    let (base, scale) = (f64::from(f32::from_bits(params[2])), f64::from(f32::from_bits(params[3])));
+    let (base, scale) =
+        (f64::from(f32::from_bits(params[2])), f64::from(f32::from_bits(params[3])));
     let (heads, head) = (x.shape[1], x.shape[2]);
     let mut out = x.data.clone();
     for row in 0..x.rows() {

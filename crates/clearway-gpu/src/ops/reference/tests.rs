@@ -44,9 +44,10 @@ fn elementwise_ops_repeat_a_single_row() {
     close(&one(Kind::Add, &[a.clone(), row.clone(), y(&[2, 2])], &[]), &[11.0, 22.0, 13.0, 24.0]);
     close(&one(Kind::Mul, &[a.clone(), full, y(&[2, 2])], &[]), &[10.0, 40.0, 90.0, 160.0]);
     close(&one(Kind::Scale, &[row, y(&[2])], &[bits(0.5)]), &[5.0, 10.0]);
-    close(&one(Kind::Concat, &[a, t(&[2, 1], &[7.0, 8.0]), y(&[2, 3])], &[]), &[
-        1.0, 2.0, 7.0, 3.0, 4.0, 8.0,
-    ]);
+    close(
+        &one(Kind::Concat, &[a, t(&[2, 1], &[7.0, 8.0]), y(&[2, 3])], &[]),
+        &[1.0, 2.0, 7.0, 3.0, 4.0, 8.0],
+    );
     close(&one(Kind::Fill, &[y(&[3])], &[bits(2.5)]), &[2.5, 2.5, 2.5]);
     close(&one(Kind::Copy, &[t(&[2], &[3.0, 4.0]), y(&[2])], &[]), &[3.0, 4.0]);
 }
@@ -61,39 +62,40 @@ fn activations_have_their_known_values() {
     let gelu = [0.0, 0.841_191_990_608_276_7, -0.158_808_009_391_723_3];
     close(&one(Kind::Gelu, &[x.clone(), y(&[3])], &[]), &gelu);
     let up = t(&[3], &[5.0, 2.0, 3.0]);
-    close(&one(Kind::SiluMul, &[x.clone(), up.clone(), y(&[3])], &[]), &[
-        0.0,
-        2.0 * silu[1],
-        3.0 * silu[2],
-    ]);
-    close(&one(Kind::GeluMul, &[x.clone(), up, y(&[3])], &[]), &[0.0, 2.0 * gelu[1], 3.0 * gelu[2]]);
+    close(
+        &one(Kind::SiluMul, &[x.clone(), up.clone(), y(&[3])], &[]),
+        &[0.0, 2.0 * silu[1], 3.0 * silu[2]],
+    );
+    close(
+        &one(Kind::GeluMul, &[x.clone(), up, y(&[3])], &[]),
+        &[0.0, 2.0 * gelu[1], 3.0 * gelu[2]],
+    );
     let tanh_half = 0.462_117_157_260_009_8;
-    close(&one(Kind::SoftCap, &[x, y(&[3])], &[bits(2.0)]), &[
-        0.0,
-        2.0 * tanh_half,
-        -2.0 * tanh_half,
-    ]);
+    close(
+        &one(Kind::SoftCap, &[x, y(&[3])], &[bits(2.0)]),
+        &[0.0, 2.0 * tanh_half, -2.0 * tanh_half],
+    );
 }
 
 #[test]
 fn norms_put_epsilon_under_the_root() {
     let x = t(&[2, 2], &[3.0, 4.0, 0.0, 2.0]);
     // Means of squares 12.5 and 2; with an epsilon of 3.5 the first root is 4.
-    close(&one(Kind::RmsNorm, &[x.clone(), y(&[2, 2])], &[bits(3.5)]), &[
-        0.75,
-        1.0,
-        0.0,
-        2.0 / 5.5_f64.sqrt(),
-    ]);
+    close(
+        &one(Kind::RmsNorm, &[x.clone(), y(&[2, 2])], &[bits(3.5)]),
+        &[0.75, 1.0, 0.0, 2.0 / 5.5_f64.sqrt()],
+    );
     let w = t(&[2], &[2.0, 10.0]);
-    close(&one(Kind::RmsNormMul, &[x.clone(), w.clone(), y(&[2, 2])], &[bits(3.5)])[..2], &[
-        1.5, 10.0,
-    ]);
+    close(
+        &one(Kind::RmsNormMul, &[x.clone(), w.clone(), y(&[2, 2])], &[bits(3.5)])[..2],
+        &[1.5, 10.0],
+    );
     // Rows 3, 4: mean 3.5, variance 0.25; 0, 2: mean 1, variance 1.
     let b = t(&[2], &[1.0, 0.0]);
-    close(&one(Kind::LayerNorm, &[x.clone(), w.clone(), b, y(&[2, 2])], &[bits(0.0)]), &[
-        -1.0, 10.0, -1.0, 10.0,
-    ]);
+    close(
+        &one(Kind::LayerNorm, &[x.clone(), w.clone(), b, y(&[2, 2])], &[bits(0.0)]),
+        &[-1.0, 10.0, -1.0, 10.0],
+    );
     let half = t(&[2, 2], &[1.5, 2.0, 0.0, 1.0]);
     let sum_and_norm =
         run(Kind::AddRmsNorm, &[half.clone(), half.clone(), y(&[2, 2]), y(&[2, 2])], &[bits(3.5)]);
@@ -109,14 +111,16 @@ fn softmax_masks_and_repeats_its_mask() {
     let x = t(&[2, 1, 2], &[ln(1.0), ln(9.0), ln(4.0), ln(4.0)]);
     let open = t(&[1, 2], &[0.0, 0.0]);
     // A scale of one half takes square roots of the odds.
-    close(&one(Kind::Softmax, &[x.clone(), open, y(&[2, 1, 2])], &[bits(0.5)]), &[
-        0.25, 0.75, 0.5, 0.5,
-    ]);
+    close(
+        &one(Kind::Softmax, &[x.clone(), open, y(&[2, 1, 2])], &[bits(0.5)]),
+        &[0.25, 0.75, 0.5, 0.5],
+    );
     let inf = f64::NEG_INFINITY;
     let half = t(&[1, 2], &[0.0, inf]);
-    close(&one(Kind::Softmax, &[x.clone(), half, y(&[2, 1, 2])], &[bits(1.0)]), &[
-        1.0, 0.0, 1.0, 0.0,
-    ]);
+    close(
+        &one(Kind::Softmax, &[x.clone(), half, y(&[2, 1, 2])], &[bits(1.0)]),
+        &[1.0, 0.0, 1.0, 0.0],
+    );
     let shut = t(&[1, 2], &[inf, inf]);
     close(&one(Kind::Softmax, &[x, shut, y(&[2, 1, 2])], &[bits(1.0)]), &[0.0; 4]);
 }
@@ -146,9 +150,10 @@ fn products_take_rows_of_the_weight() {
 fn gather_scales_and_gives_zeros_beyond_the_table() {
     let table = t(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let picked = ids(&[3], &[1.0, 2.0, 0.0]);
-    close(&one(Kind::Gather, &[table, picked, y(&[3, 2])], &[bits(2.0)]), &[
-        6.0, 8.0, 0.0, 0.0, 2.0, 4.0,
-    ]);
+    close(
+        &one(Kind::Gather, &[table, picked, y(&[3, 2])], &[bits(2.0)]),
+        &[6.0, 8.0, 0.0, 0.0, 2.0, 4.0],
+    );
 }
 
 #[test]
@@ -191,20 +196,14 @@ fn rope_turns_pairs_of_either_layout() {
     // Position 2 at half scale: angles 1 and 16^(-2/4) / 4 = 1/16.
     let (s0, c0) = 1.0_f64.sin_cos();
     let (s1, c1) = 0.0625_f64.sin_cos();
-    close(&turn(0, 2.0), &[
-        c0 - 2.0 * s0,
-        s0 + 2.0 * c0,
-        3.0 * c1 - 4.0 * s1,
-        3.0 * s1 + 4.0 * c1,
-        9.0,
-    ]);
-    close(&turn(1, 2.0), &[
-        c0 - 3.0 * s0,
-        2.0 * c1 - 4.0 * s1,
-        s0 + 3.0 * c0,
-        2.0 * s1 + 4.0 * c1,
-        9.0,
-    ]);
+    close(
+        &turn(0, 2.0),
+        &[c0 - 2.0 * s0, s0 + 2.0 * c0, 3.0 * c1 - 4.0 * s1, 3.0 * s1 + 4.0 * c1, 9.0],
+    );
+    close(
+        &turn(1, 2.0),
+        &[c0 - 3.0 * s0, 2.0 * c1 - 4.0 * s1, s0 + 3.0 * c0, 2.0 * s1 + 4.0 * c1, 9.0],
+    );
 }
 
 #[test]

@@ -28,8 +28,10 @@ pub struct OpCount {
     pub passed: usize,
     /// Cases that did not.
     pub failed: usize,
-    /// Largest error of the cases that passed, as a part of what is allowed.
+    /// Largest error in results of 32 bits, as a part of what is allowed.
     pub share: f64,
+    /// Largest error in results of 16 bits, as a part of what is allowed.
+    pub share_16: f64,
 }
 
 /// How a run went. Its text form is a line for each op, then the failures.
@@ -71,7 +73,8 @@ pub fn run_cases(device: &dyn Device, cases: &[OpCase]) -> Summary {
 }
 
 fn summarise(cases: &[OpCase], results: Vec<(usize, Result<Outcome, String>)>) -> Summary {
-    let ops = OPS.iter().map(|op| OpCount { name: op.name, passed: 0, failed: 0, share: 0.0 });
+    let none = OpCount { name: "", passed: 0, failed: 0, share: 0.0, share_16: 0.0 };
+    let ops = OPS.iter().map(|op| OpCount { name: op.name, ..none.clone() });
     let mut summary = Summary { passed: 0, failed: Vec::new(), ops: ops.collect() };
     for (index, result) in results {
         let case = &cases[index];
@@ -83,6 +86,7 @@ fn summarise(cases: &[OpCase], results: Vec<(usize, Result<Outcome, String>)>) -
                 if let Some(count) = count {
                     count.passed += 1;
                     count.share = count.share.max(outcome.share);
+                    count.share_16 = count.share_16.max(outcome.share_16);
                 }
             }
             Err(reason) => {
@@ -102,10 +106,11 @@ const SHOWN: usize = 20;
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (passed, failed) = (self.passed, self.failed.len());
-        writeln!(f, "{:<18} {:>6} {:>6}  largest error of allowed", "op", "passed", "failed")?;
-        for op in &self.ops {
-            let percent = op.share * 100.0;
-            writeln!(f, "{:<18} {:>6} {:>6}  {percent:>5.1} %", op.name, op.passed, op.failed)?;
+        writeln!(f, "largest error of what is allowed, in results of 32 and of 16 bits")?;
+        writeln!(f, "{:<18} {:>6} {:>6} {:>7} {:>7}", "op", "passed", "failed", "32", "16")?;
+        for OpCount { name, passed, failed, share, share_16 } in &self.ops {
+            let (share, share_16) = (share * 100.0, share_16 * 100.0);
+            writeln!(f, "{name:<18} {passed:>6} {failed:>6} {share:>6.1}% {share_16:>6.1}%")?;
         }
         writeln!(f, "{:<18} {passed:>6} {failed:>6}", "all")?;
         for failure in self.failed.iter().take(SHOWN) {

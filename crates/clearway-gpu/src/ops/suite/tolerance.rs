@@ -1,13 +1,15 @@
 //! What counts as right: one table for all ops, element types and backends.
 //!
-//! An element may be off by `limit * scale` for the arithmetic, and by one unit in the last place
-//! where it is rounded to f16 or bf16 for storage (not half of one: Vulkan lets a conversion round
-//! either way). The scale says what errors of an op are proportional to, whatever order a backend
-//! sums in:
+//! An element may be off by `limit * scale` for the arithmetic. Where results are f16 or bf16 it may
+//! also be off by one unit in the last place for storage (not half of one: Vulkan lets a conversion
+//! round either way) and, in a fused op, by as much for each value that the plain ops would store on
+//! the way: a backend may keep or round it. The scale says what errors of an op are proportional to,
+//! whatever order a backend sums in:
 //!
-//! - a product of matrices: the sum of the absolute products. The result itself can be as small as
-//!   chance has it, so no multiple of it would bound the error of a correct kernel;
-//! - a norm, a softmax, attention, an activation function: the largest element of the result's row;
+//! - a product of matrices or an activation function: the op over the magnitudes of its operands, so
+//!   the sum of the absolute products. The result itself can be as small as chance has it, so no
+//!   multiple of it would bound the error of a correct kernel;
+//! - a norm, a softmax, attention: the largest element of the result's row;
 //! - a rotation: that, times one more than the angle, since a relative error of a frequency turns the
 //!   pair by as much of the angle;
 //! - an op that is one rounding: the element.
@@ -47,61 +49,59 @@ pub enum Weights {
 /// How far a result may be from the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
-    /// What the error is measured by.
+    /// What errors of the arithmetic are measured by.
     pub scale: Scale,
-    /// Largest error, as a part of the scale.
+    /// Largest error of the arithmetic, as a part of the scale.
     pub limit: f64,
+    /// Largest error of values stored on the way, as a part of the result's row.
+    pub on_the_way: f64,
 }
 
-/// A row of the table: an op, its weights, what its error is measured by, and the limits for
-/// activations in f32 and in f16.
-type Row = (Kind, Weights, Scale, f64, f64);
+/// A row of the table: an op, its weights, what its error is measured by, the limit, and how many
+/// values are stored on the way where the op is not fused.
+type Row = (Kind, Weights, Scale, f64, u32);
 
-/// Distance of 1 and the next f32: one rounding may be off by half of it, two by all of it.
+/// Distance of 1 and the next f32: one rounding is off by at most half of it.
 const ULP: f64 = f32::EPSILON as f64;
-
-/// Where a fused op keeps in f32 what its members would store as f16, the reference has no
-/// rounding there either; but an implementation may keep f16. One unit of f16.
-const HALF: f64 = 9.765_625e-4;
 
 #[rustfmt::skip] // a table reads by columns
 static TABLE: &[Row] = {
     use Scale::{Angle, Element, Magnitude, Moved, Row};
     use Weights::{Block, Float, None};
     &[
-        (Kind::Gather,        Float, Element,   ULP,         ULP),
-        (Kind::Gather,        Block, Element,   ULP,         ULP),
-        (Kind::RmsNorm,       None,  Row,       16.0 * ULP,  16.0 * ULP),
-        (Kind::LayerNorm,     None,  Row,       64.0 * ULP,  64.0 * ULP),
-        (Kind::Add,           None,  Element,   ULP,         ULP),
-        (Kind::Mul,           None,  Element,   ULP,         ULP),
-        (Kind::Scale,         None,  Element,   ULP,         ULP),
-        (Kind::Silu,          None,  Row,       8.0 * ULP,   8.0 * ULP),
-        (Kind::Gelu,          None,  Row,       8.0 * ULP,   8.0 * ULP),
-        (Kind::SiluMul,       None,  Row,       8.0 * ULP,   8.0 * ULP),
-        (Kind::GeluMul,       None,  Row,       8.0 * ULP,   8.0 * ULP),
-        (Kind::SoftCap,       None,  Row,       8.0 * ULP,   8.0 * ULP),
-        (Kind::MatMul,        Float, Magnitude, 16.0 * ULP,  16.0 * ULP),
-        (Kind::MatMul,        Block, Magnitude, 16.0 * ULP,  16.0 * ULP),
-        (Kind::MatMulExperts, Float, Magnitude, 16.0 * ULP,  16.0 * ULP),
-        (Kind::MatMulExperts, Block, Magnitude, 16.0 * ULP,  16.0 * ULP),
-        (Kind::RouterTopK,    None,  Row,       32.0 * ULP,  32.0 * ULP),
-        (Kind::ExpertSum,     None,  Magnitude, 16.0 * ULP,  16.0 * ULP),
-        (Kind::Rope,          None,  Angle,     8.0 * ULP,   8.0 * ULP),
-        (Kind::Softmax,       None,  Row,       64.0 * ULP,  64.0 * ULP),
-        (Kind::Attention,     None,  Row,       64.0 * ULP,  64.0 * ULP),
-        (Kind::KvWrite,       None,  Moved,     0.0,         0.0),
-        (Kind::Copy,          None,  Moved,     0.0,         0.0),
-        (Kind::Concat,        None,  Moved,     0.0,         0.0),
-        (Kind::ArgMax,        None,  Moved,     0.0,         0.0),
-        (Kind::TopK,          None,  Moved,     0.0,         0.0),
-        (Kind::Fill,          None,  Moved,     0.0,         0.0),
-        (Kind::RmsNormMul,    None,  Row,       16.0 * ULP,  HALF),
-        (Kind::AddRmsNorm,    None,  Row,       16.0 * ULP,  HALF),
-        (Kind::AddRmsNormMul, None,  Row,       16.0 * ULP,  2.0 * HALF),
-        (Kind::MatMulAdd,     Float, Magnitude, 16.0 * ULP,  HALF),
-        (Kind::MatMulAdd,     Block, Magnitude, 16.0 * ULP,  HALF),
-        (Kind::RopeKvWrite,   None,  Angle,     8.0 * ULP,   8.0 * ULP),
+        (Kind::Gather,         Float, Element,   ULP,        0),
+        (Kind::Gather,         Block, Element,   ULP,        0),
+        (Kind::RmsNorm,        None,  Row,       8.0 * ULP,  0),
+        (Kind::LayerNorm,      None,  Row,       16.0 * ULP, 0),
+        (Kind::Add,            None,  Element,   ULP,        0),
+        (Kind::Mul,            None,  Element,   ULP,        0),
+        (Kind::Scale,          None,  Element,   ULP,        0),
+        (Kind::Silu,           None,  Magnitude, 8.0 * ULP,  0),
+        (Kind::Gelu,           None,  Magnitude, 8.0 * ULP,  0),
+        (Kind::SiluMul,        None,  Magnitude, 8.0 * ULP,  1),
+        (Kind::GeluMul,        None,  Magnitude, 8.0 * ULP,  1),
+        (Kind::SoftCap,        None,  Magnitude, 8.0 * ULP,  0),
+        (Kind::MatMul,         Float, Magnitude, 8.0 * ULP,  0),
+        (Kind::MatMul,         Block, Magnitude, 8.0 * ULP,  0),
+        (Kind::MatMulExperts,  Float, Magnitude, 8.0 * ULP,  0),
+        (Kind::MatMulExperts,  Block, Magnitude, 8.0 * ULP,  0),
+        (Kind::RouterTopK,     None,  Row,       16.0 * ULP, 0),
+        (Kind::ExpertSum,      None,  Magnitude, 8.0 * ULP,  0),
+        (Kind::Rope,           None,  Angle,     4.0 * ULP,  0),
+        (Kind::Softmax,        None,  Row,       16.0 * ULP, 0),
+        (Kind::Attention,      None,  Row,       64.0 * ULP, 0),
+        (Kind::KvWrite,        None,  Moved,     0.0,        0),
+        (Kind::Copy,           None,  Moved,     0.0,        0),
+        (Kind::Concat,         None,  Moved,     0.0,        0),
+        (Kind::ArgMax,         None,  Moved,     0.0,        0),
+        (Kind::TopK,           None,  Moved,     0.0,        0),
+        (Kind::Fill,           None,  Moved,     0.0,        0),
+        (Kind::RmsNormMul,     None,  Row,       8.0 * ULP,  1),
+        (Kind::AddRmsNorm,     None,  Row,       8.0 * ULP,  1),
+        (Kind::AddRmsNormMul,  None,  Row,       8.0 * ULP,  2),
+        (Kind::MatMulAdd,      Float, Magnitude, 8.0 * ULP,  1),
+        (Kind::MatMulAdd,      Block, Magnitude, 8.0 * ULP,  1),
+        (Kind::RopeKvWrite,    None,  Angle,     4.0 * ULP,  1),
     ]
 };
 
@@ -115,15 +115,15 @@ impl Weights {
 /// The tolerance of an op with these activations and weights; `None` if the table has no such row.
 pub fn tolerance(kind: Kind, activations: DType, weights: Weights) -> Option<Tolerance> {
     let row = TABLE.iter().find(|row| row.0 == kind && row.1 == weights)?;
-    let limit = if activations == DType::F32 { row.3 } else { row.4 };
-    Some(Tolerance { scale: row.2, limit })
+    let on_the_way = f64::from(row.4) * storage_error(activations);
+    Some(Tolerance { scale: row.2, limit: row.3, on_the_way })
 }
 
 /// Relative error of rounding to a storage type, in either direction. Zero for types that hold what
 /// f32 arithmetic gives: their rounding is part of the limits.
 pub(super) const fn storage_error(dtype: DType) -> f64 {
     match dtype {
-        DType::F16 => HALF,
+        DType::F16 => 9.765_625e-4,
         DType::BF16 => 7.812_5e-3,
         _ => 0.0,
     }

@@ -161,6 +161,18 @@ fn a_value_times_itself_is_refused_once() {
 }
 
 #[test]
+fn a_product_with_the_kept_sum_is_no_product_with_the_norm() {
+    let mut list = List::default();
+    let (a, b, w) = (list.input(), list.input(), list.weight());
+    let sum = list.graph.declare_value(layout(&[ROWS, COLS]));
+    let normed = list.op(Kind::AddRmsNorm, &[a, b, sum]);
+    list.op(Kind::Mul, &[sum, w]);
+    list.output(normed);
+    let (_, report) = list.fuse(&mut TestCatalog::new());
+    assert_eq!((report.fired(), report.refusals), (0, vec![]));
+}
+
+#[test]
 fn a_result_that_overwrites_a_kept_sum_is_refused() {
     let mut list = List::default();
     let (a, b, w) = (list.input(), list.input(), list.weight());

@@ -1,9 +1,10 @@
 //! What a list computes, as symbols: a slow executor that knows what each fused op stands for.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{Hash, Hasher};
+use std::slice::from_ref;
 
 use rustc_hash::FxHasher;
-use std::hash::{Hash, Hasher};
 
 use crate::node::CapturedOpKind as Kind;
 use crate::{BufferRange, ComputeGraph, Dispatch, NodeId};
@@ -56,12 +57,12 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
     };
     match (kind, inputs) {
         (Kind::RmsNormMul, [x, w]) => {
-            let normed = one(Kind::RmsNorm, params, &[x.clone()], last);
+            let normed = one(Kind::RmsNorm, params, from_ref(x), last);
             vec![one(Kind::Mul, &[], &[normed, w.clone()], last)]
         }
         (Kind::SiluMul | Kind::GeluMul, [gate, up]) => {
             let act = if kind == Kind::SiluMul { Kind::Silu } else { Kind::Gelu };
-            let gate = one(act, &[], &[gate.clone()], last);
+            let gate = one(act, &[], from_ref(gate), last);
             vec![one(Kind::Mul, &[], &[gate, up.clone()], last)]
         }
         (Kind::MatMulAdd, [x, w, c]) => {
@@ -76,7 +77,7 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
         (Kind::AddRmsNorm | Kind::AddRmsNormMul, [a, b, rest @ ..]) => {
             let sum = one(Kind::Add, &[], &[a.clone(), b.clone()], last);
             let normed = match rest {
-                [] => one(Kind::RmsNorm, params, &[sum.clone()], last),
+                [] => one(Kind::RmsNorm, params, from_ref(&sum), last),
                 [w, ..] => one(Kind::RmsNormMul, params, &[sum.clone(), w.clone()], last),
             };
             let kept = (lens.len() > 1).then_some(sum);

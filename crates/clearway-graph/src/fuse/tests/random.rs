@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use super::meaning::visible;
 use super::setup::Step;
-use crate::fuse::list::List;
 use crate::fuse::{FuseReport, RULES, Stage, TestCatalog};
 use crate::node::CapturedOpKind as Kind;
 use crate::schedule::Strategy;
@@ -259,8 +258,7 @@ fn the_search_costs_as_much_as_the_list_is_long() {
             (format!("{what}, every kernel"), TestCatalog::new()),
             (format!("{what}, no kernel"), no_kernels()),
         ] {
-            let dispatches = graph.dispatches().cloned().collect();
-            let mut stage = Stage::new(List::new(dispatches, graph.values()));
+            let mut stage = Stage::new(&graph);
             stage.run(&mut catalog, &()).unwrap();
             let (asked, looked_at) = (catalog.requests.len(), stage.list.looked_at.get());
             assert!(asked <= COUNT && looked_at <= 4 * COUNT as u64, "{what}: {asked} {looked_at}");

@@ -71,6 +71,8 @@ fn multiply(meter: &Meter, a: &Value, b: &Value) -> Result<Value, Error> {
             (None, Some(count)) if is_list(many) => {
                 let items: Vec<Value> = many.try_iter()?.checked().collect::<Result<_, _>>()?;
                 meter.charge_times(items.len().saturating_mul(size_of::<Value>()), count)?;
+                // Nothing is free, however often it is repeated, but going through it is not.
+                let count = if items.is_empty() { 0 } else { count };
                 let repeated = std::iter::repeat_n(items, count).flatten();
                 return meter.admit(Value::from(repeated.collect::<Vec<_>>()));
             }

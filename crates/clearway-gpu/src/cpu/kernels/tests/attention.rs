@@ -84,8 +84,10 @@ fn tokens_give_the_same_bits_alone_and_together() {
     for cache in [DType::F32, DType::F16] {
         let mut rig = Rig::new(2);
         let q = rig.random(DType::F32, &[tokens, heads, head]);
-        let (k, v) =
-            (rig.random(cache, &[rows, kv_heads, head]), rig.random(cache, &[rows, kv_heads, head]));
+        let (k, v) = (
+            rig.random(cache, &[rows, kv_heads, head]),
+            rig.random(cache, &[rows, kv_heads, head]),
+        );
         let positions: Vec<u32> = (0..tokens as u32).map(|t| (t * 29 + 3) % rows as u32).collect();
         let at = rig.u32(&positions, &[tokens]);
         let params = [0.3f32.to_bits(), 37, 5f32.to_bits()];

@@ -87,7 +87,8 @@ fn gaps_of_strided_outputs_are_left_alone() {
         let gap = -77.0;
         let expected = [5.0, gap, 5.0, gap, gap, gap, 5.0, gap, 5.0, gap, gap, gap];
         assert_eq!(rig.floats(y), expected);
-        let (a, b) = (rig.tensor(dtype, &[1.0, 2.0], &[2, 1]), rig.tensor(dtype, &[3.0; 4], &[2, 2]));
+        let (a, b) =
+            (rig.tensor(dtype, &[1.0, 2.0], &[2, 1]), rig.tensor(dtype, &[3.0; 4], &[2, 2]));
         let y = rig.output(dtype, &[8]);
         rig.op(Kind::Concat, &[a, b, strided(y, &[2, 3], &[5, 1])], &[]).run();
         assert_eq!(rig.floats(y), [1.0, 3.0, 3.0, gap, gap, 2.0, 3.0, 3.0]);

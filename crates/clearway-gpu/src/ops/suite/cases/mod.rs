@@ -77,6 +77,20 @@ impl List {
         }
     }
 
+    /// Adds a strided case, and one at another place that changes as a table goes on.
+    fn push_strided_and(
+        &mut self,
+        kind: Kind,
+        operands: &[OperandSpec],
+        params: &[u32],
+        index: usize,
+    ) {
+        let others = [Place::Dense, Place::Shifted, Place::Arena];
+        for place in [Place::Strided, others[index % others.len()]] {
+            self.push(kind, operands, params, place);
+        }
+    }
+
     /// Adds a case whose operands have their places.
     fn push_as_is(&mut self, kind: Kind, operands: &[OperandSpec], params: &[u32]) {
         let (operands, params) = (operands.to_vec(), params.to_vec());

@@ -46,10 +46,7 @@ fn rope(list: &mut List) {
                         output(dtype, &[t, h, d]),
                     ];
                     let params = rotation(index + flip, n_dims, mode);
-                    let places = [Place::Strided, Place::cycle(index + flip)];
-                    for place in places.into_iter().skip(usize::from(places[0] == places[1])) {
-                        list.push(Kind::Rope, &operands, &params, place);
-                    }
+                    list.push_strided_and(Kind::Rope, &operands, &params, index + flip);
                 }
             }
         }
@@ -170,8 +167,7 @@ fn attention(list: &mut List) {
         for kv in ACTIVATIONS {
             for (index, heads) in ATTENTION.iter().enumerate() {
                 let operands = heads.operands(q, kv, Fill::NORMAL);
-                list.push(Kind::Attention, &operands, &heads.params(), Place::Strided);
-                list.push(Kind::Attention, &operands, &heads.params(), Place::cycle(index));
+                list.push_strided_and(Kind::Attention, &operands, &heads.params(), index);
             }
             // Scores so far apart that all but one row vanish.
             let steep = Fill::Normal { mean: 0.0, deviation: 40.0 };

@@ -91,11 +91,10 @@ fn matmul_add(list: &mut List) {
             for (index, size) in sizes(weight).into_iter().enumerate().skip(1).step_by(2) {
                 let [x, w, y] = product(dtype, weight, size);
                 let addend = if index % 4 == 1 { dtype } else { DType::F32 };
+                let full = [x.clone(), w.clone(), normal(addend, &y.shape), y.clone()];
+                list.push_strided_and(Kind::MatMulAdd, &full, &[], index / 2);
                 let row = normal(addend, &y.shape[1..]);
-                for (flip, c) in [normal(addend, &y.shape), row].into_iter().enumerate() {
-                    let operands = [x.clone(), w.clone(), c, y.clone()];
-                    list.push(Kind::MatMulAdd, &operands, &[], Place::cycle(index / 2 + flip));
-                }
+                list.push(Kind::MatMulAdd, &[x, w, row, y], &[], Place::cycle(index / 2));
             }
         }
     }
@@ -166,7 +165,7 @@ fn gather(list: &mut List) {
         (33, 64, [3, 1], 7),
         (256, 127, [1, 1], 33),
         (5, 576, [18, 3], 2),
-        (300, 2048, [64, 8], 5),
+        (70, 2048, [64, 8], 5),
     ];
     for table in weight_types() {
         for dtype in ACTIVATIONS {
@@ -184,8 +183,7 @@ fn gather(list: &mut List) {
                     output(dtype, &[t, cols]),
                 ];
                 let params = [scale.to_bits()];
-                list.push(Kind::Gather, &operands, &params, Place::Strided);
-                list.push(Kind::Gather, &operands, &params, Place::cycle(index));
+                list.push_strided_and(Kind::Gather, &operands, &params, index);
             }
         }
     }

@@ -66,11 +66,10 @@ fn binary(list: &mut List) {
             for (index, shape) in SHAPES.into_iter().enumerate() {
                 // Weights keep their type when activations are rounded.
                 let second = if index % 3 == 1 { DType::F32 } else { dtype };
-                for b in [normal(second, shape), normal(second, &shape[shape.len() - 1..])] {
-                    let operands = [normal(dtype, shape), b, output(dtype, shape)];
-                    for place in [Place::Dense, Place::Strided, Place::cycle(index)] {
-                        list.push(kind, &operands, &[], place);
-                    }
+                let row = &shape[shape.len() - 1..];
+                for b in [Some(shape), (shape != row).then_some(row)].into_iter().flatten() {
+                    let operands = [normal(dtype, shape), normal(second, b), output(dtype, shape)];
+                    list.push_everywhere(kind, &operands, &[]);
                 }
             }
         }
@@ -146,8 +145,7 @@ fn softmax(list: &mut List) {
                 let mask = input(mask_type, &mask_shape, mask);
                 let operands = [input(dtype, shape, fill), mask, output(dtype, shape)];
                 let scale = [scale.to_bits()];
-                list.push(Kind::Softmax, &operands, &scale, Place::Strided);
-                list.push(Kind::Softmax, &operands, &scale, Place::cycle(index));
+                list.push_strided_and(Kind::Softmax, &operands, &scale, index);
             }
         }
     }
@@ -160,12 +158,11 @@ fn copy(list: &mut List) {
     for from in DType::ALL.into_iter().filter(|&dtype| dtype != DType::U32) {
         let block = from.block_elems();
         let widths = if block == 1 { [1, 33, 576] } else { [block, 3 * block, 2 * block] };
-        for to in FLOATS {
+        for (turn, to) in FLOATS.into_iter().enumerate() {
             for (index, cols) in widths.into_iter().enumerate() {
                 let shape = [[1, 1, cols], [2, 7, cols], [3, 1, cols]][index];
                 let operands = [normal(from, &shape), output(to, &shape)];
-                list.push(Kind::Copy, &operands, &[], Place::Strided);
-                list.push(Kind::Copy, &operands, &[], Place::cycle(index));
+                list.push_strided_and(Kind::Copy, &operands, &[], turn + index);
             }
         }
     }
@@ -217,11 +214,8 @@ fn concat(list: &mut List) {
     for dtype in ACTIVATIONS {
         for (outer, a, b) in shapes {
             let shape = |cols: usize| [outer, &[cols]].concat();
-            let operands = [
-                normal(dtype, &shape(a)),
-                normal(dtype, &shape(b)),
-                output(dtype, &shape(a + b)),
-            ];
+            let operands =
+                [normal(dtype, &shape(a)), normal(dtype, &shape(b)), output(dtype, &shape(a + b))];
             list.push_everywhere(Kind::Concat, &operands, &[]);
         }
     }

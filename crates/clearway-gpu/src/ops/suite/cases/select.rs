@@ -12,8 +12,16 @@ pub(super) fn add(list: &mut List) {
 
 fn router(list: &mut List) {
     // Tokens, experts, experts used.
-    let sizes =
-        [(1, 1, 1), (1, 8, 2), (2, 7, 7), (3, 64, 8), (7, 33, 4), (33, 128, 8), (2, 60, 4), (3, 257, 16)];
+    let sizes = [
+        (1, 1, 1),
+        (1, 8, 2),
+        (2, 7, 7),
+        (3, 64, 8),
+        (7, 33, 4),
+        (33, 128, 8),
+        (2, 60, 4),
+        (3, 257, 16),
+    ];
     for dtype in ACTIVATIONS {
         for (index, &(t, experts, used)) in sizes.iter().enumerate() {
             for mode in 0..3 {
