@@ -24,18 +24,23 @@ pub struct Suite {
     pub counts: Vec<(String, u64)>,
 }
 
-/// Cargo, with the colours it would use on a terminal left out so that its words can be read.
+/// Cargo with these arguments, in the root of the repository.
 pub fn cargo(root: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
     command.current_dir(root).args(args);
     command
 }
 
-/// Runs a command that either succeeds or fails, and prints its name first.
-pub fn step(name: &str, command: &mut Command) -> Result<bool> {
+/// Prints the name of a step, runs it and tells whether it succeeded.
+pub fn step(name: &str, command: &mut Command) -> bool {
     println!("\n== {name}");
-    let status = command.status().with_context(|| format!("{name}: cannot start {command:?}"))?;
-    Ok(status.success())
+    match command.status() {
+        Ok(status) => status.success(),
+        Err(error) => {
+            println!("cannot start {}: {error}", command.get_program().display());
+            false
+        }
+    }
 }
 
 /// Runs `cargo test`, passes its output on and collects what it reports. The flag tells whether
@@ -45,6 +50,7 @@ pub fn tests(name: &str, command: &mut Command) -> Result<(Vec<Suite>, bool)> {
     // One pipe for both streams: cargo names a binary on one and the binary reports on the other.
     let (reader, writer) = std::io::pipe()?;
     let errors = writer.try_clone()?;
+    // Colours would stand between us and the words.
     let command = command.env("CARGO_TERM_COLOR", "never").stdout(writer).stderr(errors);
     let mut child = command.spawn().with_context(|| format!("{name}: cannot start cargo"))?;
     // The command holds our ends of the pipe, which would never end while they are open.

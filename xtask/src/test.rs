@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that must hold, with the minutes it took.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -79,15 +79,15 @@ pub fn run(only: Option<Part>) -> Result<bool> {
     let mut outcome = Outcome::default();
     let wants = |part| only.is_none_or(|only| only == part);
     if wants(Part::Build) {
-        lint(&root, &mut outcome)?;
+        lint(&root, &mut outcome);
     }
     if only != Some(Part::Build) {
         let selection = only.map_or(&["--workspace"][..], Part::selection);
         test(&root, seed, selection, &mut outcome)?;
     }
-    if wants(Part::Core) {
-        for example in examples(&root)? {
-            outcome.step(Part::Core, &format!("example {example}"), &mut built(&root, &example))?;
+    for (part, example) in examples(&root)? {
+        if wants(part) {
+            outcome.step(part, &format!("example {example}"), &mut built(&root, &example));
         }
     }
     println!("\n{}", size::summary(&root)?);
@@ -95,14 +95,14 @@ pub fn run(only: Option<Part>) -> Result<bool> {
     Ok(outcome.failed == 0)
 }
 
-fn lint(root: &Path, outcome: &mut Outcome) -> Result<()> {
+fn lint(root: &Path, outcome: &mut Outcome) {
     let everything = ["--workspace", "--all-targets", "--all-features"];
-    outcome.step(Part::Build, "formatting", &mut cargo(root, &["fmt", "--all", "--check"]))?;
+    outcome.step(Part::Build, "formatting", &mut cargo(root, &["fmt", "--all", "--check"]));
     let mut clippy = cargo(root, &["clippy"]);
     clippy.args(everything).args(["--", "--deny", "warnings"]);
-    outcome.step(Part::Build, "clippy", &mut clippy)?;
+    outcome.step(Part::Build, "clippy", &mut clippy);
     let mut docs = cargo(root, &["doc", "--workspace", "--no-deps", "--all-features"]);
-    outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"))
+    outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"));
 }
 
 fn test(root: &Path, seed: u64, selection: &[&str], outcome: &mut Outcome) -> Result<()> {
@@ -111,7 +111,7 @@ fn test(root: &Path, seed: u64, selection: &[&str], outcome: &mut Outcome) -> Re
         command.args(selection).args(more).env("CLEARWAY_SEED", seed.to_string());
         command
     };
-    outcome.step(Part::Build, "build of tests", &mut command(&["--no-run"]))?;
+    outcome.step(Part::Build, "build of tests", &mut command(&["--no-run"]));
     let (suites, content) = run::tests("tests", &mut command(&[]))?;
     let failed: u64 = suites.iter().map(|suite| suite.failed).sum();
     for suite in &suites {
@@ -127,29 +127,29 @@ fn test(root: &Path, seed: u64, selection: &[&str], outcome: &mut Outcome) -> Re
     Ok(())
 }
 
-/// Names of all examples.
-fn examples(root: &Path) -> Result<Vec<String>> {
-    let mut names = Vec::new();
+/// Names of all examples, with the part each belongs to.
+fn examples(root: &Path) -> Result<Vec<(Part, String)>> {
+    let mut found = Vec::new();
     for krate in std::fs::read_dir(root.join("crates"))? {
-        let Ok(files) = std::fs::read_dir(krate?.path().join("examples")) else { continue };
+        let krate = krate?;
+        let part = if krate.file_name() == "clearway-gpu" { Part::Ops } else { Part::Core };
+        let Ok(files) = std::fs::read_dir(krate.path().join("examples")) else { continue };
         for file in files {
             let path = file?.path();
             let is_source = path.extension().is_some_and(|extension| extension == "rs");
-            names.extend(
-                path.file_stem().filter(|_| is_source).and_then(|s| s.to_str()).map(str::to_owned),
-            );
+            let name = path.file_stem().filter(|_| is_source).and_then(|stem| stem.to_str());
+            found.extend(name.map(|name| (part, name.to_owned())));
         }
     }
-    names.sort();
-    Ok(names)
+    found.sort();
+    Ok(found)
 }
 
 /// An example as `cargo test` has built it: `cargo run` would resolve features for one crate alone
 /// and build everything again.
 fn built(root: &Path, example: &str) -> Command {
-    let target = std::env::var_os("CARGO_TARGET_DIR");
-    let target = target.map_or_else(|| root.join("target"), PathBuf::from);
-    let mut command = Command::new(target.join("debug/examples").join(example));
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let mut command = Command::new(root.join(target).join("debug/examples").join(example));
     command.current_dir(root);
     command
 }
@@ -186,14 +186,13 @@ struct Outcome {
 
 impl Outcome {
     /// Runs a step that is no test.
-    fn step(&mut self, part: Part, name: &str, command: &mut Command) -> Result<()> {
+    fn step(&mut self, part: Part, name: &str, command: &mut Command) {
         let start = Instant::now();
-        if !step(name, command)? {
+        if !step(name, command) {
             self.failed += 1;
             self.broken.push(name.to_owned());
         }
         *self.times.entry(part).or_default() += start.elapsed();
-        Ok(())
     }
 
     fn print(&self) {
@@ -212,5 +211,39 @@ impl Outcome {
             println!("\nfailed steps: {}", self.broken.join(", "));
         }
         println!("\n{} passed, {} failed", self.passed, self.failed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suite_belongs_to_a_part_by_its_name_or_else_by_its_crate() {
+        let part = |package: &str, target: &str| {
+            let (package, target) = (package.to_owned(), target.to_owned());
+            Part::of(&Suite { package, target, ..Suite::default() })
+        };
+        assert_eq!(part("clearway_graph", "properties"), Part::Core);
+        assert_eq!(part("clearway_gpu", "op_suite"), Part::Ops);
+        assert_eq!(part("clearway_gpu", "syncval"), Part::Race);
+        assert_eq!(part("clearway_llm", "golden_logits"), Part::Golden);
+        assert_eq!(part("clearway_llm", "browser"), Part::Browser);
+    }
+
+    #[test]
+    fn every_part_has_a_name_and_the_budgets_fit_the_total() {
+        for part in Part::ALL {
+            assert_eq!(Part::by_name(part.facts().0), Some(part));
+        }
+        assert_eq!(Part::by_name("everything"), None);
+        assert!(Part::ALL.iter().map(|part| part.facts().2).sum::<u32>() <= TOTAL_BUDGET);
+    }
+
+    #[test]
+    fn a_step_that_cannot_start_is_a_failed_step() {
+        let mut outcome = Outcome::default();
+        outcome.step(Part::Core, "nothing", &mut Command::new("/nonexistent/program"));
+        assert_eq!((outcome.failed, outcome.broken.as_slice()), (1, &["nothing".to_owned()][..]));
     }
 }

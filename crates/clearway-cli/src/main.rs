@@ -4,6 +4,7 @@
 
 mod commands;
 mod device;
+mod shape;
 
 use std::process::ExitCode;
 
@@ -23,12 +24,15 @@ enum Command {
     Devices(commands::devices::Args),
     /// Record, optimise and prove the graph of a model, and show what was decided.
     Inspect(commands::inspect::Args),
+    /// Place values in memory: the rows of a file, or the values of a model.
+    Plan(commands::plan::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Devices(args) => commands::devices::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::error::{GraphError, Result};
 use crate::ids::DispatchId;
 use crate::layout::TensorView;
-use crate::node::{Access, Accesses, CapturedOpKind, Origin};
+use crate::node::{Access, Accesses, CapturedOpKind, InPlace, Origin};
 use crate::range::{BufferRange, MemRangeRole, View};
 
 /// How a kernel uses one binding.
@@ -56,12 +56,22 @@ pub struct BindingContract {
     pub role: BindingRole,
     /// The bytes touched.
     pub extent: Extent,
+    /// Operands this output may lie exactly over: the kernel reads each element of them before it
+    /// writes that element, and no other.
+    pub over: Cow<'static, [u16]>,
 }
 
 impl BindingContract {
     /// A binding of which the whole view is touched.
     pub fn new(name: impl Into<Cow<'static, str>>, role: BindingRole) -> Self {
-        Self { name: name.into(), role, extent: Extent::View }
+        Self { name: name.into(), role, extent: Extent::View, over: Cow::Borrowed(&[]) }
+    }
+
+    /// Says that this output may lie exactly over any one of these operands.
+    #[must_use]
+    pub fn over(mut self, operands: impl Into<Cow<'static, [u16]>>) -> Self {
+        self.over = operands.into();
+        self
     }
 }
 
@@ -135,6 +145,17 @@ impl KernelContract {
             }
         }
         Ok(Accesses::Known(list))
+    }
+
+    /// Which outputs may lie over which inputs.
+    pub fn in_place(&self) -> SmallVec<[InPlace; 2]> {
+        let declared = self.bindings.iter().flatten().enumerate();
+        declared
+            .flat_map(|(output, binding)| {
+                let over = binding.over.iter();
+                over.map(move |&input| InPlace { output: output as u16, input })
+            })
+            .collect()
     }
 
     fn resolve(

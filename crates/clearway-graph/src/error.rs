@@ -142,6 +142,12 @@ pub enum GraphError {
         /// Bytes of the slab.
         slab_bytes: u64,
     },
+    /// The values together need more memory than can be addressed.
+    #[error("the values cannot be placed: {reason}")]
+    TooLarge {
+        /// What the placer found.
+        reason: String,
+    },
     /// The catalog could not provide a kernel it promised.
     #[error("kernel `{kernel}`: {reason}")]
     Kernel {

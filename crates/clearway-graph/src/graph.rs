@@ -137,6 +137,7 @@ impl ComputeGraph {
             params: Params::from_slice(params),
             bindings: SmallVec::from_slice(views),
             accesses,
+            in_place: contract.in_place(),
             origins: SmallVec::from_slice(&[id]),
             label: Arc::from(label),
         }))

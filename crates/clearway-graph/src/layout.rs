@@ -3,6 +3,8 @@
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
+use smallvec::SmallVec;
+
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
 use crate::ids::{NodeId, serialize_buf};
@@ -142,6 +144,20 @@ impl Layout {
         true
     }
 
+    /// Whether no two elements share bytes: what a layout that is written needs.
+    pub fn is_injective(&self) -> bool {
+        let dims = (0..MAX_DIMS).filter(|&d| self.shape[d] > 1);
+        let mut dims: SmallVec<[(u64, u64); MAX_DIMS]> =
+            dims.map(|d| (u64::from(self.strides[d]), u64::from(self.shape[d]))).collect();
+        dims.sort_unstable();
+        let mut span = 1;
+        dims.into_iter().all(|(stride, extent)| {
+            let apart = stride >= span;
+            span += stride * (extent - 1);
+            apart
+        })
+    }
+
     /// Bytes from the first element to one past the last.
     pub fn span_bytes(&self) -> u64 {
         let block = self.dtype.block_elems() as u64;
@@ -259,6 +275,15 @@ mod tests {
         assert_eq!(l.span_bytes(), (3 * 32 + 8) * 4);
         assert!(!l.is_dense());
         assert_eq!(l.to_string(), "f32[4x8]/[32, 1]");
+    }
+
+    #[test]
+    fn elements_that_share_bytes_are_seen() {
+        let dense = Layout::new(DType::F32, &[2, 3, 4]).unwrap();
+        assert!(dense.is_injective());
+        assert!(dense.with_strides(&[4, 8, 1]).unwrap().is_injective()); // transposed
+        assert!(!dense.with_strides(&[0, 4, 1]).unwrap().is_injective());
+        assert!(!dense.with_strides(&[3, 1, 1]).unwrap().is_injective());
     }
 
     #[test]

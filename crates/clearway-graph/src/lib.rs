@@ -36,6 +36,7 @@ mod range;
 mod tracker;
 
 pub mod fuse;
+pub mod pack;
 pub mod pipeline;
 pub mod place;
 pub mod schedule;
@@ -56,7 +57,7 @@ pub use ids::{DispatchId, NodeId};
 pub use layout::{Layout, MAX_DIMS, TensorView};
 pub use node::{
     Access, Accesses, BarrierReason, CapturedNode, CapturedOpKind, Dispatch, Hazard, HazardKind,
-    Origin, Params,
+    InPlace, Origin, Params,
 };
 pub use place::MemoryPlan;
 pub use range::{BufferRange, MemRangeRole, View};

@@ -158,6 +158,15 @@ pub struct Access {
     pub origin: Origin,
 }
 
+/// An output binding that may lie exactly over an input binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct InPlace {
+    /// The binding that is written.
+    pub output: u16,
+    /// The binding it may lie over.
+    pub input: u16,
+}
+
 /// What is known about the memory a dispatch touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Accesses {
@@ -182,6 +191,8 @@ pub struct Dispatch {
     pub bindings: SmallVec<[TensorView; 4]>,
     /// The memory it touches.
     pub accesses: Accesses,
+    /// Outputs that may share bytes with an input, as the kernel's contract says.
+    pub in_place: SmallVec<[InPlace; 2]>,
     /// Recorded dispatches it stands for: itself, or the members of a fusion in recorded order.
     pub origins: SmallVec<[DispatchId; 2]>,
     /// Name for people, such as `blk.3.attn_norm`; may be empty.

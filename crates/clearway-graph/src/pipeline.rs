@@ -77,6 +77,8 @@ pub struct CompileStats {
     pub moved: u32,
     /// Bytes of the arena.
     pub arena_bytes: u64,
+    /// Most bytes live in any group: no arena for these groups is smaller.
+    pub arena_lower_bound: u64,
 }
 
 /// Why a list was not compiled.
@@ -146,7 +148,7 @@ where
 
     // Place with lifetimes counted in groups, so that sharing adds no barrier.
     let plan = match options.reuse {
-        true => crate::place::plan(&graph, options.align),
+        true => crate::place::plan(&graph, options.align).map_err(graph_error)?,
         false => MemoryPlan::without_reuse(&graph, options.align),
     };
     let slab_buf_ids = slab_buf_ids(&plan)?;
@@ -171,6 +173,7 @@ where
         fusions,
         moved,
         arena_bytes: plan.total_bytes(),
+        arena_lower_bound: plan.lower_bound(),
     };
     Ok(Compiled { graph, plan, stats })
 }

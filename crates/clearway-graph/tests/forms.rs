@@ -1,4 +1,5 @@
 //! The text and JSON forms of a small decoder layer, between all stages.
+#![allow(clippy::unwrap_used)]
 
 use clearway_graph::{
     BarrierReason, BindingContract, BindingRole, CapturedNode, CapturedOpKind as Kind,
@@ -282,6 +283,26 @@ fn forms_agree_with_the_counts_of_the_graph() {
     let count = |start: &str| lines.lines().filter(|line| line.starts_with(start)).count();
     assert_eq!(count("-- barrier: "), barriers as usize);
     assert_eq!(count("group "), chain as usize);
+}
+
+#[test]
+fn barriers_in_a_row_make_no_empty_groups() {
+    let fill = contract(Kind::Fill, 1);
+    let mut graph = ComputeGraph::new();
+    let barrier = || CapturedNode::Barrier(BarrierReason::Requested);
+    let y = graph.declare_value(layout(DType::F32, &[4]));
+    graph.record(barrier()).unwrap();
+    for _ in 0..2 {
+        graph.dispatch(Kind::Fill, &fill, &[y], &[], "").unwrap();
+        graph.record(barrier()).unwrap();
+        graph.record(barrier()).unwrap();
+    }
+    let json = graph.to_json();
+    assert_eq!((&json["counts"]["groups"], &json["counts"]["barriers"]), (&json!(2), &json!(5)));
+    let groups = json["dispatches"].as_array().unwrap().iter().map(|d| d["group"].as_u64());
+    assert_eq!(groups.collect::<Vec<_>>(), [Some(0), Some(1)]);
+    let positions = json["barriers"].as_array().unwrap().iter().map(|b| b["position"].as_u64());
+    assert_eq!(positions.collect::<Vec<_>>(), [0, 1, 1, 2, 2].map(Some));
 }
 
 #[test]

@@ -203,6 +203,11 @@ fn hostile_templates_are_stopped() {
         "{{ (0,) * 99999999 }}".into(),
         "{{ [0] * 99999999 }}".into(),
         "{{ range(100000) | list * 100000 }}".into(),
+        "{{ ('x' * 9000000).replace('', 'y' * 9000000) }}".into(),
+        "{{ ('x' * 9000000) | replace('x', 'y' * 9000000) }}".into(),
+        "{{ ('x' * 1000000).join(range(99999)) }}".into(),
+        "{{ range(99999) | join('x' * 1000000) }}".into(),
+        "{{ ('\\n' * 9000000) | indent(9000000) }}".into(),
         "{{ 'x' | indent(99999999999999) }}".into(),
         "{{ 'x' | indent(width=99999999999999) }}".into(),
         "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{{ ".to_owned()

@@ -29,5 +29,5 @@ pub use clearway_graph::{
     BarrierReason, BindingContract, BindingRole, BufferRange, CapturedNode, CapturedOpKind,
     CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchId, Extent, GraphError,
     Hazard, HazardKind, KernelCatalog, KernelContract, Layout, MemRangeRole, MemoryPlan, NodeId,
-    TensorView, View, fuse, pipeline, place, schedule, verify,
+    TensorView, View, fuse, pack, pipeline, place, schedule, verify,
 };

@@ -2,6 +2,7 @@
 
 pub mod devices;
 pub mod inspect;
+pub mod plan;
 
 use anyhow::Result;
 

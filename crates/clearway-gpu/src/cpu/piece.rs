@@ -12,7 +12,6 @@ use bytemuck::Pod;
 use clearway_graph::{BindingRole, DType, Layout, TensorView};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use smallvec::SmallVec;
 
 use crate::quant;
 
@@ -80,7 +79,7 @@ impl Grid {
             Split::Tiles { rows, cols, .. } => layout.rows() == rows && layout.cols() == cols,
             Split::Lanes { .. } => true,
         };
-        shape && is_injective(layout)
+        shape && layout.is_injective()
     }
 
     fn part(&self, piece: usize) -> Part {
@@ -108,24 +107,6 @@ struct Part {
     rows: Range<usize>,
     cols: Option<Range<usize>>,
     lanes: Option<(usize, usize)>,
-}
-
-/// Whether no two elements of a layout share bytes.
-fn is_injective(layout: &Layout) -> bool {
-    let (shape, strides) = (layout.shape4(), layout.strides4());
-    let mut dims: SmallVec<[(u64, u64); 4]> = (0..4)
-        .filter(|&d| shape[d] > 1)
-        .map(|d| (u64::from(strides[d]), u64::from(shape[d])))
-        .collect();
-    dims.sort_unstable();
-    let mut span = 1;
-    for (stride, extent) in dims {
-        if stride < span {
-            return false;
-        }
-        span += stride * (extent - 1);
-    }
-    true
 }
 
 /// An operand of a lowered dispatch. The bytes are inside a buffer that the program keeps alive.

@@ -3,9 +3,9 @@
 //! Activations of one op share a type (f32 or f16). Weights may have any type where the op says so.
 //! Rows are contiguous everywhere but in `copy` and `fill`; outer strides are free.
 
-use clearway_graph::{DType, TensorView};
+use clearway_graph::{BindingRole, DType, TensorView};
 
-use super::table::{OpSpec, ParamKind};
+use super::table::{OpSpec, Operand, ParamKind};
 use crate::error::{GpuError, Result};
 
 /// An op call under scrutiny.
@@ -27,11 +27,19 @@ impl Call<'_> {
     }
 
     fn name(&self, i: usize) -> &'static str {
-        // Where the optional operand was left out, the ones behind it move up.
+        self.operand(i).name
+    }
+
+    pub(super) fn role(&self, i: usize) -> BindingRole {
+        self.operand(i).role
+    }
+
+    /// Where the optional operand was left out, the ones behind it move up.
+    fn operand(&self, i: usize) -> &'static Operand {
         let operands = self.spec.operands;
         let skipped = operands.len() - self.views.len();
         let optional = operands.iter().position(|o| o.optional).unwrap_or(operands.len());
-        operands[if i >= optional { i + skipped } else { i }].name
+        &operands[if i >= optional { i + skipped } else { i }]
     }
 
     fn shape(&self, i: usize, ok: bool, expected: impl FnOnce() -> String) -> Result<()> {
@@ -104,6 +112,12 @@ impl Call<'_> {
         let layout = &self.view(i).layout;
         let ok = layout.cols() == 1 || layout.strides4()[3] == 1;
         self.shape(i, ok, || "contiguous rows are needed".into())
+    }
+
+    /// Elements of what is written lie apart.
+    pub(super) fn apart(&self, i: usize) -> Result<()> {
+        let ok = self.view(i).layout.is_injective();
+        self.shape(i, ok, || "elements that lie apart are needed".into())
     }
 
     fn ids(&self, i: usize, dims: &[u32]) -> Result<()> {
@@ -273,7 +287,7 @@ fn rotation(c: &Call<'_>) -> Result<()> {
     c.want_rank(0, 3)?;
     let (rows, head) = (c.dims(0)[0], c.dims(0)[2]);
     c.ids(1, &[rows])?;
-    let fits = |n: u32| n >= 2 && n % 2 == 0 && n <= head;
+    let fits = |n: u32| n >= 2 && n.is_multiple_of(2) && n <= head;
     c.int_param(0, fits, "an even number up to the head size is needed")?;
     c.int_param(1, |mode| mode <= 1, "0 or 1 is needed")?;
     c.float_param(2, |base| base > 0.0, "a number above 0 is needed")?;
@@ -337,7 +351,7 @@ pub(super) fn concat(c: &Call<'_>) -> Result<()> {
     let fits = a.len() == b.len() && a[..a.len() - 1] == b[..b.len() - 1];
     c.shape(1, fits, || format!("the outer extents of {a:?} are needed"))?;
     let mut joined = a.to_vec();
-    joined[a.len() - 1] += b[b.len() - 1];
+    joined[a.len() - 1] = a[a.len() - 1].saturating_add(b[b.len() - 1]);
     c.want_dims(2, &joined)
 }
 

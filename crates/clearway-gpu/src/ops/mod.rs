@@ -15,7 +15,7 @@ pub use table::{OPS, OpSpec, Operand, ParamKind, ParamSpec};
 
 use std::sync::LazyLock;
 
-use clearway_graph::{BindingContract, CapturedOpKind, KernelContract, TensorView};
+use clearway_graph::{BindingContract, BindingRole, CapturedOpKind, KernelContract, TensorView};
 use rustc_hash::FxHashMap;
 
 use crate::error::{GpuError, Result};
@@ -72,5 +72,8 @@ pub fn check(kind: CapturedOpKind, views: &[TensorView], params: &[u32]) -> Resu
             expected: spec.params.len(),
         });
     }
-    (spec.check)(&check::Call { spec, views, params })
+    let call = check::Call { spec, views, params };
+    (spec.check)(&call)?;
+    let written = (0..views.len()).filter(|&i| call.role(i) != BindingRole::Read);
+    written.into_iter().try_for_each(|i| call.apart(i))
 }

@@ -19,6 +19,7 @@ fn dispatch(id: u32, accesses: Accesses) -> CapturedNode {
         params: Params::new(),
         bindings: SmallVec::new(),
         accesses,
+        in_place: SmallVec::new(),
         origins: SmallVec::from_slice(&[id]),
         label: Arc::from(""),
     }))

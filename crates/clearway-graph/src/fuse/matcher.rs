@@ -1,8 +1,10 @@
 //! One matcher for all rules: every precondition of a fusion, in one place.
 //!
 //! A pair is found by what it computes, not by where it stands: the consumer reads a value whose
-//! last writer is an op of the rule's producer kind. So a list that was reordered first loses
-//! nothing.
+//! last writer is an op of the rule's producer kind. The order of the list matters only where
+//! something between holds both members: no other dispatch is moved to make room. On values
+//! written once that takes a sum that is kept and read between, and a norm weight that is computed
+//! between.
 
 use smallvec::SmallVec;
 

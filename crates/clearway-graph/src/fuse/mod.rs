@@ -206,6 +206,7 @@ fn combine<C: KernelCatalog>(
         params: plan.params.clone(),
         bindings: plan.bindings.clone(),
         accesses,
+        in_place: contract.in_place(),
         // The consumer depends on the producer, so this is recorded order.
         origins: first.origins.iter().chain(&second.origins).copied().collect(),
         label: joined(&first.label, &second.label),

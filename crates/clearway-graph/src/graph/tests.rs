@@ -29,6 +29,7 @@ fn hand_built(id: u32, accesses: Option<&[BufferRange]>) -> Dispatch {
         params: Params::new(),
         bindings: SmallVec::new(),
         accesses,
+        in_place: SmallVec::new(),
         origins: SmallVec::from_slice(&[id]),
         label: Arc::from(""),
     }

@@ -1,8 +1,11 @@
 //! The place stage: every value gets a slab and an offset.
 
+mod classes;
 mod lifetimes;
+pub mod peers;
 mod plan;
 
+pub use classes::{AliasClass, alias_classes};
 pub use lifetimes::{Lifetime, lifetimes};
 pub use plan::{MemoryPlan, Slot};
 
@@ -12,6 +15,7 @@ use crate::error::{GraphError, Result};
 use crate::graph::ComputeGraph;
 use crate::ids::{DispatchId, NodeId};
 use crate::node::{Accesses, CapturedNode, Dispatch};
+use crate::pack::{Effort, Item, PackOptions, pack};
 
 /// Where bytes that a list names by `buf_id` really lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,30 +28,42 @@ pub struct Address {
     pub buf_len: u64,
 }
 
+/// Nodes the exact search may visit when the heuristics miss the bound: a few milliseconds.
+const SEARCH_NODES: u64 = 20_000;
+
 /// Gives every value of a list with barriers its bytes, sharing them where lives do not meet.
-pub fn plan(graph: &ComputeGraph, align: u64) -> MemoryPlan {
-    let mut lives = lifetimes(graph);
-    lives.sort_by_key(|life| (std::cmp::Reverse(life.bytes), life.value));
+///
+/// # Errors
+/// [`GraphError::TooLarge`] if the values need more than 64-bit addresses.
+pub fn plan(graph: &ComputeGraph, align: u64) -> Result<MemoryPlan> {
+    let classes = alias_classes(graph);
+    let align = align.max(1).next_power_of_two();
+    let items: Vec<Item> = (0..)
+        .zip(&classes)
+        .map(|(id, class)| Item {
+            id,
+            lower: u64::from(class.first),
+            upper: u64::from(class.last) + 1,
+            size: class.bytes,
+        })
+        .collect();
+    let options = PackOptions {
+        effort: Effort::Exact { node_budget: SEARCH_NODES },
+        threads: 1,
+        alignment: align,
+        ..PackOptions::default()
+    };
+    let packing = pack(&items, &options)
+        .map_err(|error| GraphError::TooLarge { reason: error.to_string() })?;
     let mut slots = vec![None; graph.values().len()];
-    let mut placed: Vec<(Lifetime, u64, u64)> = Vec::new();
-    let mut height = 0;
-    for life in lives {
-        let bytes = life.bytes.next_multiple_of(align.max(1));
-        let beside = placed.iter().filter(|(b, ..)| b.first <= life.last && life.first <= b.last);
-        let mut taken: Vec<_> = beside.map(|&(_, start, end)| (start, end)).collect();
-        taken.sort_unstable();
-        let mut offset = 0;
-        for (start, end) in taken {
-            if offset + bytes <= start {
-                break;
-            }
-            offset = offset.max(end);
+    for (class, &offset) in classes.iter().zip(&packing.offsets) {
+        for value in &class.values {
+            let bytes = graph.values()[value.index()].bytes;
+            slots[value.index()] = Some(Slot { slab: 0, offset, bytes });
         }
-        placed.push((life, offset, offset + bytes));
-        height = height.max(offset + bytes);
-        slots[life.value.index()] = Some(Slot { slab: 0, offset, bytes: life.bytes });
     }
-    MemoryPlan::new(slots, vec![height])
+    let plan = MemoryPlan::new(slots, vec![packing.height]);
+    Ok(plan.with_lower_bound(packing.lower_bound))
 }
 
 /// Rewrites every range and view of a value into one of its slab's buffer.

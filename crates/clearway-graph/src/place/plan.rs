@@ -21,12 +21,20 @@ pub struct Slot {
 pub struct MemoryPlan {
     slots: Vec<Option<Slot>>,
     slab_bytes: Vec<u64>,
+    lower_bound: u64,
 }
 
 impl MemoryPlan {
     /// A plan made elsewhere, indexed by value.
     pub fn new(slots: Vec<Option<Slot>>, slab_bytes: Vec<u64>) -> Self {
-        Self { slots, slab_bytes }
+        Self { slots, slab_bytes, lower_bound: 0 }
+    }
+
+    /// Says how many bytes are live at most: no plan of these lives needs fewer.
+    #[must_use]
+    pub fn with_lower_bound(mut self, bytes: u64) -> Self {
+        self.lower_bound = bytes;
+        self
     }
 
     /// Every used value in bytes of its own: the memory other plans are compared with.
@@ -50,7 +58,7 @@ impl MemoryPlan {
                 })
             })
             .collect();
-        Self::new(slots, vec![top])
+        Self::new(slots, vec![top]).with_lower_bound(top)
     }
 
     /// Where a value lies; `None` if it needs no memory.
@@ -66,6 +74,11 @@ impl MemoryPlan {
     /// Bytes of each slab.
     pub fn slab_bytes(&self) -> &[u64] {
         &self.slab_bytes
+    }
+
+    /// Most bytes live in any group, as far as it is known: no plan of these lives needs fewer.
+    pub fn lower_bound(&self) -> u64 {
+        self.lower_bound
     }
 
     /// Bytes of all slabs together.

@@ -159,7 +159,7 @@ struct History {
     /// The one segment as long as every access has the same range, as nearly all of a value have.
     whole: Option<(u64, Segment)>,
     /// Disjoint segments by their start, otherwise.
-    parts: Option<Box<BTreeMap<u64, Segment>>>,
+    parts: Option<BTreeMap<u64, Segment>>,
 }
 
 /// A run of bytes with one history.
@@ -255,7 +255,7 @@ impl History {
     /// All segments, from now on kept apart.
     fn parts(&mut self) -> &mut BTreeMap<u64, Segment> {
         let whole = self.whole.take();
-        self.parts.get_or_insert_with(|| Box::new(whole.into_iter().collect()))
+        self.parts.get_or_insert_with(|| whole.into_iter().collect())
     }
 }
 

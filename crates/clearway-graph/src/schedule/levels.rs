@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{HazardGraph, SectionOrder};
+use super::{HazardGraph, SectionOrder, peak};
 use crate::graph::Value;
 use crate::node::Dispatch;
 
@@ -36,6 +36,7 @@ pub(super) fn order(
             move_in_slack(index, &mut levels, hazards, &lives);
         }
     }
+    peak::lower_peak(&mut levels, hazards, &lives);
     // Inside a level the dispatches that wait for the level before come first: barriers are placed
     // greedily, and a dispatch moved late must not slip into the group before.
     let waits = |index: usize| {
@@ -78,7 +79,7 @@ fn move_in_slack(index: usize, levels: &mut [u32], hazards: &HazardGraph, lives:
 pub(super) struct Slots(Vec<Option<u32>>);
 
 /// Which dispatches of a section touch which values.
-struct Lives {
+pub(super) struct Lives {
     bytes: Vec<u64>,
     /// Per value: dispatches that touch it, in recorded order.
     touched_by: Vec<SmallVec<[u32; 4]>>,
@@ -114,6 +115,16 @@ impl Lives {
         }
         used.into_iter().for_each(|id| slots[id.index()] = None);
         lives
+    }
+
+    /// Bytes of each value.
+    pub(super) fn bytes(&self) -> &[u64] {
+        &self.bytes
+    }
+
+    /// The dispatches that touch each value.
+    pub(super) fn touched_by(&self) -> impl Iterator<Item = &SmallVec<[u32; 4]>> {
+        self.touched_by.iter()
     }
 
     /// The values around `index` that other dispatches touch, as these make them live.

@@ -8,6 +8,7 @@ mod hazards;
 mod levels;
 mod lookahead;
 mod moved;
+mod peak;
 
 pub use hazards::HazardGraph;
 

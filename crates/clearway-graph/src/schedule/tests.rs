@@ -22,6 +22,7 @@ impl List {
             params: Params::new(),
             bindings: SmallVec::new(),
             accesses,
+            in_place: SmallVec::new(),
             origins: SmallVec::from_slice(&[id]),
             label: Arc::from(""),
         });
@@ -215,6 +216,7 @@ fn a_pinned_dispatch_keeps_its_place_and_nothing_crosses_it() {
         assert_eq!(refusal(&graph, 2), Some(MoveRefusal::Immovable));
         assert_eq!(refusal(&graph, 4), Some(MoveRefusal::CrossesPinned(DispatchId(2))));
         // Its memory is known, so it shares a group with what it does not conflict with.
+        assert_eq!(graph.schedule_report().unwrap().longest_chain, 3);
         assert_eq!(groups(&mut graph), 3, "{}", graph.to_text());
     }
 }
@@ -445,6 +447,21 @@ fn inputs_and_outputs_do_not_count_as_memory_to_save() {
     graph.mark_output(NodeId(10)).unwrap();
     graph.reorder();
     assert_eq!(ids(&graph), [0, 5, 1, 2, 3, 4, 6]);
+}
+
+#[test]
+fn values_with_numbers_far_apart_are_ordered_too() {
+    for strategy in BOTH {
+        let mut list = List::default();
+        list.value_op(&[], (60_000, 64));
+        list.value_op(&[(60_000, 64)], (0, 64));
+        list.value_op(&[(0, 64)], (60_001, 64));
+        list.value_op(&[(60_001, 64)], (30_000, 64));
+        let mut graph = list.graph();
+        assert_eq!(graph.reorder_with(strategy), 0);
+        assert_eq!(ids(&graph), [0, 1, 2, 3]);
+        assert_eq!(graph.schedule_report().unwrap().longest_chain, 4);
+    }
 }
 
 #[test]

@@ -70,6 +70,7 @@ pub fn dispatch_of(id: u32, kind: CapturedOpKind, touches: &[Touch], known: bool
         params: Params::new(),
         bindings: touches.iter().map(Touch::view).collect(),
         accesses: if known { Accesses::Known(list) } else { Accesses::Unknown },
+        in_place: SmallVec::new(),
         origins: SmallVec::from_slice(&[id]),
         label: Arc::from(""),
     }))

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a broken generator must stop
 
 mod build;
+mod dag;
 mod kernels;
 mod oracle;
 mod planner;
@@ -12,6 +13,7 @@ mod random;
 mod shapes;
 
 pub use build::{Touch, dispatch_of, graph_of, minimise, with_nodes};
+pub use dag::random_dag;
 pub use kernels::record_op;
 pub use oracle::{
     Oracle, TrackerOracle, conflicting_pairs, conflicts, flows, members_once, walk_barriers,

@@ -6,8 +6,8 @@ use rustc_hash::FxHashMap;
 
 use crate::verify::Placement;
 use crate::{
-    Access, BufferRange, CapturedNode, CapturedOpKind, ComputeGraph, Dispatch, DispatchId, Hazard,
-    HazardKind, MemRangeRole, NodeId, TensorView,
+    Access, BufferRange, CapturedNode, ComputeGraph, Dispatch, DispatchId, Hazard, HazardKind,
+    InPlace, MemRangeRole, NodeId, TensorView,
 };
 
 /// The tracker as a list of all ranges.
@@ -220,19 +220,16 @@ fn operands_are_sound(recorded: &ComputeGraph, last: &ComputeGraph) -> Result<()
     Ok(())
 }
 
-/// Whether an element-wise op reads one of its elements only to write it.
+/// Whether the kernel reads each element of the one operand only to write it in the other.
 fn in_place(dispatch: &Dispatch, a: &Access, b: &Access) -> bool {
-    use CapturedOpKind as Kind;
     let view = |access: &Access| dispatch.bindings[usize::from(access.binding)];
-    let read = if a.range.role == MemRangeRole::Src { a.binding } else { b.binding };
-    let may = match dispatch.kind {
-        Kind::Silu | Kind::Gelu | Kind::Scale | Kind::SoftCap => read == 0,
-        Kind::Add | Kind::Mul | Kind::SiluMul | Kind::GeluMul => read <= 1,
-        Kind::MatMulAdd => read == 2,
-        _ => false,
-    };
-    may && a.range.role != b.range.role
-        && view(a) == view(b)
+    let (read, write) = if a.range.role == MemRangeRole::Src { (a, b) } else { (b, a) };
+    let may = |pair: &InPlace| (pair.output, pair.input) == (write.binding, read.binding);
+    a.range.role != b.range.role
+        && dispatch.in_place.iter().any(may)
+        && view(a).offset == view(b).offset
+        && view(a).layout.dtype() == view(b).layout.dtype()
+        && view(a).layout.elems() == view(b).layout.elems()
         && (a.range.p0, a.range.p1) == (b.range.p0, b.range.p1)
 }
 

@@ -5,7 +5,8 @@
 
 use super::fault::{Fault, Problem, Proof};
 use crate::graph::ComputeGraph;
-use crate::node::{Access, CapturedNode, CapturedOpKind, Dispatch, HazardKind};
+use crate::layout::Layout;
+use crate::node::{Access, CapturedNode, Dispatch, HazardKind, InPlace};
 use crate::range::MemRangeRole;
 
 use super::structure::Recorded;
@@ -41,7 +42,8 @@ pub(super) fn prove_seam(last: &ComputeGraph) -> Result<(), Fault> {
     Sweep::default().prove(seam.map(|d| &**d), Proof::WrapAround)
 }
 
-/// Proves that the operands of a dispatch share no more bytes than they did when recorded.
+/// Proves that the operands of a dispatch share no more bytes than they did when recorded, unless its
+/// kernel lets an output lie over an input.
 ///
 /// The other proofs let a dispatch read before it writes, which no kernel promises: one workgroup
 /// may write before another reads.
@@ -54,7 +56,7 @@ pub(super) fn prove_operands(recorded: &Recorded<'_>, dispatch: &Dispatch) -> Re
             let (Some(kind), true) = (hazard, a.range.buf_id == b.range.buf_id && p0 < p1) else {
                 continue;
             };
-            if !shared_when_recorded(recorded, a, b) && !element_wise(dispatch, a, b) {
+            if !shared_when_recorded(recorded, a, b) && !in_place(dispatch, a, b) {
                 return Err(Fault::new(Proof::Groups, Problem::OwnOperands(kind))
                     .at(dispatch.id)
                     .with(b.origin.dispatch)
@@ -80,31 +82,29 @@ fn shared_when_recorded(recorded: &Recorded<'_>, a: &Access, b: &Access) -> bool
         && was_a.range.p0.wrapping_sub(was_b.range.p0) == a.range.p0.wrapping_sub(b.range.p0)
 }
 
-/// Whether one operand may be computed in place of the other: the kind reads each element only to
-/// write the same one, and both operands are the same elements.
-fn element_wise(dispatch: &Dispatch, a: &Access, b: &Access) -> bool {
+/// Whether the kernel lets the one operand lie over the other, and both are the same elements.
+fn in_place(dispatch: &Dispatch, a: &Access, b: &Access) -> bool {
     let (read, write) = match (a.range.role, b.range.role) {
         (MemRangeRole::Src, MemRangeRole::Dst) => (a, b),
         (MemRangeRole::Dst, MemRangeRole::Src) => (b, a),
         _ => return false,
     };
-    let operands: &[u16] = match dispatch.kind {
-        CapturedOpKind::Add
-        | CapturedOpKind::Mul
-        | CapturedOpKind::SiluMul
-        | CapturedOpKind::GeluMul => &[0, 1],
-        CapturedOpKind::Scale
-        | CapturedOpKind::Silu
-        | CapturedOpKind::Gelu
-        | CapturedOpKind::SoftCap => &[0],
-        CapturedOpKind::MatMulAdd => &[2],
-        _ => &[],
-    };
+    let allowed = InPlace { output: write.binding, input: read.binding };
     let view = |access: &Access| dispatch.bindings.get(usize::from(access.binding));
-    operands.contains(&read.binding)
+    let (Some(from), Some(to)) = (view(read), view(write)) else {
+        return false;
+    };
+    dispatch.in_place.contains(&allowed)
         && (read.range.p0, read.range.p1) == (write.range.p0, write.range.p1)
-        && view(read).is_some()
-        && view(read) == view(write)
+        && (from.buf_id, from.offset) == (to.buf_id, to.offset)
+        && same_elements(&from.layout, &to.layout)
+}
+
+/// Whether two layouts at one address put the same elements into the same bytes. Leading extents of
+/// one do not count.
+fn same_elements(a: &Layout, b: &Layout) -> bool {
+    let kind = |layout: &Layout| (layout.dtype(), layout.elems(), layout.cols());
+    a == b || (a.is_dense() && b.is_dense() && kind(a) == kind(b))
 }
 
 /// What stands between barriers, the empty groups at the ends included.

@@ -179,3 +179,32 @@ pub(super) fn difference(expected: &[Run], found: &[Run]) -> Option<(u64, Run, R
 fn continues(run: &Run, at: u64) -> bool {
     run.source == Source::Undefined || run.at + run.len == at
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(len: u64, buf_id: usize, at: u64) -> Run {
+        Run { len, source: Source::Initial { buf_id }, at }
+    }
+
+    #[test]
+    fn the_same_source_at_another_byte_is_a_difference() {
+        let expected = [run(8, 0, 0), run(8, 1, 0)];
+        assert_eq!(difference(&expected, &[run(8, 0, 0), run(4, 1, 0), run(4, 1, 4)]), None);
+        let found = [run(8, 0, 0), run(4, 1, 0), run(4, 1, 5)];
+        assert_eq!(difference(&expected, &found), Some((12, run(4, 1, 4), run(4, 1, 5))));
+    }
+
+    #[test]
+    fn reading_joins_what_was_written_in_one_piece() {
+        let mut memory = Memory::new(|_| Ground::Real);
+        let source = Source::Written { position: 3, access: 1 };
+        memory.write(0, 8, 32, source, 0);
+        memory.write(0, 12, 16, Source::Written { position: 4, access: 0 }, 0);
+        memory.write(0, 12, 16, source, 4);
+        let mut runs = Vec::new();
+        memory.read(0, 0, 40, &mut runs);
+        assert_eq!(runs, [run(8, 0, 0), Run { len: 24, source, at: 0 }, run(8, 0, 32)]);
+    }
+}

@@ -203,6 +203,8 @@ fn prove_alone(
         Some("kernel")
     } else if dispatch.params != was.params {
         Some("set of constants")
+    } else if dispatch.in_place != was.in_place {
+        Some("set of in-place operands")
     } else if dispatch.bindings.len() != was.bindings.len() {
         Some("number of bindings")
     } else if dispatch.bindings.iter().zip(&was.bindings).any(|(a, b)| a.layout != b.layout) {

@@ -6,8 +6,8 @@ use super::*;
 use crate::place::Slot;
 use crate::testkit::{Touch, branches, decoder_like, dispatch_of, graph_of, with_nodes};
 use crate::{
-    Access, Accesses, BarrierReason, CapturedNode, CapturedOpKind, DispatchId, HazardKind, NodeId,
-    Origin,
+    Access, Accesses, BarrierReason, CapturedNode, CapturedOpKind, DispatchId, HazardKind, InPlace,
+    NodeId, Origin,
 };
 
 const LEN: u64 = 64;
@@ -183,7 +183,8 @@ fn lost_repeated_and_invented_dispatches_are_reported() {
 fn an_unfused_dispatch_stays_what_it_was() {
     type Change = fn(&mut Dispatch);
     let recorded = chain();
-    let changes: [(&str, Change); 9] = [
+    let changes: [(&str, Change); 10] = [
+        ("set of in-place operands", |d| d.in_place.push(InPlace { output: 1, input: 0 })),
         ("kind", |d| d.kind = CapturedOpKind::Add),
         ("kernel", |d| d.kernel = Arc::from("other")),
         ("set of constants", |d| d.params.push(1)),
@@ -332,6 +333,17 @@ fn an_unknown_dispatch_sees_every_buffer_and_the_values_it_binds_as_recorded() {
     // It may have changed every buffer, even one that nobody else touches.
     let recorded = list(read(2, 0, 64));
     assert!(verify(&recorded, &ordered(&recorded, &[0, 1, 2, 3, 4]), None).is_ok());
+
+    let recorded = ComputeGraph::from_nodes(vec![
+        dispatch_of(0, custom, &[], false),
+        dispatch_of(1, custom, &[write(0, 0, 64)], true),
+        dispatch_of(2, custom, &[read(0, 0, 64)], true),
+    ]);
+    let recorded = recorded.unwrap();
+    let fault = verify(&recorded, &ordered(&recorded, &[0, 2, 1]), None).unwrap_err();
+    let expected = Content::Written { dispatch: DispatchId(1), access: 0, byte: 0 };
+    let found = Content::Unknown { dispatch: DispatchId(0), buf_id: 0, byte: 0 };
+    assert_eq!(fault.problem, Problem::WrongRead { expected, found });
 }
 
 /// 0 and 1 of [`chain`] as one dispatch that writes only what 1 wrote.
@@ -452,7 +464,7 @@ fn premature_reuse_is_reported() {
 }
 
 #[test]
-fn a_result_over_an_operand_is_reported_unless_the_op_is_element_wise() {
+fn a_result_over_an_operand_is_reported_unless_the_kernel_allows_it() {
     let recorded = chain();
     let fault = placed_fault(&recorded, &[0, 32]);
     let problem = Problem::OwnOperands(HazardKind::WriteAfterRead);
@@ -460,7 +472,8 @@ fn a_result_over_an_operand_is_reported_unless_the_op_is_element_wise() {
     assert_eq!(fault.bytes, Some(FaultBytes { buf_id: 7, p0: 32, p1: 64 }));
 
     let mut nodes = recorded.nodes().to_vec();
-    nodes[1] = dispatch_of(1, CapturedOpKind::Silu, &[reads(0), writes(1)], true);
+    let CapturedNode::Dispatch(dispatch) = &mut nodes[1] else { panic!("a dispatch") };
+    Arc::make_mut(dispatch).in_place.push(InPlace { output: 1, input: 0 });
     let recorded = with_nodes(&recorded, nodes);
     let (last, plan) = placed(&recorded, &[0, 0]);
     let placement = Placement { plan: &plan, slab_buf_ids: &[7] };

@@ -165,16 +165,14 @@ impl<'a> Pass<'a> {
         }
         let values = load(piece, 2, rows, self.values);
         // Groups of four start at multiples of four of the cache, as blocks do.
-        for group in (block.start / 4 * 4..block.end).step_by(4) {
-            let group =
-                group.max(block.start) - block.start..(group + 4).min(block.end) - block.start;
-            for (index, output) in
-                self.outputs.chunks_exact_mut(self.head).take(self.len).enumerate()
-            {
-                let (part, weights) = (&parts[index], &scores[index]);
-                let rows = group.start.max(part.start)..group.end.min(part.end);
-                if rows.len() > 0 {
-                    add_weighted(&weights[rows.clone()], &values[rows], output);
+        for first in (block.start / 4 * 4..block.end).step_by(4) {
+            let (start, end) = (first.max(block.start), block.end.min(first + 4));
+            let outputs = self.outputs.chunks_exact_mut(self.head).zip(&parts).zip(&scores);
+            for ((output, part), weights) in outputs.take(self.len) {
+                let start = part.start.max(start - block.start);
+                let end = part.end.min(end - block.start);
+                if start < end {
+                    add_weighted(&weights[start..end], &values[start..end], output);
                 }
             }
         }

@@ -75,7 +75,7 @@ fn execute(
     let mut graph = ComputeGraph::new();
     record(&mut graph, case.kind, &views, &case.params, "op suite")?;
     graph.place_barriers();
-    let mut encoder = Sized(device.encoder(&KernelRegistry::new()));
+    let mut encoder = Sink(device.encoder(&KernelRegistry::new()));
     graph.encode_sequential(&mut encoder)?;
     encoder.commit()?;
     encoder.0.wait()?;
@@ -87,9 +87,9 @@ fn execute(
 }
 
 /// Encoding functions take encoders of known size.
-struct Sized(Box<dyn Encoder>);
+struct Sink(Box<dyn Encoder>);
 
-impl CommandEncoder for Sized {
+impl CommandEncoder for Sink {
     type Error = GpuError;
 
     fn dispatch(&mut self, dispatch: &Dispatch) -> Result<(), GpuError> {
@@ -183,9 +183,13 @@ fn allowed_errors(
         Scale::Moved => vec![0.0; rows.len()],
         Scale::Element => expected.data.iter().map(|v| v.abs()).collect(),
         Scale::Row => rows.clone(),
-        Scale::Angle => {
-            let factor = 1.0 + largest_angle(operands, &case.params);
-            rows.iter().map(|row| row * factor).collect()
+        Scale::Score | Scale::Angle => {
+            let factor = match case.kind {
+                Kind::Softmax => largest_score(operands, &case.params),
+                Kind::Attention => largest_attention_score(operands, &case.params),
+                _ => largest_angle(operands, &case.params),
+            };
+            rows.iter().map(|row| row * (1.0 + factor)).collect()
         }
         Scale::Magnitude => magnitudes(case, operands)?,
     };
@@ -224,6 +228,25 @@ fn magnitudes(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String>
     let mut results =
         reference(case.kind, &operands, &case.params).map_err(|error| error.to_string())?;
     Ok(results.pop().map(|result| result.data).unwrap_or_default())
+}
+
+/// Largest finite score of a softmax.
+fn largest_score(operands: &[RefTensor], params: &[u32]) -> f64 {
+    let scale = f64::from(f32::from_bits(params[0]));
+    let largest = |values: &[f64]| {
+        values.iter().filter(|v| v.is_finite()).fold(0.0, |max: f64, v| max.max(v.abs()))
+    };
+    largest(&operands[0].data) * scale.abs() + largest(&operands[1].data)
+}
+
+/// A bound of the scores of attention: the longest query times the longest key.
+fn largest_attention_score(operands: &[RefTensor], params: &[u32]) -> f64 {
+    let scale = f64::from(f32::from_bits(params[0]));
+    let longest = |rows: &RefTensor| {
+        let squares = rows.data.chunks(rows.cols()).map(|row| row.iter().map(|v| v * v).sum());
+        squares.fold(0.0, f64::max).sqrt()
+    };
+    longest(&operands[0]) * longest(&operands[1]) * scale.abs()
 }
 
 /// Largest angle a rotary op turns a pair by.

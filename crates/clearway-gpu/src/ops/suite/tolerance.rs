@@ -9,9 +9,11 @@
 //! - a product of matrices or an activation function: the op over the magnitudes of its operands, so
 //!   the sum of the absolute products. The result itself can be as small as chance has it, so no
 //!   multiple of it would bound the error of a correct kernel;
-//! - a norm, a softmax, attention: the largest element of the result's row;
-//! - a rotation: that, times one more than the angle, since a relative error of a frequency turns the
-//!   pair by as much of the angle;
+//! - a norm: the largest element of the result's row;
+//! - softmax and attention: that, times one more than the largest score, since the exponential turns
+//!   the rounding of a score into a relative error;
+//! - a rotation: the same with the largest angle, since a relative error of a frequency turns the pair
+//!   by as much of the angle;
 //! - an op that is one rounding: the element.
 //!
 //! This bounds every element, where a mean over a tensor would hide one that is wrong. Limits are a
@@ -31,6 +33,8 @@ pub enum Scale {
     Row,
     /// The op over the magnitudes of its operands.
     Magnitude,
+    /// [`Row`](Self::Row), times one more than the largest score in the case.
+    Score,
     /// [`Row`](Self::Row), times one more than the largest angle in the case.
     Angle,
 }
@@ -66,7 +70,7 @@ const ULP: f64 = f32::EPSILON as f64;
 
 #[rustfmt::skip] // a table reads by columns
 static TABLE: &[Row] = {
-    use Scale::{Angle, Element, Magnitude, Moved, Row};
+    use Scale::{Angle, Element, Magnitude, Moved, Row, Score};
     use Weights::{Block, Float, None};
     &[
         (Kind::Gather,         Float, Element,   ULP,        0),
@@ -88,8 +92,8 @@ static TABLE: &[Row] = {
         (Kind::RouterTopK,     None,  Row,       16.0 * ULP, 0),
         (Kind::ExpertSum,      None,  Magnitude, 8.0 * ULP,  0),
         (Kind::Rope,           None,  Angle,     4.0 * ULP,  0),
-        (Kind::Softmax,        None,  Row,       16.0 * ULP, 0),
-        (Kind::Attention,      None,  Row,       64.0 * ULP, 0),
+        (Kind::Softmax,        None,  Score,     4.0 * ULP,  0),
+        (Kind::Attention,      None,  Score,     4.0 * ULP,  0),
         (Kind::KvWrite,        None,  Moved,     0.0,        0),
         (Kind::Copy,           None,  Moved,     0.0,        0),
         (Kind::Concat,         None,  Moved,     0.0,        0),

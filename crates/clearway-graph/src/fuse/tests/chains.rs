@@ -217,13 +217,33 @@ fn a_fusion_that_clears_the_way_lets_another_fire() {
 }
 
 #[test]
+fn what_was_absorbed_is_held_back_as_before() {
+    let mut list = List::default();
+    let full = layout(&[ROWS, COLS]);
+    let (a, b, w) = (list.buffer(full), list.input(), list.weight());
+    let (old, new) = (list.buffer(full), list.buffer(full));
+    let sum = list.op(Kind::Add, &[a, b]);
+    let normed = list.op(Kind::RmsNorm, &[sum]);
+    // Overwrites what the add has read, and reads what the product will overwrite.
+    list.op_into(Kind::Fill, &[], a);
+    list.op_into(Kind::Copy, &[old], new);
+    list.op_into(Kind::Mul, &[normed, w], old);
+    let (_, report) = list.fuse(&mut TestCatalog::new().without(Kind::RmsNormMul));
+    assert_eq!((report.fired(), report.fired_by("add_rms_norm")), (1, 1));
+    let [refused] = &report.refusals[..] else { panic!("{report}") };
+    let Refusal::Crosses { producer, consumer } = refused.reason else { panic!("{report}") };
+    assert_eq!(producer.to_string(), format!("WAR #1 -> #2 on @{} 0..128", a.buf_id));
+    assert_eq!(consumer.to_string(), format!("WAR #3 -> #4 on @{} 0..128", old.buf_id));
+}
+
+#[test]
 fn reasons_name_dispatches_of_the_final_list() {
     // The second reader is the producer of another pair and goes by the consumer's id then.
     let mut list = List::default();
     let x = list.input();
-    let gate = list.op(Kind::Silu, &[x]);
-    let wanted = list.op(Kind::Mul, &[gate, x]);
-    let norm = list.op(Kind::RmsNorm, &[gate]);
+    let product = list.matmul(x);
+    let wanted = list.op(Kind::Add, &[product, x]);
+    let norm = list.op(Kind::RmsNorm, &[product]);
     let w = list.weight();
     let y = list.op(Kind::Mul, &[norm, w]);
     list.output(wanted);

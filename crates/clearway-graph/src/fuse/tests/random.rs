@@ -11,6 +11,7 @@ use crate::schedule::Strategy;
 use crate::testkit::{
     Rng, Run, Shape, conflicting_pairs, decoder_like, members_once, random_graph,
 };
+use crate::verify::verify;
 use crate::{ComputeGraph, DType, DispatchId, Layout, TensorView};
 
 const ROWS: usize = 2;
@@ -37,17 +38,21 @@ fn check(recorded: &ComputeGraph, fused: &ComputeGraph, report: &FuseReport, wha
         assert!(places[&earlier] <= places[&later], "{what}: {earlier} after {later}");
     }
     assert_eq!(visible(recorded), visible(fused), "{what}: another result");
+    let mut last = fused.clone();
+    last.place_barriers();
+    verify(recorded, &last, None).unwrap_or_else(|fault| panic!("{what}: {fault}"));
 
-    let ids: Vec<_> = fused.dispatches().map(|d| d.id).collect();
-    let mut pairs = Vec::new();
+    // Every reason names dispatches of this list, pairs are in its order, and each stands once.
+    let place = |id: DispatchId| fused.dispatches().position(|d| d.id == id);
+    let mut before = None;
     for pair in &report.refusals {
-        assert!(ids.contains(&pair.producer) && ids.contains(&pair.consumer), "{what}: {pair}");
-        pairs.push((pair.producer, pair.consumer));
+        let key = (place(pair.consumer), place(pair.producer));
+        let named = pair.reason.rests_on().into_iter().map(place);
+        assert!(key.0.is_some() && key.1.is_some(), "{what}: {pair}");
+        assert!(named.into_iter().all(|place| place.is_some()), "{what}: {pair}");
+        assert!(before < Some(key), "{what}: {report}");
+        before = Some(key);
     }
-    pairs.sort();
-    let count = pairs.len();
-    pairs.dedup();
-    assert_eq!(pairs.len(), count, "{what}: a pair is refused twice");
 }
 
 /// Ops of a model on values that are written once, with weights and caches in real buffers.

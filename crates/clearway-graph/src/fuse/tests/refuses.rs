@@ -399,10 +399,18 @@ fn a_kernel_that_does_not_do_what_the_members_did_is_refused() {
         let all = vec![BindingContract::new("b", BindingRole::Write); request.bindings.len()];
         KernelContract::new("odd", all)
     });
+    // Does not read what it updates.
+    let overwrites = Odd(|request| {
+        let last = request.bindings.len() - 1;
+        let role = |i| if i == last { BindingRole::Write } else { BindingRole::Read };
+        let bindings: Vec<_> = (0..=last).map(|i| BindingContract::new("b", role(i))).collect();
+        KernelContract::new("odd", bindings)
+    });
     for rule in &RULES {
         let setup = Setup::new(rule, 0);
-        let own_update = rule.fused == Kind::RopeKvWrite;
-        for (catalog, fits) in [(&unknown, false), (&updates, own_update), (&writes, false)] {
+        let update = rule.fused == Kind::RopeKvWrite;
+        let all = [(&unknown, false), (&writes, false), (&updates, update), (&overwrites, !update)];
+        for (catalog, fits) in all {
             let mut graph = setup.record();
             let fired = graph.fuse(&mut Odd(catalog.0), &()).unwrap();
             let report = graph.fuse_report().unwrap();

@@ -83,6 +83,9 @@ impl Setup {
             setup.consumer.views.push(view);
         }
         setup.consumer.views[operand] = value;
+        // Ops differ in whether they have constants; here both have some.
+        setup.producer.params.push(11);
+        setup.consumer.params.push(22);
         let result = match rule.consumer {
             Kind::KvWrite => layout(&[32, 2, COLS / 2]),
             _ => layout(&[ROWS, COLS]),

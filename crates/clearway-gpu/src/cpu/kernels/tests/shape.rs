@@ -66,7 +66,8 @@ fn copies_read_and_write_any_layout() {
 
 #[test]
 fn wide_rows_of_a_block_type_are_copied_in_tiles() {
-    let cols = 256 * 300;
+    // No multiple of four blocks: tiles of equal width would start inside one.
+    let cols = 256 * 301;
     let mut rig = Rig::new(2);
     let x = rig.random(DType::Q6_K, &[1, cols]);
     let y = rig.output(DType::F32, &[1, cols]);

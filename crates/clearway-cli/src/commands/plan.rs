@@ -1,0 +1,150 @@
+//! `clearway plan`
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clearway::pack::{self, Effort, PackOptions, check, csv};
+use clearway::place::peers;
+use serde_json::json;
+
+use super::print_json;
+use crate::shape::Step;
+
+/// Arguments of `clearway plan`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:
+  clearway plan A.1048576.csv --capacity 1048576 --threads 2
+  clearway plan values.csv --heuristic -o placed.csv
+  clearway plan --shape qwen3-30b-a3b --tokens 512",
+    group = clap::ArgGroup::new("what").args(["file", "shape"]).required(true)
+)]
+pub struct Args {
+    /// Values to place: `id,lower,upper,size`, live on [lower, upper).
+    file: Option<PathBuf>,
+    /// Bytes the result must fit into; the search stops when it does.
+    #[arg(long, value_name = "N", conflicts_with = "shape")]
+    capacity: Option<u64>,
+    /// Seconds after which the search gives up.
+    #[arg(long, value_name = "SECONDS", conflicts_with = "shape")]
+    time_limit: Option<f64>,
+    /// Threads of the search.
+    #[arg(long, value_name = "T", default_value_t = 2)]
+    threads: usize,
+    /// Greedy orders and dives only: milliseconds.
+    #[arg(long, conflicts_with = "shape")]
+    heuristic: bool,
+    /// Write the rows with an `offset` column.
+    #[arg(short = 'o', value_name = "OUT.csv", conflicts_with = "shape")]
+    output: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    step: Option<Step>,
+}
+
+/// Seconds of search where neither a capacity nor a limit ends it.
+const DEFAULT_SECONDS: f64 = 60.0;
+
+/// Places the rows of a file, or the values of a built-in shape.
+pub fn run(args: &Args) -> Result<()> {
+    match (&args.file, &args.step) {
+        (Some(file), _) => plan_file(args, file),
+        (None, Some(step)) => plan_shape(args, step),
+        (None, None) => bail!("give a file or --shape"),
+    }
+}
+
+fn plan_file(args: &Args, file: &PathBuf) -> Result<()> {
+    let name = file.display();
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+    let table = csv::parse(&text).with_context(|| name.to_string())?;
+    let started = Instant::now();
+    let limit = Duration::try_from_secs_f64(args.time_limit.unwrap_or(DEFAULT_SECONDS))
+        .context("--time-limit is not a number of seconds")?;
+    let effort = match args.heuristic {
+        true => Effort::Heuristic,
+        false => Effort::Exact { node_budget: u64::MAX },
+    };
+    let options = PackOptions {
+        effort,
+        threads: args.threads,
+        alignment: 1,
+        capacity: args.capacity,
+        deadline: started.checked_add(limit),
+    };
+    let packing = pack::pack(&table.items, &options).with_context(|| name.to_string())?;
+    let seconds = started.elapsed().as_secs_f64();
+    let checked = check(&table.items, &packing.offsets, args.capacity);
+    if let Some(output) = &args.output {
+        let name = output.display();
+        std::fs::write(output, table.write(&packing.offsets))
+            .with_context(|| format!("cannot write {name}"))?;
+    }
+    let ratio = packing.height as f64 / packing.lower_bound.max(1) as f64;
+    if args.json {
+        print_json(&json!({
+            "height": packing.height,
+            "lower_bound": packing.lower_bound,
+            "capacity": args.capacity,
+            "valid": checked.is_ok(),
+            "complete": packing.complete,
+            "seconds": seconds,
+        }))?;
+    } else {
+        println!(
+            "height {}  lower bound {}  ratio {ratio:.4}  {seconds:.3} s  ({}{})",
+            packing.height,
+            packing.lower_bound,
+            packing.strategy,
+            if packing.complete { "" } else { ", stopped before the end" },
+        );
+    }
+    checked.map(|_| ()).with_context(|| name.to_string())
+}
+
+fn plan_shape(args: &Args, step: &Step) -> Result<()> {
+    let recorded = step.record()?;
+    let options = clearway::CompileOptions::default();
+    let compiled = step.compile(&recorded, &options)?;
+    let stats = compiled.stats();
+    // The others plan the same fused list in their own order.
+    let mut fused = recorded;
+    let device = crate::device::open("cpu", Some(1))?;
+    fused.fuse(&mut clearway::KernelRegistry::new(), &*device)?;
+    let node_order = peers::node_order(&fused, options.align)?;
+    let free_list = peers::free_list(&fused, options.align)?;
+    if args.json {
+        return print_json(&json!({
+            "shape": step.shape.name,
+            "tokens": step.tokens,
+            "dispatches": stats.dispatches,
+            "longest_chain": stats.longest_chain,
+            "groups": stats.groups,
+            "false_barriers": stats.false_barriers,
+            "arena_bytes": stats.arena_bytes,
+            "arena_lower_bound": stats.arena_lower_bound,
+            "node_order": node_order,
+            "free_list": free_list,
+        }));
+    }
+    println!(
+        "{}, {} tokens: {} dispatches, longest chain {}",
+        step.shape.name, step.tokens, stats.dispatches, stats.longest_chain
+    );
+    println!("{:<34} {:>8} {:>15} {:>14}", "", "groups", "false barriers", "arena MiB");
+    let row = |name: &str, groups: u32, false_barriers: u32, bytes: u64| {
+        let mib = bytes as f64 / f64::from(1 << 20);
+        println!("{name:<34} {groups:>8} {false_barriers:>15} {mib:>14.3}");
+    };
+    row("clearway (lives over groups)", stats.groups, stats.false_barriers, stats.arena_bytes);
+    row("  most bytes live in a group", stats.groups, 0, stats.arena_lower_bound);
+    let peer = |name, plan: &peers::PeerPlan| {
+        row(name, plan.groups, plan.false_barriers, plan.arena_bytes);
+    };
+    peer("node order, first fit (as rlx)", &node_order);
+    peer("look-ahead, free list (as ggml)", &free_list);
+    Ok(())
+}
