@@ -142,6 +142,16 @@ pub enum GraphError {
         /// Bytes of the slab.
         slab_bytes: u64,
     },
+    /// No schedule that was found fits the budget.
+    #[error(
+        "a budget of {budget} bytes cannot be met; the smallest arena found has {smallest} bytes"
+    )]
+    BudgetTooSmall {
+        /// Bytes asked for.
+        budget: u64,
+        /// Bytes of the smallest arena found.
+        smallest: u64,
+    },
     /// The values together need more memory than can be addressed.
     #[error("the values cannot be placed: {reason}")]
     TooLarge {

@@ -224,7 +224,8 @@ impl ComputeGraph {
         self.schedule_report.as_ref()
     }
 
-    /// Applies the fusion rules; returns how many fired. The report stays with the graph.
+    /// Applies the fusion rules; returns how many fired. The report stays with the graph. Barriers
+    /// are stripped if any rule fired, since they were placed for another list.
     ///
     /// # Errors
     /// [`GraphError::Kernel`] if a fused kernel fails to compile; the list is unchanged then.
@@ -341,7 +342,7 @@ impl ComputeGraph {
                 SmallVec::from_slice(&[h.earlier, h.later])
             }
             BarrierReason::Unannotated(id) => SmallVec::from_slice(&[*id]),
-            BarrierReason::Requested => SmallVec::new(),
+            BarrierReason::Memory | BarrierReason::Requested => SmallVec::new(),
         };
         match named.into_iter().find(|id| !self.ids.contains(id)) {
             Some(dispatch) => Err(GraphError::UnknownDispatch { position, dispatch }),

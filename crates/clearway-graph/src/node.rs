@@ -321,6 +321,8 @@ pub enum BarrierReason {
     Unannotated(DispatchId),
     /// The end of the list conflicts with its own beginning when it is replayed.
     Replay(Hazard),
+    /// Lets what follows lie over what died before: the price of a byte budget.
+    Memory,
     /// Asked for by the caller: after every dispatch, or between hand-built parts.
     Requested,
 }
@@ -331,6 +333,7 @@ impl std::fmt::Display for BarrierReason {
             Self::Hazard(hazard) => write!(f, "{hazard}"),
             Self::Unannotated(id) => write!(f, "{id} touches unknown memory"),
             Self::Replay(hazard) => write!(f, "replay: {hazard}"),
+            Self::Memory => f.write_str("memory: what follows lies over what died before"),
             Self::Requested => f.write_str("requested"),
         }
     }

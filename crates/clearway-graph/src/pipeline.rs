@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::barriers::{BarrierWalk, replay_barrier};
 use crate::contract::KernelCatalog;
 use crate::error::GraphError;
 use crate::graph::ComputeGraph;
@@ -144,7 +145,6 @@ where
         true => graph.place_barriers(),
         false => graph.place_barriers_everywhere(),
     };
-    let inner_barriers = inner_barrier_positions(&graph).len();
 
     // Place with lifetimes counted in groups, so that sharing adds no barrier.
     let plan = match options.reuse {
@@ -153,23 +153,20 @@ where
     };
     let slab_buf_ids = slab_buf_ids(&plan)?;
     graph.assign_addresses(&plan, &slab_buf_ids).map_err(graph_error)?;
-    if options.elide {
-        settle_barriers(&mut graph);
-    }
+    let false_barriers = settle_barriers(&mut graph);
 
     // Verify the list that will be lowered, exactly that list.
     let placement = Placement { plan: &plan, slab_buf_ids: &slab_buf_ids };
     let proof: VerifyStats = verify(&recorded, &graph, Some(placement))
         .map_err(|fault| E::from(CompileError::Unverified(Box::new(fault))))?;
 
-    let false_barriers = inner_barrier_positions(&graph).len() - inner_barriers;
     let stats = CompileStats {
         recorded: recorded.dispatch_count(),
         dispatches: proof.dispatches,
         groups: proof.groups,
         barriers: proof.barriers,
         longest_chain,
-        false_barriers: false_barriers as u32,
+        false_barriers,
         fusions,
         moved,
         arena_bytes: plan.total_bytes(),
@@ -178,35 +175,31 @@ where
     Ok(Compiled { graph, plan, stats })
 }
 
-/// Brings barriers in line with addresses. Where addresses ask for no barrier that true dependences
-/// did not ask for, the barriers stay, with reasons in terms of values; only the seam between two
-/// replays, where the first values lie over the last, may need one more.
-fn settle_barriers(graph: &mut ComputeGraph) {
-    let mut physical = graph.clone();
-    physical.place_barriers();
-    let seam = |graph: &ComputeGraph| match graph.nodes().last() {
-        Some(CapturedNode::Barrier(reason)) => Some(*reason),
-        _ => None,
-    };
-    if inner_barrier_positions(&physical) != inner_barrier_positions(graph) {
-        *graph = physical;
-    } else if let (Some(reason), None) = (seam(&physical), seam(graph)) {
-        let mut nodes = graph.nodes().to_vec();
-        nodes.push(CapturedNode::Barrier(reason));
-        graph.set_nodes(nodes);
-    }
-}
-
-/// Dispatches before each barrier that has dispatches on both sides.
-fn inner_barrier_positions(graph: &ComputeGraph) -> Vec<usize> {
-    let mut dispatches = 0;
-    let mut positions = Vec::new();
+/// Adds the barriers that addresses ask for and true dependences do not; returns how many. Barriers
+/// that stand keep their reasons, which speak of values. The seam between two replays, where the first
+/// values lie over the last, may need one too; it is not counted.
+fn settle_barriers(graph: &mut ComputeGraph) -> u32 {
+    let mut walk = BarrierWalk::default();
+    let mut nodes = Vec::with_capacity(graph.nodes().len() + 1);
+    let mut added = 0;
     for node in graph.nodes() {
         match node {
-            CapturedNode::Dispatch(_) => dispatches += 1,
-            CapturedNode::Barrier(_) => positions.push(dispatches),
+            CapturedNode::Barrier(_) => walk.reset(),
+            CapturedNode::Dispatch(dispatch) => {
+                if let Some(reason) = walk.before(dispatch) {
+                    nodes.push(CapturedNode::Barrier(reason));
+                    added += 1;
+                }
+            }
         }
+        nodes.push(node.clone());
     }
-    positions.retain(|&position| position < dispatches);
-    positions
+    let ends_open = matches!(nodes.last(), Some(CapturedNode::Dispatch(_)));
+    if graph.is_replayed() && ends_open {
+        let first_group = nodes.iter().map_while(|node| node.dispatch().map(|d| &**d));
+        let seam = replay_barrier(&walk, first_group);
+        nodes.extend(seam.map(CapturedNode::Barrier));
+    }
+    graph.set_nodes(nodes);
+    added
 }

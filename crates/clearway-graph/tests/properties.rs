@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use clearway_graph::fuse::TestCatalog;
 use clearway_graph::pipeline::{CompileError, CompileOptions, compile};
@@ -17,7 +18,7 @@ use clearway_graph::testkit::{
 };
 use clearway_graph::verify::{Placement, VerifyStats, verify};
 use clearway_graph::{
-    BufferRange, CapturedNode, ComputeGraph, ConflictTracker, DUAL_FIRST_MIN, DispatchId,
+    BufferRange, CapturedNode, ComputeGraph, ConflictTracker, DUAL_FIRST_MIN, Dispatch, DispatchId,
     MemRangeRole, MemoryPlan, RecordedCommand, RecordingEncoder,
 };
 use proptest::collection::vec;
@@ -301,6 +302,7 @@ fn proven(
 
 #[test]
 fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
+    let in_place = Cell::new(0);
     for_each("the pipeline proves what it compiles", &Shape::default(), |recorded, rng| {
         let options = CompileOptions {
             fuse: rng.chance(50),
@@ -316,12 +318,22 @@ fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
             .map_err(|error| format!("{options:?}: {error}"))?;
         let stats = compiled.stats();
         hold(stats.false_barriers == 0, || format!("{options:?}: sharing adds barriers"))?;
+        let over_operand = |d: &&Arc<Dispatch>| {
+            let place = |binding: u16| {
+                let view = &d.bindings[usize::from(binding)];
+                (view.buf_id, view.offset)
+            };
+            d.in_place.iter().any(|pair| place(pair.output) == place(pair.input))
+        };
+        in_place.set(in_place.get() + compiled.graph().dispatches().filter(over_operand).count());
         let mut was = recorded.clone();
         was.set_replayed(options.replay);
         let placement = Placement { plan: compiled.plan(), slab_buf_ids: &[SLAB] };
         let sound = Oracle::new(&was).accepts(compiled.graph(), Some(placement));
         sound.map_err(|why| format!("{options:?}: accepted, but {why}"))
     });
+    println!("{} dispatches write over an operand", in_place.get());
+    assert!(in_place.get() > 0, "some lists must be compiled in place");
 }
 
 #[test]

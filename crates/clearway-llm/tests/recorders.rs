@@ -34,10 +34,7 @@ fn shapes() -> Vec<(&'static str, ModelShape)> {
         ("qwen3", ModelShape { tied: true, ..base(Arch::Qwen3, 4, 2, 16) }),
         (
             "qwen3moe",
-            ModelShape {
-                experts: experts(6, 3, 16, None, true),
-                ..base(Arch::Qwen3Moe, 4, 2, 8)
-            },
+            ModelShape { experts: experts(6, 3, 16, None, true), ..base(Arch::Qwen3Moe, 4, 2, 8) },
         ),
         (
             "gemma2",
@@ -133,7 +130,13 @@ impl<'a> Model<'a> {
         (graph, recorded)
     }
 
-    fn step(&self, graph: &mut Executable, recorded: &ModelGraph, tokens: &[u32], first: u32) -> Vec<f32> {
+    fn step(
+        &self,
+        graph: &mut Executable,
+        recorded: &ModelGraph,
+        tokens: &[u32],
+        first: u32,
+    ) -> Vec<f32> {
         let positions: Vec<u32> = (first..).take(tokens.len()).collect();
         let write = |name: &str, ids: &[u32]| {
             self.buffers[&format!("{name}.{}", tokens.len())].write_slice(0, ids).unwrap();
@@ -145,7 +148,12 @@ impl<'a> Model<'a> {
     }
 }
 
-fn run(executor: &GraphExecutor, shape: &ModelShape, tokens: &[u32], options: &CompileOptions) -> Vec<f32> {
+fn run(
+    executor: &GraphExecutor,
+    shape: &ModelShape,
+    tokens: &[u32],
+    options: &CompileOptions,
+) -> Vec<f32> {
     let mut model = Model::new(executor, shape);
     let (mut prefill, recorded) = model.compile(PREFILL, options);
     let mut logits = model.step(&mut prefill, &recorded, &tokens[..PREFILL], 0);

@@ -36,7 +36,7 @@ impl ComputeGraph {
     /// `p1`, `binding`), both empty if it is not annotated.
     ///
     /// A reason is `hazard` or `replay` (with `hazard`: `kind`, `earlier`, `later`, `buf`, `p0`,
-    /// `p1`), `unannotated` (with `dispatch`) or `requested`.
+    /// `p1`), `unannotated` (with `dispatch`), `memory` or `requested`.
     ///
     /// The fuse report holds `rules` (`rule`, `fired`), `fusions` (`rule`, `result`, `members`,
     /// `kept`, `place`), `stripped_barriers` and `refusals`: `rule`, `producer`, `consumer`, `buf`
@@ -145,6 +145,7 @@ fn barrier_json(position: usize, reason: &BarrierReason) -> Json {
         BarrierReason::Unannotated(dispatch) => {
             json!({ "position": position, "reason": "unannotated", "dispatch": dispatch })
         }
+        BarrierReason::Memory => json!({ "position": position, "reason": "memory" }),
         BarrierReason::Requested => json!({ "position": position, "reason": "requested" }),
     }
 }

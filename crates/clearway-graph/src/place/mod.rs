@@ -1,11 +1,13 @@
 //! The place stage: every value gets a slab and an offset.
 
 mod classes;
+mod front;
 mod lifetimes;
 pub mod peers;
 mod plan;
 
 pub use classes::{AliasClass, alias_classes};
+pub use front::{CostModel, FrontPoint, fit_budget, front, live_bytes};
 pub use lifetimes::{Lifetime, lifetimes};
 pub use plan::{MemoryPlan, Slot};
 

@@ -42,6 +42,11 @@ impl Touch {
         Self { buf_id, len, p0, p1, read: true, write: true }
     }
 
+    /// Whether it is all of a value.
+    pub fn is_whole_value(&self) -> bool {
+        NodeId::from_buf_id(self.buf_id).is_some() && (self.p0, self.p1) == (0, self.len)
+    }
+
     /// The smallest view of whole elements around the bytes.
     pub fn view(&self) -> TensorView {
         let start = (self.p0 & !1).min(self.len - 2);

@@ -1,10 +1,14 @@
 //! Random lists: few buffers with many views, values written once and read several times, fusable
 //! runs, and now and then a dispatch nobody may cross.
 
+use std::sync::Arc;
+
 use super::Rng;
 use super::build::{Touch, dispatch_of};
 use super::kernels::record_op;
-use crate::{CapturedOpKind, ComputeGraph, DType, Layout, NodeId, TensorView};
+use crate::{
+    CapturedNode, CapturedOpKind, ComputeGraph, DType, InPlace, Layout, NodeId, TensorView,
+};
 
 /// What a random list looks like. Percentages are of dispatches.
 #[derive(Clone, Debug)]
@@ -102,16 +106,26 @@ impl Maker<'_> {
     fn plain(&mut self, kind: CapturedOpKind) {
         let least = u64::from(kind != CapturedOpKind::Pinned);
         let mut made = Vec::new();
-        let touches: Vec<Touch> = (0..self.rng.within(least, self.shape.touches))
-            .map(|_| {
-                if self.rng.chance(self.shape.values) {
-                    self.of_value(&mut made)
-                } else {
-                    self.of_buffer()
-                }
+        let mut touches: Vec<Touch> = (0..self.rng.within(least, self.shape.touches))
+            .map(|_| match self.rng.chance(self.shape.values) {
+                true => self.of_value(&mut made),
+                false => self.of_buffer(),
             })
             .collect();
-        self.graph.record(dispatch_of(self.count, kind, &touches, true)).unwrap();
+        // Now and then the kernel may write a result over an operand.
+        let operand = touches.iter().position(|t| t.read && !t.write && t.is_whole_value());
+        let pair = operand.filter(|_| self.rng.chance(40)).map(|input| {
+            let layout = touches[input].view().layout;
+            let output = self.graph.declare_value(layout);
+            made.extend(output.value());
+            touches.push(Touch::write(output.buf_id, output.buf_len, 0, output.buf_len));
+            InPlace { output: touches.len() as u16 - 1, input: input as u16 }
+        });
+        let mut node = dispatch_of(self.count, kind, &touches, true);
+        if let CapturedNode::Dispatch(dispatch) = &mut node {
+            Arc::make_mut(dispatch).in_place.extend(pair);
+        }
+        self.graph.record(node).unwrap();
         self.count += 1;
         self.values.extend(made);
     }

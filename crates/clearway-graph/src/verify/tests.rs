@@ -404,9 +404,20 @@ fn a_fusion_that_drops_a_read_from_outside_is_reported() {
 fn a_fusion_that_reads_a_member_s_result_from_memory_is_reported() {
     // A dispatch reads before it writes, and no kernel orders the two over all its workgroups.
     let recorded = chain();
-    let fault = verify(&recorded, &fused(&recorded, |_| true), None).unwrap_err();
-    assert!(matches!(fault.problem, Problem::WrongRead { .. }), "{fault}");
+    let last = fused(&recorded, |_| true);
+    let raw = Problem::OwnOperands(HazardKind::ReadAfterWrite);
+    let fault = fails(&recorded, &last, Proof::Groups, raw);
     assert_eq!((fault.dispatch, fault.other), (Some(DispatchId(90)), Some(DispatchId(0))));
+    // Even if it could work in place: it would see what was there before.
+    let last = changed(&with_nodes(&recorded, without_barriers(&last)), 0, |both| {
+        both.in_place.push(InPlace { output: 0, input: 1 });
+    });
+    let fault = verify(&recorded, &last, None).unwrap_err();
+    assert!(matches!(fault.problem, Problem::WrongRead { .. }), "{fault}");
+}
+
+fn without_barriers(graph: &ComputeGraph) -> Vec<CapturedNode> {
+    graph.nodes().iter().filter(|node| node.dispatch().is_some()).cloned().collect()
 }
 
 #[test]
