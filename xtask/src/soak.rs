@@ -26,8 +26,8 @@ pub fn run(cases: u64) -> Result<bool> {
     let (suites, content) = run::tests("soak", &mut command)?;
     let report =
         Report { cases, seed, commit: commit(), seconds: start.elapsed().as_secs(), content };
-    let random: Vec<&Suite> = suites.iter().filter(|suite| !suite.counts.is_empty()).collect();
-    let text = report.text(&random);
+    let told = |suite: &&Suite| !suite.counts.is_empty() || suite.failed > 0;
+    let text = report.text(&suites.iter().filter(told).collect::<Vec<_>>());
     let path = root.join("docs/soak.md");
     std::fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
     println!("\n{text}");
@@ -54,7 +54,7 @@ impl Report {
             format!("- commit: {commit}"),
             format!("- seed: `CLEARWAY_SEED={seed}`"),
             format!("- seconds: {seconds}, build included\n"),
-            "| suite | seconds | result | random run | cases |".to_owned(),
+            "| suite | seconds of the suite | result | random run | cases |".to_owned(),
             "|---|---|---|---|---|".to_owned(),
         ];
         out.push_str(&lines.join("\n"));
@@ -63,9 +63,13 @@ impl Report {
             let name = format!("{} {}", suite.package, suite.target);
             let result = if suite.failed == 0 { "passed" } else { "FAILED" };
             let seconds = suite.time.as_secs_f64();
-            for (run, cases) in &suite.counts {
+            let mut row = |run: &str, cases: &str| {
                 // Writing to a string cannot fail.
                 let _ = writeln!(out, "| {name} | {seconds:.1} | {result} | {run} | {cases} |");
+            };
+            match suite.counts.as_slice() {
+                [] => row("none", ""),
+                counts => counts.iter().for_each(|(run, cases)| row(run, &cases.to_string())),
             }
         }
         out
@@ -101,14 +105,16 @@ mod tests {
             ..Suite::default()
         };
         let (good, bad) = (suite(0), suite(1));
+        let other = Suite { counts: Vec::new(), ..suite(1) };
         let commit = "abc".to_owned();
         let report = Report { cases: 10_000, seed: 17, commit, seconds: 3, content: false };
-        let text = report.text(&[&good, &bad]);
+        let text = report.text(&[&good, &bad, &other]);
         for part in [
             "**FAILED**",
             "CLEARWAY_SEED=17",
             "| clearway_graph properties | 0.0 | passed | tracker | 10000 |",
             "| clearway_graph properties | 0.0 | FAILED | tracker | 10000 |",
+            "| clearway_graph properties | 0.0 | FAILED | none |  |",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -30,7 +30,10 @@ fn barriers(c: &mut Criterion) {
     });
     let (parking, mut fastest) = (Barrier::new(2), Duration::MAX);
     group.bench_function("std", |b| {
-        b.iter_custom(|crossings| time_crossings(crossings, &mut fastest, || drop(parking.wait())));
+        let wait = || {
+            parking.wait();
+        };
+        b.iter_custom(|crossings| time_crossings(crossings, &mut fastest, wait));
     });
     group.finish();
 }

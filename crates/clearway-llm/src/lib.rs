@@ -3,9 +3,11 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`model`] | records the ops of a model over its shape, without weights |
+//! | [`engine`] | runs a model file on a device |
 //! | [`gguf`] | reads and writes model files |
 //! | [`text`] | tokenizers and chat templates |
 
+pub mod engine;
 pub mod gguf;
 pub mod model;
 pub mod text;

@@ -4,88 +4,15 @@
 use clearway::cpu::CpuDevice;
 use clearway::{Buffer, CompileOptions, DType, Executable, GraphExecutor, Upload};
 use clearway_llm::model::{
-    self, Arch, Experts, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions,
-    TOKENS, Window,
+    self, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
 };
 use rustc_hash::FxHashMap;
 
+mod tiny;
+use tiny::{assert_close, golden, shapes, weight};
+
 const PREFILL: usize = 7;
 const CACHE_ROWS: usize = 12;
-
-/// The shapes of make_logits.py.
-fn shapes() -> Vec<(&'static str, ModelShape)> {
-    let base = |arch, heads, kv_heads, head_dim| {
-        ModelShape::new("tiny", arch, 3, 32, 48, heads, kv_heads, head_dim, 96)
-    };
-    let gemma = |arch| ModelShape { tied: true, ..base(arch, 4, 2, 8) };
-    let experts = |count, used, ff, shared_ff, renormalise| {
-        Some(Experts { count, used, ff, shared_ff, renormalise })
-    };
-    vec![
-        ("llama", base(Arch::Llama, 4, 2, 8)),
-        (
-            "llama_tied",
-            ModelShape { tied: true, rope_base: 500_000.0, ..base(Arch::Llama, 3, 1, 8) },
-        ),
-        (
-            "qwen2",
-            ModelShape { rope_base: 1_000_000.0, norm_eps: 1e-6, ..base(Arch::Qwen2, 4, 2, 8) },
-        ),
-        ("qwen3", ModelShape { tied: true, ..base(Arch::Qwen3, 4, 2, 16) }),
-        (
-            "qwen3moe",
-            ModelShape { experts: experts(6, 3, 16, None, true), ..base(Arch::Qwen3Moe, 4, 2, 8) },
-        ),
-        (
-            "gemma2",
-            ModelShape {
-                attention_scale: 0.25,
-                attention_softcap: 2.0,
-                logit_softcap: 1.5,
-                window: Some(Window { rows: 3, period: 2, rope_base: None }),
-                ..gemma(Arch::Gemma2)
-            },
-        ),
-        (
-            "gemma3",
-            ModelShape {
-                window: Some(Window { rows: 4, period: 3, rope_base: Some(100.0) }),
-                rope_base: 5000.0,
-                rope_scale: 0.125,
-                ..gemma(Arch::Gemma3)
-            },
-        ),
-        (
-            "moe_shared",
-            ModelShape {
-                experts: experts(8, 2, 24, Some(40), false),
-                ..base(Arch::MoeShared, 4, 2, 8)
-            },
-        ),
-    ]
-}
-
-/// The weight both sides make from a tensor's name.
-fn weight(name: &str, elems: usize, cols: usize) -> Vec<f32> {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    let unit = |index: usize| {
-        let mut z = hash.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        (z >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    let scale = 4.0 / (cols as f32).sqrt();
-    (0..elems)
-        .map(|index| match name {
-            _ if name.ends_with("norm.weight") => 1.0 + 0.5 * unit(index),
-            _ if name.ends_with("bias") => unit(index),
-            _ => unit(index) * scale,
-        })
-        .collect()
-}
 
 /// A model with weights and a cache that several graphs share.
 struct Model<'a> {
@@ -166,27 +93,14 @@ fn run(
 
 #[test]
 fn logits_agree_with_numpy_for_every_family() {
-    let golden: serde_json::Value =
-        serde_json::from_str(include_str!("data/models/logits.json")).unwrap();
-    let tokens: Vec<u32> = serde_json::from_value(golden["tokens"].clone()).unwrap();
     let executor = GraphExecutor::new(CpuDevice::with_threads(2));
-    let mut compared = 0;
     for (name, shape) in shapes() {
-        let expected: Vec<Vec<f32>> =
-            serde_json::from_value(golden["logits"][name].clone()).unwrap();
-        let expected = expected.concat();
+        let (tokens, expected) = golden(name);
         for options in [CompileOptions::naive(), CompileOptions::default()] {
             let found = run(&executor, &shape, &tokens, &options);
-            assert_eq!(found.len(), expected.len(), "{name}");
-            let scale = expected.iter().map(|v| v.abs()).fold(0.0, f32::max);
-            let errors = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-            let worst = errors.fold(0.0, f32::max);
-            // float32 against float32 in another order of summation.
-            assert!(worst <= 2e-5 * scale, "{name}: {worst} off at scale {scale}");
-            compared += found.len();
+            assert_close(name, &found, &expected.concat());
         }
     }
-    assert_eq!(compared, shapes().len() * 2 * tokens.len() * 96);
 }
 
 #[test]

@@ -1,8 +1,13 @@
 //! One module per command: its arguments, and what it does.
 
 pub mod devices;
+pub mod eval;
 pub mod inspect;
 pub mod plan;
+pub mod run;
+pub mod show;
+pub mod synth;
+pub mod tokenize;
 
 use anyhow::Result;
 

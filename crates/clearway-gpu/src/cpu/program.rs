@@ -58,6 +58,10 @@ impl CpuEncoder {
     }
 
     fn lower(&mut self, dispatch: &Dispatch) -> Result<Step> {
+        // Kernels rely on what an op call has checked; a list built by hand has not been.
+        if ops::spec(dispatch.kind).is_some() {
+            ops::check(dispatch.kind, &dispatch.bindings, &dispatch.params)?;
+        }
         let kernel = self.kernel(dispatch)?;
         let roles = self.roles(dispatch)?;
         let operands = dispatch

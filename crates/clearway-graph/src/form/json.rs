@@ -8,7 +8,7 @@ use crate::fuse::FuseReport;
 use crate::graph::ComputeGraph;
 use crate::ids::buf_name;
 use crate::layout::{MAX_DIMS, TensorView};
-use crate::node::{Access, BarrierReason, CapturedNode, Dispatch, Hazard};
+use crate::node::{Access, Accesses, BarrierReason, CapturedNode, Dispatch, Hazard, InPlace};
 use crate::schedule::{MoveRefusal, ScheduleReport, Strategy};
 
 /// Version of the JSON form; it changes when a key changes its meaning or goes away.
@@ -31,9 +31,10 @@ impl ComputeGraph {
     /// | `reports` | `fuse` and `schedule`; `null` for a stage that did not run |
     ///
     /// A dispatch holds `id`, `kind`, `kernel`, `label`, `group`, `params` (32-bit words, floats by
-    /// their bits), `bindings` (`buf`, `offset`, `dtype`, `shape`, `strides` in elements), `origins`
-    /// (recorded dispatches it stands for), `annotated`, and `reads` and `writes` (`buf`, `p0`,
-    /// `p1`, `binding`), both empty if it is not annotated.
+    /// their bits), `bindings` (`buf`, `offset`, `dtype`, `shape`, `strides` in elements),
+    /// `in_place` (bindings that may share bytes: `output`, `input`), `origins` (recorded
+    /// dispatches it stands for), `annotated`, and `reads` and `writes` (`buf`, `p0`, `p1`,
+    /// `binding`), both empty if it is not annotated.
     ///
     /// A reason is `hazard` or `replay` (with `hazard`: `kind`, `earlier`, `later`, `buf`, `p0`,
     /// `p1`), `unannotated` (with `dispatch`), `memory` or `requested`.
@@ -94,20 +95,25 @@ impl ComputeGraph {
 }
 
 fn dispatch_json(dispatch: &Dispatch, group: u32) -> Json {
+    // Taken apart by name, so that a new field cannot be forgotten here.
+    let Dispatch { id, kind, kernel, params, bindings, accesses, in_place, origins, label } =
+        dispatch;
     let ranges = |write: bool| {
         let accesses = dispatch.accesses().iter().filter(|a| a.range.is_write() == write);
         accesses.map(access_json).collect::<Vec<_>>()
     };
+    let pair = |pair: &InPlace| json!({ "output": pair.output, "input": pair.input });
     json!({
-        "id": dispatch.id,
-        "kind": dispatch.kind.name(),
-        "kernel": &*dispatch.kernel,
-        "label": &*dispatch.label,
+        "id": id,
+        "kind": kind.name(),
+        "kernel": &**kernel,
+        "label": &**label,
         "group": group,
-        "params": dispatch.params.as_slice(),
-        "bindings": dispatch.bindings.iter().map(view_json).collect::<Vec<_>>(),
-        "origins": dispatch.origins.as_slice(),
-        "annotated": dispatch.is_annotated(),
+        "params": params.as_slice(),
+        "bindings": bindings.iter().map(view_json).collect::<Vec<_>>(),
+        "in_place": in_place.iter().map(pair).collect::<Vec<_>>(),
+        "origins": origins.as_slice(),
+        "annotated": matches!(accesses, Accesses::Known(_)),
         "reads": ranges(false),
         "writes": ranges(true),
     })

@@ -176,7 +176,7 @@ impl FreeList {
 }
 
 /// Blocks per leaf of the index, looked through one by one.
-const LEAF: usize = 64;
+const LEAF: usize = 16;
 
 /// The placed blocks, found by the sections they are live in.
 struct LiveIndex {

@@ -33,6 +33,8 @@ const HEURISTIC_WORK: u64 = 400_000;
 pub(super) struct Limits {
     /// Height at which nothing is left to do.
     goal: u64,
+    /// The goal is a capacity: a height above it, however low, is of little use.
+    fit: bool,
     threads: usize,
     budget: Budget,
     deadline: Option<Instant>,
@@ -55,7 +57,8 @@ impl Limits {
                 (options.threads.clamp(1, 64), Budget::Nodes(node_budget))
             }
         };
-        Self { goal, threads, budget, deadline: options.deadline }
+        let fit = options.capacity.is_some_and(|capacity| capacity >= goal);
+        Self { goal, fit, threads, budget, deadline: options.deadline }
     }
 }
 
@@ -148,7 +151,7 @@ impl<'a> Campaign<'a> {
     fn round(&mut self, limits: &Limits, left: u64) -> Option<Round> {
         self.rounds += 1;
         let unit = self.part.size.iter().fold(0, |a, &b| gcd(a, b)).max(1);
-        let (target, kind) = self.target(limits.goal, unit);
+        let (target, kind) = self.target(limits, unit);
         self.rounds_of[kind] += 1;
         let nodes = strategy::luby(self.rounds_of[kind]) * NODES_PER_BLOCK * self.part.len() as u64;
         let nodes = nodes.min(left);
@@ -162,8 +165,7 @@ impl<'a> Campaign<'a> {
         });
         let first = self.runs;
         self.runs += searches.len() as u64;
-        let guide = self.best.as_ref().map_or(&part.best.offsets, |best| &best.0);
-        let strategies = (first..self.runs).map(|run| ranks.strategy(run, guide)).collect();
+        let strategies = (first..self.runs).map(|run| ranks.strategy(run)).collect();
         let results = in_parallel(searches, strategies, target, nodes, limits.deadline);
 
         let won = results
@@ -193,18 +195,19 @@ impl<'a> Campaign<'a> {
     /// The height to aim at, and which sequence of budgets it belongs to.
     ///
     /// Half of the rounds aim half way between what is known to be possible and what may be, a
-    /// quarter at the goal itself, and the others ever closer to the height reached. Offsets can be
-    /// sums of sizes, so only multiples of their common divisor are worth aiming at.
-    fn target(&self, goal: u64, unit: u64) -> (u64, usize) {
-        let lowest = goal.max(self.proven).div_ceil(unit) * unit;
+    /// quarter at the goal itself, and the others ever closer to the height reached. If the goal is
+    /// a capacity, three quarters aim at it. Offsets can be sums of sizes, so only multiples of
+    /// their common divisor are worth aiming at.
+    fn target(&self, limits: &Limits, unit: u64) -> (u64, usize) {
+        let lowest = limits.goal.max(self.proven).div_ceil(unit) * unit;
         let highest = (self.height - 1) / unit * unit;
         if highest <= lowest {
             return (highest, 1);
         }
         let between = |shift: u32| highest - (((highest - lowest) / unit) >> shift.min(63)) * unit;
         match self.rounds.trailing_zeros() {
-            0 => (between(1), 0),
-            1 => (lowest, 1),
+            0 if !limits.fit => (between(1), 0),
+            0 | 1 => (lowest, 1),
             ease => (between(ease), 2),
         }
     }

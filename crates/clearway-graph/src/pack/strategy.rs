@@ -55,35 +55,30 @@ impl Ranks {
         Self { ranks: TABLE.iter().map(|entry| rank(part, entry.0)).collect() }
     }
 
-    /// The strategy of the `run`-th restart: once through the table as it is, then with the ranks
-    /// shifted at random by up to a twentieth of their length either way.
-    pub fn strategy(&self, run: u64, guide: &[u64]) -> Strategy {
-        let entry = (run % TABLE.len() as u64) as usize;
+    /// The strategy of the `run`-th restart: once through the table as it is, then with every rank
+    /// moved at random by a small, a tiny or a large share of the list.
+    pub fn strategy(&self, run: u64) -> Strategy {
+        let entries = TABLE.len() as u64;
+        let entry = (run % entries) as usize;
         let (_, low, tight, _) = TABLE[entry];
         let mut rank = self.ranks[entry].clone();
-        let g: u64 = std::env::var("GUIDE").map_or(0, |x| x.parse().unwrap());
-        if run >= TABLE.len() as u64 && g > 0 && run % g == 0 {
-            let mut order: Vec<usize> = (0..rank.len()).collect();
-            order.sort_by_key(|&b| (guide[b], rank[b]));
-            for (p, b) in order.into_iter().enumerate() {
-                rank[b] = p as u32;
-            }
-        }
-        if run >= TABLE.len() as u64 {
+        if run >= entries {
+            let share = [10, 40, 3][(run / entries % 3) as usize];
+            let spread = (rank.len() as u64 * STEPS / share).max(2 * STEPS);
             let mut random = Random(run);
-            let nz: u64 = std::env::var("NOISE").map_or(10, |x| x.parse().unwrap());
-            let spread = (rank.len() as u64 * 256 / nz).max(256);
-            let mut order: Vec<(u64, u32)> = (0..rank.len() as u32)
-                .map(|block| (u64::from(rank[block as usize]) * 256 + random.below(spread), block))
+            let mut order: Vec<(u64, u32)> = (0..)
+                .zip(&rank)
+                .map(|(block, &rank)| (u64::from(rank) * STEPS + random.below(spread), block))
                 .collect();
             order.sort_unstable();
-            for (position, &(_, block)) in order.iter().enumerate() {
-                rank[block as usize] = position as u32;
-            }
+            rank = positions(order.into_iter().map(|(_, block)| block));
         }
         Strategy { rank, low, tight }
     }
 }
+
+/// Steps of a random move per rank.
+const STEPS: u64 = 256;
 
 /// Name of the strategy of the `run`-th restart.
 pub(super) fn name(run: u64) -> String {
@@ -103,11 +98,16 @@ fn rank(part: &Part, key: Key) -> Vec<u32> {
             Key::Span => (part.range(block).len() as u128, area),
         })
     });
-    let mut rank = vec![0; order.len()];
-    for (position, &block) in order.iter().enumerate() {
-        rank[block as usize] = position as u32;
+    positions(order.into_iter())
+}
+
+/// The position of every block in a sequence of all of them.
+fn positions(sequence: impl ExactSizeIterator<Item = u32>) -> Vec<u32> {
+    let mut positions = vec![0; sequence.len()];
+    for (position, block) in (0..).zip(sequence) {
+        positions[block as usize] = position;
     }
-    rank
+    positions
 }
 
 /// The sequence 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ... of Luby, Sinclair and Zuckerman, from index 1:

@@ -140,7 +140,8 @@ impl Load {
                 (load.peak, load.peak_level, load.at_peak) = (bytes, level, 0);
             }
             load.at_peak += u32::from(bytes == load.peak);
-            load.roughness += u128::from(bytes >> 8) * u128::from(bytes >> 8);
+            let bytes = u128::from(bytes >> 8);
+            load.roughness = load.roughness.saturating_add(bytes * bytes);
         }
         load
     }

@@ -1,0 +1,75 @@
+//! `clearway eval`
+
+use anyhow::{Context, Result};
+use clearway_llm::engine::{Sampler, SamplerOptions};
+use serde_json::json;
+
+use super::print_json;
+use crate::model::ModelArgs;
+
+/// Arguments of `clearway eval`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  clearway eval -m model.gguf --tokens \"504 3575 282\" --top 5 -n 8 --json")]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Token ids, separated by spaces.
+    #[arg(long, value_name = "\"ID ID ...\"")]
+    tokens: String,
+    /// How many of the best logits to show.
+    #[arg(long, value_name = "K", default_value_t = 10)]
+    top: usize,
+    /// Tokens to generate greedily.
+    #[arg(short = 'n', long = "n-predict", value_name = "N", default_value_t = 0)]
+    n_predict: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Logits after the tokens, and what greedy decoding makes of them.
+pub fn run(args: &Args) -> Result<()> {
+    let tokens = args
+        .tokens
+        .split_whitespace()
+        .map(|id| id.parse::<u32>().with_context(|| format!("`{id}` is not a token id")))
+        .collect::<Result<Vec<_>>>()?;
+    let gguf = args.model.open()?;
+    let mut engine = args.model.engine(&gguf)?;
+    let logits = engine.eval(&tokens)?;
+    let mut best: Vec<(usize, f32)> = logits.iter().copied().enumerate().collect();
+    best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    best.truncate(args.top);
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+    let logsumexp = f64::from(max) + sum.ln();
+
+    let mut sampler =
+        Sampler::new(SamplerOptions { temperature: 0.0, ..SamplerOptions::default() });
+    let mut greedy = Vec::new();
+    let mut next = logits;
+    for index in 0..args.n_predict {
+        let token = sampler.sample(&next);
+        greedy.push(token);
+        if index + 1 < args.n_predict {
+            next = engine.eval(&[token])?;
+        }
+    }
+    if args.json {
+        return print_json(&json!({
+            "tokens": tokens,
+            "top": best,
+            "logsumexp": logsumexp,
+            "greedy": greedy,
+        }));
+    }
+    for (token, logit) in best {
+        println!("{token:>8} {logit:>10.4}");
+    }
+    println!("logsumexp {logsumexp:.4}");
+    if !greedy.is_empty() {
+        println!("greedy {greedy:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! `clearway synth`
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clearway_llm::gguf::synth::{Synth, SynthQuant, SynthShape};
+
+/// Arguments of `clearway synth`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  clearway synth llama-1b q8_0 llama-1b-q8_0.gguf
+  clearway synth smollm2-135m q4_1 smollm2.gguf")]
+pub struct Args {
+    /// Built-in shape: smollm2-135m, llama-1b or llama-8b.
+    shape: SynthShape,
+    /// f16, q8_0, q4_0, q4_1 or q4_k_m.
+    quant: SynthQuant,
+    /// File to write.
+    file: PathBuf,
+    /// Seed of the weights.
+    #[arg(short = 's', long, value_name = "SEED", default_value_t = 7)]
+    seed: u64,
+}
+
+/// Writes a model of random weights, for speed tests.
+pub fn run(args: &Args) -> Result<()> {
+    let synth = Synth { shape: args.shape, quant: args.quant, seed: args.seed };
+    synth.write_file(&args.file, |_| ())?;
+    println!("{} written", args.file.display());
+    Ok(())
+}

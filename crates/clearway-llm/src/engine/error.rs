@@ -1,0 +1,86 @@
+//! What can go wrong between a model file and its text.
+
+use crate::gguf::GgufError;
+use crate::text::TextError;
+
+/// An error of the engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The file is broken or lacks something.
+    #[error(transparent)]
+    File(#[from] GgufError),
+    /// The runtime or the device failed.
+    #[error(transparent)]
+    Runtime(#[from] clearway::Error),
+    /// The vocabulary or the chat template is broken.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The model is of a family that is not supported.
+    #[error("architecture `{found}` is not supported; supported are {supported}")]
+    Architecture {
+        /// What the file says.
+        found: String,
+        /// What there is.
+        supported: &'static str,
+    },
+    /// A hyper-parameter has a value that is not supported.
+    #[error("`{key}` is {found}, but {expected}")]
+    Parameter {
+        /// Key in the file.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What is supported.
+        expected: String,
+    },
+    /// A tensor is missing or has another shape or type than the model's shape asks for.
+    #[error("tensor `{name}` is {found}, but {expected} is needed")]
+    TensorShape {
+        /// Name of the tensor.
+        name: String,
+        /// Its type and shape.
+        found: String,
+        /// What is needed.
+        expected: String,
+    },
+    /// The file has no vocabulary.
+    #[error(
+        "the file has no vocabulary (tokenizer `{model}`); it can be measured but not talked to"
+    )]
+    NoVocabulary {
+        /// What the file says its tokenizer is.
+        model: String,
+    },
+    /// There is nothing to compute.
+    #[error("no tokens were given")]
+    Empty,
+    /// The cache cannot have this size.
+    #[error("a context of {wanted} tokens is not possible")]
+    Context {
+        /// Rows asked for.
+        wanted: usize,
+    },
+    /// The text does not fit the cache.
+    #[error("the text needs {wanted} tokens, but the context holds {context}; raise it with -c")]
+    ContextFull {
+        /// Tokens the text would have.
+        wanted: usize,
+        /// Tokens that fit.
+        context: usize,
+    },
+    /// A token id the vocabulary does not have.
+    #[error("token {token} does not exist; the vocabulary has {vocab}")]
+    TokenOutOfRange {
+        /// The id.
+        token: u32,
+        /// Tokens there are.
+        vocab: usize,
+    },
+}
+
+impl From<clearway::GpuError> for EngineError {
+    fn from(error: clearway::GpuError) -> Self {
+        Self::Runtime(error.into())
+    }
+}

@@ -1,0 +1,234 @@
+//! A model file that answers: weights on a device, a KV cache, steps compiled once and replayed.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
+//! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
+//! | `sample` | logits to a token |
+
+mod error;
+mod sample;
+mod shape;
+mod vocab;
+
+pub use error::EngineError;
+pub use sample::{Sampler, SamplerOptions};
+pub use shape::model_shape;
+pub use vocab::{chat_template, tokenizer};
+
+use std::sync::Arc;
+
+use clearway::{Buffer, CompileOptions, DType, Device, Executable, GraphExecutor, Upload};
+use rustc_hash::FxHashMap;
+
+use crate::gguf::Gguf;
+use crate::model::{self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
+
+/// Shorthand for results of this module.
+pub type Result<T, E = EngineError> = std::result::Result<T, E>;
+
+/// Tokens of a prefill step at most: weights are decoded once for all of them.
+const BATCH: usize = 64;
+
+/// How to open a model.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Rows of the KV cache; `None` for the model's own context, at most 4096.
+    pub context: Option<usize>,
+    /// Element type of the KV cache.
+    pub cache_dtype: DType,
+    /// Which stages run.
+    pub compile: CompileOptions,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { context: None, cache_dtype: DType::F16, compile: CompileOptions::default() }
+    }
+}
+
+/// A model on a device, in the middle of a text.
+pub struct Engine {
+    executor: GraphExecutor,
+    shape: ModelShape,
+    options: EngineOptions,
+    context: usize,
+    weight_dtypes: FxHashMap<String, DType>,
+    buffers: FxHashMap<String, Buffer>,
+    /// Compiled steps by their number of tokens.
+    steps: FxHashMap<usize, Step>,
+    position: usize,
+}
+
+struct Step {
+    graph: Executable,
+    recorded: ModelGraph,
+    tokens: Buffer,
+    positions: Buffer,
+}
+
+impl Engine {
+    /// Uploads the weights of a file and makes an empty cache.
+    ///
+    /// # Errors
+    /// A model that is not supported, a tensor of the wrong shape, too little memory.
+    pub fn new(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Self> {
+        let shape = model_shape(gguf)?;
+        let context = options.context.unwrap_or_else(|| shape.context.min(4096));
+        if context == 0 || context > u32::MAX as usize {
+            return Err(EngineError::Context { wanted: context });
+        }
+        let weight_dtypes = gguf.tensors().map(|t| (t.name().to_owned(), t.dtype())).collect();
+        let mut engine = Self {
+            executor: GraphExecutor::on(device),
+            shape,
+            options,
+            context,
+            weight_dtypes,
+            buffers: FxHashMap::default(),
+            steps: FxHashMap::default(),
+            position: 0,
+        };
+        engine.upload(gguf)?;
+        Ok(engine)
+    }
+
+    /// The model's shape.
+    pub fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    /// Rows of the cache: tokens the model can look at.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Tokens in the cache.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The decode step's statistics, once it is compiled.
+    pub fn decode_stats(&self) -> Option<&clearway::PassStats> {
+        self.steps.get(&1).map(|step| step.graph.stats())
+    }
+
+    /// Forgets the text.
+    pub fn clear(&mut self) {
+        self.position = 0;
+    }
+
+    /// Reads tokens into the cache; returns the logits after the last.
+    ///
+    /// # Errors
+    /// [`EngineError::Empty`], [`EngineError::ContextFull`], [`EngineError::TokenOutOfRange`] before
+    /// anything is computed; what the device reports.
+    pub fn eval(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        if tokens.is_empty() {
+            return Err(EngineError::Empty);
+        }
+        let free = self.context - self.position;
+        if tokens.len() > free {
+            let (wanted, context) = (self.position + tokens.len(), self.context);
+            return Err(EngineError::ContextFull { wanted, context });
+        }
+        let vocab = self.shape.vocab;
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+            return Err(EngineError::TokenOutOfRange { token, vocab });
+        }
+        let mut logits = Vec::new();
+        for batch in tokens.chunks(BATCH) {
+            logits = self.step(batch)?;
+        }
+        Ok(logits)
+    }
+
+    fn step(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        if !self.steps.contains_key(&tokens.len()) {
+            let step = self.compile(tokens.len())?;
+            self.steps.insert(tokens.len(), step);
+        }
+        let Some(step) = self.steps.get_mut(&tokens.len()) else {
+            return Err(EngineError::Empty);
+        };
+        let first = self.position as u32;
+        let positions: Vec<u32> = (first..).take(tokens.len()).collect();
+        step.tokens.write_slice(0, tokens)?;
+        step.positions.write_slice(0, &positions)?;
+        step.graph.run()?;
+        self.position += tokens.len();
+        Ok(step.graph.read_f32(step.recorded.logits)?)
+    }
+
+    fn record(&self, tokens: usize) -> Result<ModelGraph> {
+        let dtypes = &self.weight_dtypes;
+        let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
+        let options = RecordOptions {
+            cache_dtype: self.options.cache_dtype,
+            weight_dtype: &weight_dtype,
+            ..RecordOptions::new(tokens, self.context)
+        };
+        Ok(model::record(&self.shape, &options)?)
+    }
+
+    fn compile(&self, tokens: usize) -> Result<Step> {
+        let recorded = self.record(tokens)?;
+        let device = self.executor.device();
+        let ids = device.alloc(tokens as u64 * 4)?;
+        let positions = device.alloc(tokens as u64 * 4)?;
+        let mut bound = FxHashMap::default();
+        for (id, external) in recorded.externals.iter().enumerate() {
+            let buffer = match &*external.name {
+                TOKENS => &ids,
+                POSITIONS => &positions,
+                name => self.buffers.get(name).ok_or_else(|| missing(name))?,
+            };
+            bound.insert(id, (buffer.clone(), 0));
+        }
+        let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
+        Ok(Step { graph, recorded, tokens: ids, positions })
+    }
+
+    /// Puts every tensor the graph names on the device. The names come from the graph, so that
+    /// nothing is missing later and nothing that is not needed is uploaded.
+    fn upload(&mut self, gguf: &Gguf) -> Result<()> {
+        let recorded = self.record(1)?;
+        let device = self.executor.device().clone();
+        for external in &recorded.externals {
+            let layout = external.view.layout;
+            let name = &*external.name;
+            let buffer = match name {
+                TOKENS | POSITIONS => continue,
+                ROPE_FACTORS if gguf.find_tensor(name).is_none() => {
+                    device.upload(&vec![1.0_f32; layout.elems()])?
+                }
+                _ if name.starts_with("cache.") => device.alloc(layout.span_bytes())?,
+                _ => {
+                    let tensor = gguf.tensor(name)?;
+                    let found: Vec<usize> = tensor.dims().iter().rev().copied().collect();
+                    let expected: Vec<usize> = layout.dims().iter().map(|&d| d as usize).collect();
+                    if found != expected || tensor.dtype() != layout.dtype() {
+                        return Err(EngineError::TensorShape {
+                            name: name.to_owned(),
+                            found: format!("{} {found:?}", tensor.dtype()),
+                            expected: format!("{} {expected:?}", layout.dtype()),
+                        });
+                    }
+                    let buffer = device.alloc(layout.span_bytes())?;
+                    buffer.write(0, tensor.bytes())?;
+                    buffer
+                }
+            };
+            self.buffers.insert(name.to_owned(), buffer);
+        }
+        Ok(())
+    }
+}
+
+fn missing(name: &str) -> EngineError {
+    EngineError::TensorShape {
+        name: name.to_owned(),
+        found: "nothing".into(),
+        expected: "a tensor of the model".into(),
+    }
+}

@@ -1,0 +1,94 @@
+//! The tiny models of data/models/make_logits.py: their shapes, weights and logits.
+
+use clearway_llm::model::{Arch, Experts, ModelShape, Window};
+
+/// The shapes of make_logits.py, by name.
+pub fn shapes() -> Vec<(&'static str, ModelShape)> {
+    let base = |arch, heads, kv_heads, head_dim| {
+        ModelShape::new("tiny", arch, 3, 32, 48, heads, kv_heads, head_dim, 96)
+    };
+    let gemma = |arch| ModelShape { tied: true, ..base(arch, 4, 2, 8) };
+    let experts = |count, used, ff, shared_ff, renormalise| {
+        Some(Experts { count, used, ff, shared_ff, renormalise })
+    };
+    vec![
+        ("llama", base(Arch::Llama, 4, 2, 8)),
+        (
+            "llama_tied",
+            ModelShape { tied: true, rope_base: 500_000.0, ..base(Arch::Llama, 3, 1, 8) },
+        ),
+        (
+            "qwen2",
+            ModelShape { rope_base: 1_000_000.0, norm_eps: 1e-6, ..base(Arch::Qwen2, 4, 2, 8) },
+        ),
+        ("qwen3", ModelShape { tied: true, ..base(Arch::Qwen3, 4, 2, 16) }),
+        (
+            "qwen3moe",
+            ModelShape { experts: experts(6, 3, 16, None, true), ..base(Arch::Qwen3Moe, 4, 2, 8) },
+        ),
+        (
+            "gemma2",
+            ModelShape {
+                attention_scale: 0.25,
+                attention_softcap: 2.0,
+                logit_softcap: 1.5,
+                window: Some(Window { rows: 3, period: 2, rope_base: None }),
+                ..gemma(Arch::Gemma2)
+            },
+        ),
+        (
+            "gemma3",
+            ModelShape {
+                window: Some(Window { rows: 4, period: 3, rope_base: Some(100.0) }),
+                rope_base: 5000.0,
+                rope_scale: 0.125,
+                ..gemma(Arch::Gemma3)
+            },
+        ),
+        (
+            "moe_shared",
+            ModelShape {
+                experts: experts(8, 2, 24, Some(40), false),
+                ..base(Arch::MoeShared, 4, 2, 8)
+            },
+        ),
+    ]
+}
+
+/// The weight both sides make from a tensor's name.
+pub fn weight(name: &str, elems: usize, cols: usize) -> Vec<f32> {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let unit = |index: usize| {
+        let mut z = hash.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        (z >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    let scale = 4.0 / (cols as f32).sqrt();
+    (0..elems)
+        .map(|index| match name {
+            _ if name.ends_with("norm.weight") => 1.0 + 0.5 * unit(index),
+            _ if name.ends_with("bias") => unit(index),
+            _ => unit(index) * scale,
+        })
+        .collect()
+}
+
+/// The tokens of all models, and the logits of one after each of them.
+pub fn golden(model: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
+    let text = include_str!("../data/models/logits.json");
+    let data: serde_json::Value = serde_json::from_str(text).unwrap();
+    let tokens = serde_json::from_value(data["tokens"].clone()).unwrap();
+    (tokens, serde_json::from_value(data["logits"][model].clone()).unwrap())
+}
+
+/// Fails unless logits agree as far as two orders of float32 summation can.
+pub fn assert_close(name: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{name}");
+    let scale = expected.iter().map(|v| v.abs()).fold(0.0, f32::max);
+    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst <= 2e-5 * scale, "{name}: {worst} off at scale {scale}");
+}
