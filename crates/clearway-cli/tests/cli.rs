@@ -1,4 +1,5 @@
 //! The conventions of the command line: exit status, where errors go, what `--json` prints.
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use std::process::{Command, Output};
 

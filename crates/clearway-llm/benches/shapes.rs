@@ -1,6 +1,7 @@
 //! What it costs to take each built-in shape through all stages: record, fuse, order, place, prove.
 //!
 //! cargo bench -p clearway-llm --bench shapes
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use std::hint::black_box;
 use std::time::Duration;

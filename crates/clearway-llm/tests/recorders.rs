@@ -1,5 +1,6 @@
 //! Every recorder's graph, run on the CPU at a tiny shape, against logits that numpy computed
 //! (tests/data/models/make_logits.py): a prefill, then decode steps by replay over the same cache.
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use clearway::cpu::CpuDevice;
 use clearway::{Buffer, CompileOptions, DType, Executable, GraphExecutor, Upload};

@@ -1,5 +1,6 @@
 //! What a session promises: the same calls in both kinds, errors before anything runs, a drop that
 //! runs nothing, several at once.
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use clearway::cpu::{CpuDevice, CpuKernel, Grid};
 use clearway::{

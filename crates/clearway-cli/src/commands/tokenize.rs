@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     for token in tokens {
         let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-        println!("{token:>8}  {:?}", String::from_utf8_lossy(&bytes));
+        println!("{token:>8}  {:?}", String::from_utf8_lossy(bytes));
     }
     Ok(())
 }

@@ -60,25 +60,24 @@ pub(super) fn sequence(part: &Part, order: Order) -> Vec<u32> {
 /// Places the blocks in the order given. `None` as soon as the height would reach `limit`.
 pub(super) fn place(part: &Part, sequence: &[u32], fit: Fit, limit: u64) -> Option<Vec<u64>> {
     let mut index = LiveIndex::new(part.len());
-    let mut offsets = vec![0u64; part.len()];
+    // First and one past the last byte of each placed block, side by side for one cache line.
+    let mut bytes = vec![(0u64, 0u64); part.len()];
     let mut taken: Vec<(u64, u64)> = Vec::new();
     for &block in sequence {
         let block = block as usize;
-        let size = part.size[block];
         taken.clear();
         let before = part.starts[part.last[block] as usize] as usize;
-        index.visit(before, part.first[block], |other| {
-            taken.push((offsets[other], offsets[other] + part.size[other]));
-        });
+        index.visit(before, part.first[block], |other| taken.push(bytes[other]));
         taken.sort_unstable();
-        let offset = gap(&taken, size, fit);
-        if offset + size >= limit {
+        let offset = gap(&taken, part.size[block], fit);
+        let end = offset + part.size[block];
+        if end >= limit {
             return None;
         }
-        offsets[block] = offset;
+        bytes[block] = (offset, end);
         index.insert(block, part.last[block]);
     }
-    Some(offsets)
+    Some(bytes.into_iter().map(|(offset, _)| offset).collect())
 }
 
 /// The offset of the gap chosen among the taken byte ranges, which are sorted and may touch.

@@ -23,8 +23,8 @@ enum Strategy {
 /// bound, and where none does the search goes on.
 const STRATEGIES: [(Strategy, &str); 11] = [
     (Strategy::Greedy(Order::Size, Fit::Best), "size, best fit"),
-    (Strategy::Greedy(Order::Size, Fit::First), "size, first fit"),
     (Strategy::Skyline(Order::Area), "skyline, area"),
+    (Strategy::Greedy(Order::Size, Fit::First), "size, first fit"),
     (Strategy::Time, "time, free list"),
     (Strategy::Greedy(Order::Duration, Fit::First), "duration, first fit"),
     (Strategy::Greedy(Order::Area, Fit::First), "area, first fit"),

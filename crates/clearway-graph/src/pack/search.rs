@@ -129,7 +129,7 @@ impl<'a> Search<'a> {
             if self.nodes >= budget {
                 return Outcome::Exhausted;
             }
-            if self.nodes % POLL == 0 {
+            if self.nodes.is_multiple_of(POLL) {
                 if self.nodes > stop.fewest.load(Ordering::Relaxed) {
                     return Outcome::Beaten;
                 }
