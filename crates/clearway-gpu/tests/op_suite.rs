@@ -115,7 +115,8 @@ fn a_changed_constant_is_reported_for_every_constant() {
         let some: Vec<OpCase> = cases.iter().filter(exact).take(40).cloned().collect();
         for (index, param) in op.params.iter().enumerate() {
             let summary = run_with(Sabotage::Constant(index), &some);
-            let wrong = summary.failed.iter().filter(|f| f.reason.contains("instead of")).count();
+            // A constant that no longer fits the operands is refused, any other gives wrong results.
+            let wrong = summary.failed.len();
             assert!(wrong > 0, "{}: `{}` does not matter", op.name, param.name);
         }
     }

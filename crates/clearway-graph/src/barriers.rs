@@ -76,17 +76,18 @@ pub(crate) fn place(graph: &mut ComputeGraph) -> u32 {
     let mut walk = BarrierWalk::default();
     let mut nodes = Vec::with_capacity(graph.nodes().len() * 2);
     let mut first_group_len = None;
-    for (count, dispatch) in graph.dispatches().enumerate() {
-        if let Some(reason) = walk.before(dispatch) {
+    for (count, dispatch) in graph.take_dispatches().into_iter().enumerate() {
+        if let Some(reason) = walk.before(&dispatch) {
             first_group_len.get_or_insert(count);
             nodes.push(CapturedNode::Barrier(reason));
         }
-        nodes.push(CapturedNode::Dispatch(dispatch.clone()));
+        nodes.push(CapturedNode::Dispatch(dispatch));
     }
     if graph.is_replayed() {
         let len = first_group_len.unwrap_or(usize::MAX);
-        let first_group = graph.dispatches().take(len).map(|d| &**d);
-        nodes.extend(replay_barrier(&walk, first_group).map(CapturedNode::Barrier));
+        let dispatches = nodes.iter().filter_map(CapturedNode::dispatch);
+        let reason = replay_barrier(&walk, dispatches.take(len).map(|d| &**d));
+        nodes.extend(reason.map(CapturedNode::Barrier));
     }
     graph.set_nodes(nodes);
     graph.barrier_count()
@@ -94,13 +95,10 @@ pub(crate) fn place(graph: &mut ComputeGraph) -> u32 {
 
 /// Strips barriers and writes one after every dispatch; returns how many.
 pub(crate) fn place_everywhere(graph: &mut ComputeGraph) -> u32 {
-    let nodes = graph
-        .dispatches()
-        .flat_map(|dispatch| {
-            let barrier = CapturedNode::Barrier(BarrierReason::Requested);
-            [CapturedNode::Dispatch(dispatch.clone()), barrier]
-        })
-        .collect();
+    let fenced = |dispatch| {
+        [CapturedNode::Dispatch(dispatch), CapturedNode::Barrier(BarrierReason::Requested)]
+    };
+    let nodes = graph.take_dispatches().into_iter().flat_map(fenced).collect();
     graph.set_nodes(nodes);
     graph.barrier_count()
 }

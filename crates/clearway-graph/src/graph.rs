@@ -289,6 +289,17 @@ impl ComputeGraph {
         crate::place::relocate(self, |buf_id, _| Ok(addresses.get(&buf_id).copied()))
     }
 
+    /// Moves the dispatches out, in execution order; the list is empty until it is set again.
+    /// Passes that only reorder thus never touch the counts of the shared dispatches, which for a
+    /// long list lie far out in memory.
+    pub(crate) fn take_dispatches(&mut self) -> Vec<Arc<Dispatch>> {
+        let dispatch = |node| match node {
+            CapturedNode::Dispatch(dispatch) => Some(dispatch),
+            CapturedNode::Barrier(_) => None,
+        };
+        std::mem::take(&mut self.nodes).into_iter().filter_map(dispatch).collect()
+    }
+
     pub(crate) fn set_nodes(&mut self, nodes: Vec<CapturedNode>) {
         self.nodes = nodes;
     }

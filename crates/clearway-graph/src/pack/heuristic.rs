@@ -9,7 +9,7 @@ use super::part::Part;
 use super::skyline;
 
 /// Conflicts that all strategies together may look at: a fraction of a second.
-const ALLOWANCE: u64 = 24_000_000;
+const ALLOWANCE: u64 = 16_000_000;
 
 /// A cheap strategy.
 #[derive(Clone, Copy, Debug)]
@@ -57,21 +57,22 @@ pub(super) fn run(part: &mut Part, goal: u64, searchable: bool) {
     }
 }
 
-/// Runs one strategy, unless the allowance is too small for it.
+/// Runs one strategy, unless the allowance, which it draws on, is too small for it.
 fn attempt(part: &Part, strategy: Strategy, left: &mut u64) -> Option<Vec<u64>> {
     let limit = part.best.height;
+    // Sorting the blocks and looking each one up.
+    let fixed = 16 * part.len() as u64;
     match strategy {
         Strategy::Greedy(order, fit) => {
-            // A conflict is visited, sorted and passed by; each block pays for its own query.
-            let cost = 2 * part.pairs + 16 * part.len() as u64;
-            // A strategy that is too dear leaves the allowance to cheaper ones.
-            *left = left.checked_sub(cost)?;
+            // A conflict is visited from one side, sorted and passed by.
+            *left = left.checked_sub(fixed + 2 * part.pairs)?;
             greedy::place(part, &greedy::sequence(part, order), fit, limit)
         }
         Strategy::Skyline(order) => {
+            *left = left.checked_sub(fixed)?;
             let sequence = greedy::sequence(part, order);
-            let (offsets, steps) = skyline::dive(part, &sequence, limit, *left / 4);
-            *left -= 4 * steps;
+            let (offsets, work) = skyline::dive(part, &sequence, limit, *left);
+            *left -= work;
             offsets
         }
         Strategy::Time => greedy::place_by_time(part, limit),

@@ -6,48 +6,46 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 
 use super::part::Part;
 
 /// Places the blocks; among those that can sit equally low, the first of `sequence` wins.
 ///
-/// `None` when the height would reach `limit`, or after `steps` pops of the heap. Also returns the
-/// pops made.
+/// `None` when the height would reach `limit`, or once the work exceeds `allowance`. Also returns
+/// the work done: four for each look at a block, one for every two chunks of its sections.
 pub(super) fn dive(
     part: &Part,
     sequence: &[u32],
     limit: u64,
-    steps: u64,
+    allowance: u64,
 ) -> (Option<Vec<u64>>, u64) {
-    let mut heap: BinaryHeap<_> = sequence
-        .iter()
-        .enumerate()
-        .map(|(rank, &block)| Reverse((0u64, rank as u32, block)))
-        .collect();
+    let ranked = sequence.iter().zip(0..).map(|(&block, rank)| Reverse((0u64, rank, block)));
+    let mut heap: BinaryHeap<Reverse<(u64, u32, u32)>> = ranked.collect();
     let mut skyline = Skyline::new(part.sections());
     let mut offsets = vec![0u64; part.len()];
-    let mut pops = 0;
+    let mut work = 0;
     while let Some(mut next) = heap.peek_mut() {
-        if pops == steps {
-            return (None, pops);
-        }
-        pops += 1;
         let Reverse((stale, rank, block)) = *next;
-        let block = block as usize;
-        let offset = skyline.highest(part.range(block));
+        let range = part.range(block as usize);
+        work += 4 + (range.len() / (2 * CHUNK)) as u64;
+        if work > allowance {
+            return (None, allowance);
+        }
+        let offset = skyline.highest(range.clone());
         if offset > stale {
-            *next = Reverse((offset, rank, block as u32));
+            *next = Reverse((offset, rank, block));
             continue;
         }
-        std::collections::binary_heap::PeekMut::pop(next);
-        let top = offset + part.size[block];
+        PeekMut::pop(next);
+        let top = offset + part.size[block as usize];
         if top >= limit {
-            return (None, pops);
+            return (None, work);
         }
-        offsets[block] = offset;
-        skyline.raise(part.range(block), top);
+        offsets[block as usize] = offset;
+        skyline.raise(range, top);
     }
-    (Some(offsets), pops)
+    (Some(offsets), work)
 }
 
 /// Sections per chunk.

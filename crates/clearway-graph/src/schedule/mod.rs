@@ -64,7 +64,7 @@ pub struct ScheduleReport {
 
 /// Strips barriers and orders the list.
 pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> ScheduleReport {
-    let recorded: Vec<Arc<Dispatch>> = graph.dispatches().cloned().collect();
+    let recorded = graph.take_dispatches();
     let mut order = Vec::with_capacity(recorded.len());
     let mut refusals = Vec::new();
     let mut cut: Option<&Dispatch> = None;
@@ -104,8 +104,9 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
     let pinned = recorded.iter().any(|d| d.is_annotated() && !d.is_movable());
     let longest_chain = if pinned { hazards::longest_chain(&recorded) } else { chain };
     let moved = moved::count_moved_earlier(&order);
-    let nodes = order.iter().map(|&i| CapturedNode::Dispatch(recorded[i].clone())).collect();
-    graph.set_nodes(nodes);
+    let mut recorded: Vec<_> = recorded.into_iter().map(Some).collect();
+    let nodes = order.iter().filter_map(|&i| recorded[i].take().map(CapturedNode::Dispatch));
+    graph.set_nodes(nodes.collect());
     ScheduleReport { strategy, moved, longest_chain, refusals }
 }
 
