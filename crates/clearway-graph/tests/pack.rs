@@ -90,7 +90,11 @@ fn the_slack_instances_go_below_the_published_heights() {
     for (name, height) in [("C", 1_039_360), ("D", 1_038_336), ("J", 1_036_288)] {
         let items = instance(name);
         let packing = pack(&items, &exact(300_000, 2)).unwrap();
-        assert!(check(&items, &packing.offsets, Some(height)).is_ok(), "{name}: {}", packing.height);
+        assert!(
+            check(&items, &packing.offsets, Some(height)).is_ok(),
+            "{name}: {}",
+            packing.height
+        );
     }
 }
 
@@ -116,7 +120,11 @@ fn cut_rectangles_are_put_back_together() {
         let solved = (0..8u64).filter(|&seed| {
             let items = cut(150 + 40 * seed as usize, seed, kind);
             let packing = pack(&items, &options).unwrap();
-            assert_eq!(check(&items, &packing.offsets, None), Ok(packing.height), "{kind:?} {seed}");
+            assert_eq!(
+                check(&items, &packing.offsets, None),
+                Ok(packing.height),
+                "{kind:?} {seed}"
+            );
             packing.height <= SIDE * UNIT
         });
         let solved = solved.count();
@@ -135,13 +143,19 @@ fn fifty_cut_rectangles_of_each_kind() {
             let start = Instant::now();
             let packing = pack(&items, &exact(1_000_000, 2)).unwrap();
             seconds.push(start.elapsed().as_secs_f64());
-            assert_eq!(check(&items, &packing.offsets, None), Ok(packing.height), "{kind:?} {seed}");
+            assert_eq!(
+                check(&items, &packing.offsets, None),
+                Ok(packing.height),
+                "{kind:?} {seed}"
+            );
             ratio += packing.height as f64 / packing.lower_bound as f64 / 50.0;
             solved += u32::from(packing.height <= SIDE * UNIT);
         }
         seconds.sort_by(f64::total_cmp);
         let (median, longest) = (seconds[25], seconds[49]);
-        println!("{kind:?}: {solved} of 50, mean ratio {ratio:.4}, median {median:.3} s, longest {longest:.3} s");
+        println!(
+            "{kind:?}: {solved} of 50, mean ratio {ratio:.4}, median {median:.3} s, longest {longest:.3} s"
+        );
         assert!(solved >= wanted, "{kind:?}: {solved} of 50 solved");
     }
 }
@@ -311,7 +325,8 @@ fn bad_items_are_refused() {
 fn extreme_items_are_placed() {
     assert_eq!(pack(&[], &PackOptions::default()).unwrap().height, 0);
     let half = u64::MAX / 2;
-    let items = [item(0, 0, u64::MAX, half), item(1, 3, 4, half), item(2, 0, 9, 0), item(3, 5, 8, 1)];
+    let items =
+        [item(0, 0, u64::MAX, half), item(1, 3, 4, half), item(2, 0, 9, 0), item(3, 5, 8, 1)];
     let packing = pack(&items, &PackOptions::default()).unwrap();
     assert_eq!(check(&items, &packing.offsets, None), Ok(2 * half));
     assert_eq!(packing.offsets[2], 0);
@@ -351,8 +366,14 @@ fn bad_lines_are_named() {
     let row = |row: &str| refused(&format!("id,lower,upper,size\na,0,1,2\n{row}\n"));
     let cases = [
         (refused(""), "line 1: the header has no column `id`; expected id,lower,upper,size"),
-        (refused("0,0,3,4\n"), "line 1: the header has no column `id`; expected id,lower,upper,size"),
-        (refused("id,lower,size"), "line 1: the header has no column `upper`; expected id,lower,upper,size"),
+        (
+            refused("0,0,3,4\n"),
+            "line 1: the header has no column `id`; expected id,lower,upper,size",
+        ),
+        (
+            refused("id,lower,size"),
+            "line 1: the header has no column `upper`; expected id,lower,upper,size",
+        ),
         (refused("id,lower,upper,size,size"), "line 1: the header names the column `size` twice"),
         (
             refused("id,lower,upper,size,gaps"),
@@ -368,8 +389,14 @@ fn bad_lines_are_named() {
         (row("b,0,1,-2"), "line 3: size -2 is negative"),
         (row("b,5,5,2"), "line 3: the interval [5, 5) is empty or inverted"),
         (row("b,6,5,2"), "line 3: the interval [6, 5) is empty or inverted"),
-        (row("b,0,1,18446744073709551616"), "line 3: size 18446744073709551616 does not fit 64 bits"),
-        (row("b,0,1,18446744073709551615"), "line 3: the sizes up to here add up to more than 64 bits"),
+        (
+            row("b,0,1,18446744073709551616"),
+            "line 3: size 18446744073709551616 does not fit 64 bits",
+        ),
+        (
+            row("b,0,1,18446744073709551615"),
+            "line 3: the sizes up to here add up to more than 64 bits",
+        ),
         (row("\na,0,1,2"), "line 4: id `a` was used on line 2"),
     ];
     for (error, expected) in cases {

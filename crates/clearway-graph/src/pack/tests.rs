@@ -10,7 +10,8 @@ use super::{heuristic, skyline};
 fn blocks() -> impl Strategy<Value = Vec<Block>> {
     let block = (0u64..60, 1u64..25, 1u64..20);
     prop::collection::vec(block, 1..90).prop_map(|rows| {
-        let block = |(index, (lower, life, size))| Block { index, lower, upper: lower + life, size };
+        let block =
+            |(index, (lower, life, size))| Block { index, lower, upper: lower + life, size };
         (0..).zip(rows).map(block).collect()
     })
 }

@@ -1,15 +1,15 @@
 //! The longest chain of a list: no order of it has fewer groups.
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::intervals::{Intervals, Payload};
+use super::table::Table;
 use crate::node::Dispatch;
 use crate::range::MemRangeRole;
 
 /// How many dispatches of the list each must wait for the one before, by the bytes they share.
 pub(super) fn longest(dispatches: &[&Dispatch]) -> u32 {
-    let mut buffers: FxHashMap<usize, Intervals<Links>> = FxHashMap::default();
+    let mut buffers: Table<Intervals<Links>> = Table::for_list(dispatches.len());
     let mut longest = 0;
     // Links before the last dispatch with unknown access, itself included.
     let mut floor = 0;
@@ -22,7 +22,7 @@ pub(super) fn longest(dispatches: &[&Dispatch]) -> u32 {
         }
         let mut before = floor;
         for range in dispatch.ranges() {
-            let Some(intervals) = buffers.get(&range.buf_id) else { continue };
+            let Some(intervals) = buffers.get(range.buf_id) else { continue };
             intervals.visit(range.p0, range.p1, |_, _, links| {
                 let links = links.unwrap_or_default();
                 before = before.max(match range.role {
@@ -34,11 +34,11 @@ pub(super) fn longest(dispatches: &[&Dispatch]) -> u32 {
         let link = before + 1;
         longest = longest.max(link);
         for range in dispatch.ranges().filter(|r| r.role == MemRangeRole::Src) {
-            note_read(buffers.entry(range.buf_id).or_default(), range.p0, range.p1, link);
+            note_read(buffers.entry(range.buf_id, Intervals::default), range.p0, range.p1, link);
         }
         for range in dispatch.ranges().filter(|r| r.role == MemRangeRole::Dst) {
             let links = Links { written: link, read: 0 };
-            buffers.entry(range.buf_id).or_default().assign(range.p0, range.p1, links);
+            buffers.entry(range.buf_id, Intervals::default).assign(range.p0, range.p1, links);
         }
     }
     longest

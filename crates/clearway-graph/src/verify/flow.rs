@@ -28,7 +28,7 @@ pub(super) fn prove(
     replayed: bool,
 ) -> Result<(), Fault> {
     let history = History::of(graph, recorded);
-    let memory = Memory::new(|buf_id| {
+    let memory = Memory::new(last.len(), |buf_id| {
         let own = NodeId::from_buf_id(buf_id).is_some() || places.is_slab(buf_id);
         if own { Ground::Own } else { Ground::Real }
     });
@@ -73,11 +73,12 @@ impl History {
     fn of(graph: &ComputeGraph, recorded: &Recorded<'_>) -> Self {
         let values = graph.values();
         let is_input = |value: NodeId| values.get(value.index()).is_some_and(|v| v.input);
-        let mut memory = Memory::new(|buf_id| match NodeId::from_buf_id(buf_id) {
-            None => Ground::Real,
-            Some(value) if is_input(value) => Ground::Own,
-            Some(_) => Ground::Undefined,
-        });
+        let mut memory =
+            Memory::new(recorded.dispatches.len(), |buf_id| match NodeId::from_buf_id(buf_id) {
+                None => Ground::Real,
+                Some(value) if is_input(value) => Ground::Own,
+                Some(_) => Ground::Undefined,
+            });
         let mut history = Self {
             runs: Vec::with_capacity(recorded.access_count()),
             reads: Vec::with_capacity(recorded.access_count()),

@@ -1,10 +1,9 @@
 //! Memory of a symbolic run: every byte holds a token that says where it comes from.
 
-use rustc_hash::FxHashMap;
-
 use super::fault::Content;
 use super::intervals::{Intervals, Payload};
 use super::structure::Recorded;
+use super::table::Table;
 
 /// Where a run of bytes comes from. Dispatches are positions in the recorded list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +58,7 @@ pub(super) enum Ground {
 /// Contents of all buffers.
 pub(super) struct Memory<G> {
     ground: G,
-    buffers: FxHashMap<usize, Intervals<Token>>,
+    buffers: Table<Intervals<Token>>,
     /// Real buffers written since `unknown`.
     touched: Vec<usize>,
     /// The last dispatch with unknown access: it may have changed every real buffer.
@@ -79,8 +78,10 @@ impl Payload for Token {
 }
 
 impl<G: Fn(usize) -> Ground> Memory<G> {
-    pub(super) fn new(ground: G) -> Self {
-        Self { ground, buffers: FxHashMap::default(), touched: Vec::new(), unknown: None }
+    /// Memory of a list of this many dispatches.
+    pub(super) fn new(dispatches: usize, ground: G) -> Self {
+        let buffers = Table::for_list(dispatches);
+        Self { ground, buffers, touched: Vec::new(), unknown: None }
     }
 
     /// Adds the runs of `p0..p1` to `runs`, starting a new run.
@@ -96,7 +97,7 @@ impl<G: Fn(usize) -> Ground> Memory<G> {
                 _ => runs.push(Run { len, source, at }),
             }
         };
-        match self.buffers.get(&buf_id) {
+        match self.buffers.get(buf_id) {
             Some(intervals) => intervals.visit(p0, p1, push),
             None if p0 < p1 => push(p0, p1, None),
             None => {}
@@ -108,7 +109,7 @@ impl<G: Fn(usize) -> Ground> Memory<G> {
         if p0 >= p1 {
             return;
         }
-        let intervals = self.buffers.entry(buf_id).or_insert_with(|| {
+        let intervals = self.buffers.entry(buf_id, || {
             if (self.ground)(buf_id) == Ground::Real {
                 self.touched.push(buf_id);
             }
@@ -123,10 +124,10 @@ impl<G: Fn(usize) -> Ground> Memory<G> {
         self.touched.sort_unstable();
         let mut all = Vec::with_capacity(self.touched.len());
         for buf_id in std::mem::take(&mut self.touched) {
-            let end = self.buffers.get(&buf_id).map_or(0, Intervals::end);
+            let end = self.buffers.get(buf_id).map_or(0, Intervals::end);
             let mut runs = Vec::new();
             self.read(buf_id, 0, end, &mut runs);
-            self.buffers.remove(&buf_id);
+            self.buffers.remove(buf_id);
             all.push(Touched { buf_id, runs });
         }
         all
@@ -198,7 +199,7 @@ mod tests {
 
     #[test]
     fn reading_joins_what_was_written_in_one_piece() {
-        let mut memory = Memory::new(|_| Ground::Real);
+        let mut memory = Memory::new(8, |_| Ground::Real);
         let source = Source::Written { position: 3, access: 1 };
         memory.write(0, 8, 32, source, 0);
         memory.write(0, 12, 16, Source::Written { position: 4, access: 0 }, 0);

@@ -20,6 +20,7 @@ mod groups;
 mod intervals;
 mod memory;
 mod structure;
+mod table;
 
 pub use fault::{Content, Fault, FaultBytes, Problem, Proof};
 
