@@ -133,7 +133,7 @@ impl ComputeGraph {
         Ok(Arc::new(Dispatch {
             id,
             kind,
-            kernel: Arc::from(&*contract.kernel),
+            kernel: contract.kernel.clone(),
             params: Params::from_slice(params),
             bindings: SmallVec::from_slice(views),
             accesses,

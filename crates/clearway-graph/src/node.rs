@@ -1,5 +1,6 @@
 //! A recorded dispatch or barrier: the element of the list every stage works on.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
@@ -184,7 +185,7 @@ pub struct Dispatch {
     /// What it computes.
     pub kind: CapturedOpKind,
     /// The kernel that computes it.
-    pub kernel: Arc<str>,
+    pub kernel: Cow<'static, str>,
     /// Constants.
     pub params: Params,
     /// The tensors it binds, in the order of the kernel's contract.

@@ -1,6 +1,7 @@
 //! The lowered list.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -37,7 +38,7 @@ pub(super) struct CpuEncoder {
 /// A dispatch ready to run.
 struct Step {
     kernel: CpuKernel,
-    name: Arc<str>,
+    name: Cow<'static, str>,
     operands: SmallVec<[Operand; 6]>,
     params: Params,
     grid: Grid,

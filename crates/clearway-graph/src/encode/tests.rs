@@ -15,7 +15,7 @@ fn dispatch(id: u32, accesses: Accesses) -> CapturedNode {
     CapturedNode::Dispatch(Arc::new(Dispatch {
         id,
         kind: CapturedOpKind::Custom,
-        kernel: Arc::from("test"),
+        kernel: "test".into(),
         params: Params::new(),
         bindings: SmallVec::new(),
         accesses,

@@ -202,7 +202,7 @@ fn combine<C: KernelCatalog>(
     Ok(Ok(Dispatch {
         id: second.id,
         kind,
-        kernel: Arc::from(&*contract.kernel),
+        kernel: contract.kernel.clone(),
         params: plan.params.clone(),
         bindings: plan.bindings.clone(),
         accesses,

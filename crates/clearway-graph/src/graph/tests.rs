@@ -25,7 +25,7 @@ fn hand_built(id: u32, accesses: Option<&[BufferRange]>) -> Dispatch {
     Dispatch {
         id,
         kind: CapturedOpKind::Custom,
-        kernel: Arc::from("test"),
+        kernel: "test".into(),
         params: Params::new(),
         bindings: SmallVec::new(),
         accesses,

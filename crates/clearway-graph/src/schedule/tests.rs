@@ -18,7 +18,7 @@ impl List {
         self.0.push(Dispatch {
             id,
             kind: CapturedOpKind::Custom,
-            kernel: Arc::from("test"),
+            kernel: "test".into(),
             params: Params::new(),
             bindings: SmallVec::new(),
             accesses,

@@ -71,7 +71,7 @@ pub fn dispatch_of(id: u32, kind: CapturedOpKind, touches: &[Touch], known: bool
     CapturedNode::Dispatch(Arc::new(Dispatch {
         id,
         kind,
-        kernel: Arc::from("test"),
+        kernel: "test".into(),
         params: Params::new(),
         bindings: touches.iter().map(Touch::view).collect(),
         accesses: if known { Accesses::Known(list) } else { Accesses::Unknown },

@@ -186,7 +186,7 @@ fn an_unfused_dispatch_stays_what_it_was() {
     let changes: [(&str, Change); 10] = [
         ("set of in-place operands", |d| d.in_place.push(InPlace { output: 1, input: 0 })),
         ("kind", |d| d.kind = CapturedOpKind::Add),
-        ("kernel", |d| d.kernel = Arc::from("other")),
+        ("kernel", |d| d.kernel = "other".into()),
         ("set of constants", |d| d.params.push(1)),
         ("number of bindings", |d| {
             d.bindings.pop();
