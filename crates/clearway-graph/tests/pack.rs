@@ -1,6 +1,8 @@
 //! The placer as its callers see it: valid, exact, deterministic, and fast on hard instances.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests stand outside of them
 
 #[path = "pack/generate.rs"]
+#[allow(dead_code)] // the bench uses the rest
 mod generate;
 
 use std::path::Path;

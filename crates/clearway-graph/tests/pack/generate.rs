@@ -58,7 +58,7 @@ pub fn cut(count: usize, seed: u64, kind: Cut) -> Vec<Item> {
             pieces.push([x + x1, y + y2, width - x1, height - y2]);
             pieces.push([x, y + y1, x1, height - y1]);
             pieces.push([x + x1, y + y1, x2 - x1, y2 - y1]);
-        } else if dice % 2 == 0 && width > 1 {
+        } else if dice.is_multiple_of(2) && width > 1 {
             let cut = 1 + random.below(width - 1);
             pieces.swap_remove(at);
             pieces.push([x, y, cut, height]);
