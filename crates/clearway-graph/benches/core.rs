@@ -115,7 +115,7 @@ fn pipeline(criterion: &mut Criterion) {
         table.bench_function(BenchmarkId::from_parameter(dispatches), |b| b.iter(|| stages(graph)));
     }
     table.finish();
-    let [small, large] = graphs.map(|(_, graph)| fastest(5, || stages(&graph)));
+    let [small, large] = graphs.map(|(_, graph)| fastest(15, || stages(&graph)));
     let ratio = large.as_secs_f64() / small.as_secs_f64();
     println!(
         "100000 dispatches cost {ratio:.1} times what 10000 cost ({large:.1?} and {small:.1?})"
