@@ -136,3 +136,31 @@ pub fn crowd(count: u32, seed: u64) -> Vec<Item> {
     });
     items.collect()
 }
+
+/// A problem of exactly `count` items whose live bytes are `load` at every instant: whatever ends
+/// is replaced by as many bytes, cut differently. Small ones often have no packing of that height.
+pub fn brimful(count: usize, load: u64, random: &mut Random) -> Vec<Item> {
+    loop {
+        let mut items: Vec<Item> = Vec::new();
+        let mut live: Vec<usize> = Vec::new();
+        let (mut time, mut free) = (0, load);
+        while items.len() < count {
+            while free > 0 {
+                let size = 1 + random.below(free.min(load / 2));
+                live.push(items.len());
+                items.push(Item { id: items.len() as u32, lower: time, upper: u64::MAX, size });
+                free -= size;
+            }
+            time += 1;
+            for _ in 0..(1 + random.below(3)).min(live.len() as u64) {
+                let ended = live.swap_remove(random.below(live.len() as u64) as usize);
+                items[ended].upper = time;
+                free += items[ended].size;
+            }
+        }
+        items.iter_mut().for_each(|item| item.upper = item.upper.min(time));
+        if items.len() == count {
+            return items;
+        }
+    }
+}
