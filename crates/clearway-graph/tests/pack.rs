@@ -3,7 +3,6 @@
 
 #[path = "pack/generate.rs"]
 #[allow(dead_code)] // the bench uses the rest
-#[allow(dead_code)]
 mod generate;
 
 use std::path::Path;
@@ -285,7 +284,8 @@ fn small_problems_are_solved_exactly() {
         let mut items = brimful(11 + round % 3, 20, &mut random);
         if round % 4 == 0 {
             // Some spare bytes, so that waste is possible.
-            let shorter = |item: &&mut Item| item.upper - item.lower > 1 && item.size % 3 == 0;
+            let shorter =
+                |item: &&mut Item| item.upper - item.lower > 1 && item.size.is_multiple_of(3);
             items.iter_mut().filter(shorter).for_each(|item| item.upper -= 1);
         }
         let packing = pack(&items, &exact(u64::MAX, 1 + round % 2)).unwrap();
