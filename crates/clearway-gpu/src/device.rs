@@ -35,6 +35,19 @@ pub trait Device: Send + Sync {
     /// [`GpuError::OutOfMemory`].
     fn alloc(&self, bytes: u64) -> Result<Buffer>;
 
+    /// A buffer for one weight tensor, in the order of bytes this device's products read fastest.
+    /// `bytes` are rows of `layout` one after another, as model files have them. The buffer is as
+    /// long as `layout` says, but only ops that take weights may read it, as the whole tensor or as
+    /// whole rows of it; what [`Buffer::read`] gives back is the device's business.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc) and [`Buffer::write`].
+    fn upload_weights(&self, layout: &Layout, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = self.alloc(layout.span_bytes())?;
+        buffer.write(0, bytes)?;
+        Ok(buffer)
+    }
+
     /// The buffer of this device with this identity.
     ///
     /// # Errors

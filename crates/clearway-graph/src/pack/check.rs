@@ -92,7 +92,7 @@ pub fn check(items: &[Item], offsets: &[u64], capacity: Option<u64>) -> Result<u
             live.remove(&offset);
             continue;
         }
-        let below = live.range(..=offset).next_back().map(|(_, &other)| other);
+        let below = live.range(..offset).next_back().map(|(_, &other)| other);
         let above = live.range(offset..).next().map(|(_, &other)| other);
         for other in below.into_iter().chain(above) {
             let byte = offset.max(offsets[other]);

@@ -252,3 +252,21 @@ impl Memo {
         self.table[slot] = (hash.1, capacity);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Memo;
+
+    #[test]
+    fn a_refusal_holds_up_to_its_capacity() {
+        let mut memo = Memo::new(4);
+        let (hash, same_slot) = ((5, 77), (5, 78));
+        assert!(!memo.refuted(hash, 100));
+        memo.insert(hash, 100);
+        assert!(memo.refuted(hash, 100) && memo.refuted(hash, 99));
+        assert!(!memo.refuted(hash, 101));
+        assert!(!memo.refuted(same_slot, 100));
+        memo.clear();
+        assert!(!memo.refuted(hash, 100));
+    }
+}

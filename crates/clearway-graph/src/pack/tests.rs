@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::greedy::{self, Fit, Order};
 use super::part::{self, Block, Part};
+use super::search::{Outcome, Search, Stop};
+use super::state::Model;
 use super::strategy::{Ranks, luby};
 use super::{heuristic, skyline};
 
@@ -34,6 +36,92 @@ fn conflicts(part: &Part, block: usize) -> impl Iterator<Item = usize> {
         let with = part.range(other);
         other != block && range.start < with.end && with.start < range.end
     })
+}
+
+/// Blocks whose live bytes hardly change from one instant to the next, so that there is little
+/// room to waste: `moves` says what ends at each step and how its bytes are cut for new blocks.
+fn brimful() -> impl Strategy<Value = Vec<Block>> {
+    let moves = prop::collection::vec((any::<u64>(), 1u64..12, any::<bool>()), 4..12);
+    (8u64..30, moves).prop_map(|(load, moves)| {
+        let mut blocks: Vec<Block> = Vec::new();
+        let mut free = load;
+        for (time, (pick, size, end)) in (0..).zip(moves) {
+            let live: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].upper > time).collect();
+            if end && !live.is_empty() {
+                let ended = live[pick as usize % live.len()];
+                blocks[ended].upper = time.max(blocks[ended].lower + 1);
+                free = load - blocks.iter().filter(|b| b.upper > time).map(|b| b.size).sum::<u64>();
+            }
+            for size in [size, 7, 3, 1] {
+                if size <= free && blocks.len() < 10 {
+                    free -= size;
+                    let index = blocks.len() as u32;
+                    blocks.push(Block { index, lower: time, upper: u64::MAX, size });
+                }
+            }
+        }
+        blocks.iter_mut().for_each(|block| block.upper = block.upper.min(block.lower + 7));
+        blocks
+    })
+}
+
+/// Whether a packing within `limit` exists: blocks by offset, then by number, each on top of what
+/// it meets. That repeats every packing whose blocks all rest on something.
+fn fits(part: &Part, offsets: &mut [Option<u64>], last: (u64, usize), limit: u64) -> bool {
+    for block in 0..part.len() {
+        let tops = conflicts(part, block).filter_map(|b| Some(offsets[b]? + part.size[b]));
+        let offset = tops.max().unwrap_or(0);
+        let next = (offset, block);
+        if offsets[block].is_none() && next >= last && offset + part.size[block] <= limit {
+            offsets[block] = Some(offset);
+            if fits(part, offsets, next, limit) {
+                return true;
+            }
+            offsets[block] = None;
+        }
+    }
+    offsets.iter().all(Option::is_some)
+}
+
+/// The search alone, without the heuristics that would hide a packing it misses: its verdict on
+/// every height around the optimum, with the same memory of refusals from one to the next.
+fn verdicts_are_right(blocks: &[Block]) -> Result<(), TestCaseError> {
+    for part in part::split(blocks) {
+        let fits = |limit: u64| fits(&part, &mut vec![None; part.len()], (0, 0), limit);
+        let optimum = (part.bound..).find(|&limit| fits(limit)).unwrap();
+        let (ranks, model) = (Ranks::new(&part), Model::new(&part));
+        let mut search = Search::new(&part, &model);
+        for run in [0, 1, 5, 6, 12, 23] {
+            for target in [optimum - 1, optimum + 5, optimum, optimum + 1, optimum + 2] {
+                let fewest = u64::MAX.into();
+                let stop = Stop { fewest: &fewest, deadline: None };
+                let (outcome, _) = search.run(target, &ranks.strategy(run), u64::MAX, &stop);
+                let expected = if target < optimum { Outcome::Infeasible } else { Outcome::Packed };
+                prop_assert_eq!(outcome, expected, "run {} at {} of {}", run, target, optimum);
+                if outcome == Outcome::Packed {
+                    prop_assert!(part.height_of(search.offsets()) <= target);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn the_search_is_right_on_brimful_problems(blocks in brimful()) {
+        verdicts_are_right(&blocks)?;
+    }
+
+    #[test]
+    fn the_search_is_right_on_loose_problems(
+        rows in prop::collection::vec((0u64..8, 1u64..6, 1u64..9), 1..9),
+    ) {
+        let block = |(index, (lower, life, size))| Block { index, lower, upper: lower + life, size };
+        verdicts_are_right(&(0..).zip(rows).map(block).collect::<Vec<_>>())?;
+    }
 }
 
 proptest! {

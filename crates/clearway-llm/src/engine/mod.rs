@@ -214,9 +214,7 @@ impl Engine {
                             expected: format!("{} {expected:?}", layout.dtype()),
                         });
                     }
-                    let buffer = device.alloc(layout.span_bytes())?;
-                    buffer.write(0, tensor.bytes())?;
-                    buffer
+                    device.upload_weights(&layout, tensor.bytes())?
                 }
             };
             self.buffers.insert(name.to_owned(), buffer);
