@@ -7,6 +7,7 @@ use bytemuck::Pod;
 use clearway_graph::{CommandEncoder, DType, FusedRequest, GraphError, Layout, TensorView};
 
 use crate::error::{GpuError, Result};
+use crate::profile::{Profile, ProfileMode};
 use crate::registry::KernelRegistry;
 
 /// What a device says about itself.
@@ -110,6 +111,15 @@ pub trait Program: Send {
     /// # Errors
     /// What the device reports.
     fn run(&mut self) -> Result<()>;
+
+    /// Runs it once, waits, and says how long its parts took. The memory afterwards is that of
+    /// [`run`](Self::run) in both modes.
+    ///
+    /// # Errors
+    /// [`GpuError::ProfileUnsupported`] where the device has no clock; what the device reports.
+    fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {
+        Err(GpuError::ProfileUnsupported { mode })
+    }
 }
 
 /// First identity of device buffers. Those below belong to tensors that a recorder declared

@@ -2,6 +2,8 @@
 
 use clearway_graph::{DType, DispatchId, GraphError};
 
+use crate::profile::ProfileMode;
+
 /// An error of devices, ops and backends.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -151,6 +153,15 @@ pub enum GpuError {
     /// The list is not proven, so it does not run.
     #[error("the list was not run, because it is wrong: {0}")]
     Unverified(String),
+    /// The device cannot time the parts of a program.
+    #[error(
+        "this device cannot time its {}; leave --measure away, or measure on another device",
+        match mode { ProfileMode::Groups => "groups", ProfileMode::Serialised => "dispatches" }
+    )]
+    ProfileUnsupported {
+        /// What was to be timed.
+        mode: ProfileMode,
+    },
     /// A kernel panicked while it ran; the device stays usable.
     #[error("kernel `{kernel}` failed while it ran: {message}")]
     KernelFailed {

@@ -6,15 +6,18 @@
 
 mod device;
 mod error;
+mod profile;
 mod record;
 mod registry;
 
 pub mod cpu;
 pub mod ops;
 pub mod quant;
+pub mod wgsl;
 
 pub use device::{Buffer, Device, DeviceInfo, DeviceMemory, Encoder, Program, Upload};
 pub use error::{GpuError, Result};
+pub use profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
 pub use record::{
     AttentionParams, External, Ops, Recorder, RopeMode, RopeParams, RouterMode, RouterParams,
     record,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use clearway_gpu::Program;
+use clearway_gpu::{Profile, ProfileMode, Program};
 use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats, Compiled, compile};
 use clearway_graph::{ComputeGraph, MemoryPlan, TensorView};
 
@@ -75,6 +75,14 @@ impl Executable {
         Ok(())
     }
 
+    /// Runs the graph once and says how long its groups or dispatches took.
+    ///
+    /// # Errors
+    /// [`clearway_gpu::GpuError::ProfileUnsupported`] where the device cannot; what it reports.
+    pub fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {
+        Ok(self.program.profile(mode)?)
+    }
+
     /// Uploads an input.
     ///
     /// # Errors
@@ -118,6 +126,11 @@ impl Executable {
     /// The proven list.
     pub fn graph(&self) -> &ComputeGraph {
         self.compiled.graph()
+    }
+
+    /// The list with its plan and figures.
+    pub fn compiled(&self) -> &Compiled {
+        &self.compiled
     }
 
     /// The memory of its values.

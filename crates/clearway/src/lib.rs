@@ -21,8 +21,8 @@ pub use transfer::Element;
 pub use clearway_gpu::cpu;
 pub use clearway_gpu::{
     AttentionParams, Buffer, CustomKernel, Device, DeviceInfo, Encoder, External, GpuError,
-    KernelRegistry, Ops, Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Upload,
-    quant,
+    KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program, Recorder,
+    RopeMode, RopeParams, RouterMode, RouterParams, Upload, quant,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

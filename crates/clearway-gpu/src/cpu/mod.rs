@@ -13,12 +13,14 @@
 //! | `kernels` | an implementation of every op |
 //! | `program` | the lowered list |
 //! | `pool`, `barrier` | the workers and where they meet |
+//! | `profile` | time stamps at those barriers |
 
 mod barrier;
 mod kernels;
 mod memory;
 mod piece;
 mod pool;
+mod profile;
 mod program;
 
 pub use barrier::SpinBarrier;

@@ -66,10 +66,16 @@ impl Pool {
 
     /// Runs a program to its end on all workers.
     pub(super) fn run(&self, work: &Arc<Work>) {
+        self.run_observed(work, |_| ());
+    }
+
+    /// As [`run`](Self::run). `passed` is told each group that all workers have passed, by the calling
+    /// thread, which is one of them.
+    pub(super) fn run_observed(&self, work: &Arc<Work>, passed: impl FnMut(usize)) {
         let _running = self.run.lock().unwrap_or_else(PoisonError::into_inner);
         work.prepare();
         if self.workers.is_empty() {
-            work.execute(0, &self.job.barrier);
+            work.execute(0, &self.job.barrier, passed);
             return;
         }
         *self.job.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(work.clone());
@@ -81,7 +87,7 @@ impl Pool {
             }
         }
         // The last barrier of the work is passed only when every worker is through.
-        work.execute(0, &self.job.barrier);
+        work.execute(0, &self.job.barrier, passed);
         *self.job.work.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -103,7 +109,7 @@ impl Job {
             seen = epoch;
             let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).clone();
             if let Some(work) = work {
-                work.execute(worker, &self.barrier);
+                work.execute(worker, &self.barrier, |_| ());
             }
         }
     }

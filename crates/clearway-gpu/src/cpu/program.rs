@@ -17,10 +17,11 @@ use smallvec::SmallVec;
 use super::barrier::SpinBarrier;
 use super::memory::HostMemory;
 use super::piece::{CpuKernel, Grid, Operand, Piece};
-use super::{Shared, kernels};
+use super::{Shared, kernels, profile};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
+use crate::profile::{Profile, ProfileMode};
 use crate::registry::KernelRegistry;
 
 /// Lowers dispatches as they come. Nothing runs before the whole list is proven.
@@ -36,6 +37,7 @@ pub(super) struct CpuEncoder {
 }
 
 /// A dispatch ready to run.
+#[derive(Clone)]
 struct Step {
     kernel: CpuKernel,
     name: Cow<'static, str>,
@@ -150,7 +152,7 @@ impl CpuEncoder {
         ends.push(steps.len());
         let memory = std::mem::take(&mut self.memory).into_values().collect();
         let work = Work::new(steps, &ends, memory, &self.shared);
-        Ok(CpuProgram { shared: self.shared.clone(), work: Arc::new(work) })
+        Ok(CpuProgram { shared: self.shared.clone(), work: Arc::new(work), serial: None })
     }
 }
 
@@ -216,12 +218,33 @@ impl Encoder for CpuEncoder {
 struct CpuProgram {
     shared: Arc<Shared>,
     work: Arc<Work>,
+    /// The same list with a barrier after every dispatch, once it was asked for.
+    serial: Option<Arc<Work>>,
 }
 
 impl Program for CpuProgram {
     fn run(&mut self) -> Result<()> {
         self.shared.pool.run(&self.work);
         self.work.outcome()
+    }
+
+    fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {
+        let work = match mode {
+            ProfileMode::Groups => &self.work,
+            ProfileMode::Serialised => {
+                self.serial.get_or_insert_with(|| Arc::new(self.work.serialised(&self.shared)))
+            }
+        };
+        let pool = &self.shared.pool;
+        let profile = profile::of_run(mode, work.groups.len(), |passed| {
+            pool.run_observed(work, passed);
+        });
+        work.outcome()?;
+        let barriers = Arc::new(Work::barriers(profile::CALIBRATION, &self.shared));
+        let idle = profile::of_run(mode, profile::CALIBRATION, |passed| {
+            pool.run_observed(&barriers, passed);
+        });
+        Ok(Profile { barrier_ns: profile::median_ns(&idle.spans), ..profile })
     }
 }
 
@@ -234,7 +257,7 @@ pub(super) struct Work {
     failure: Mutex<Option<GpuError>>,
     adversary: Option<Adversary>,
     /// Keeps the operands' bytes alive.
-    _memory: Vec<Arc<HostMemory>>,
+    memory: Vec<Arc<HostMemory>>,
 }
 
 struct Group {
@@ -277,7 +300,21 @@ impl Work {
             orders: RwLock::new(groups.iter().map(|g| (0..g.pieces as u32).collect()).collect()),
         });
         let failure = Mutex::new(None);
-        Self { steps, groups, scratch, failure, adversary, _memory: memory }
+        Self { steps, groups, scratch, failure, adversary, memory }
+    }
+
+    /// The same steps with a barrier after each.
+    fn serialised(&self, shared: &Shared) -> Self {
+        let ends: Vec<usize> = (1..=self.steps.len()).collect();
+        Self::new(self.steps.clone(), &ends, self.memory.clone(), shared)
+    }
+
+    /// Nothing but barriers: shows what one costs.
+    fn barriers(count: usize, shared: &Shared) -> Self {
+        let empty = || Group { steps: 0..0, pieces: 0, next: AtomicUsize::new(0) };
+        let mut work = Self::new(Vec::new(), &[], Vec::new(), shared);
+        work.groups.extend((0..count).map(|_| empty()));
+        work
     }
 
     /// Called before the workers start, by the one thread that runs programs.
@@ -291,7 +328,13 @@ impl Work {
     }
 
     /// One worker's part: every group, with a barrier after each. All workers meet after the last.
-    pub(super) fn execute(&self, worker: usize, barrier: &SpinBarrier) {
+    /// `passed` is told each group whose barrier this worker has passed.
+    pub(super) fn execute(
+        &self,
+        worker: usize,
+        barrier: &SpinBarrier,
+        mut passed: impl FnMut(usize),
+    ) {
         let mut scratch = self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
         for (index, group) in self.groups.iter().enumerate() {
             loop {
@@ -306,6 +349,7 @@ impl Work {
                 self.run_piece(group, piece, &mut scratch);
             }
             barrier.wait();
+            passed(index);
         }
         if self.groups.is_empty() {
             barrier.wait();
@@ -316,7 +360,7 @@ impl Work {
         let steps = &self.steps[group.steps.clone()];
         let index = steps.partition_point(|step| step.first_piece <= piece) - 1;
         let step = &steps[index];
-        // SAFETY: the encoder checked grid, overlap and bounds of the operands, and `_memory` keeps
+        // SAFETY: the encoder checked grid, overlap and bounds of the operands, and `memory` keeps
         // them alive. The list is proven, so nothing in this group writes what this piece reads or
         // touches what it owns; groups are kept apart by the barrier, transfers by the run lock.
         let mut piece = unsafe {
