@@ -150,6 +150,74 @@ pub enum GpuError {
         /// Bytes available, as far as the device tells.
         available: u64,
     },
+    /// No device of this kind can be opened.
+    #[error(
+        "no Vulkan device: {reason}; install a driver (Debian: mesa-vulkan-drivers), or use `--device cpu`"
+    )]
+    NoDevice {
+        /// What is missing.
+        reason: String,
+    },
+    /// The device cannot do something that is needed.
+    #[error(
+        "device `{device}` cannot be used: {missing} is missing; use another device or `--device cpu`"
+    )]
+    Unsupported {
+        /// Device name.
+        device: String,
+        /// What it lacks.
+        missing: &'static str,
+    },
+    /// A call of the driver failed.
+    #[error("{call} failed on `{device}`: {reason}")]
+    Driver {
+        /// Device name.
+        device: String,
+        /// The call.
+        call: &'static str,
+        /// What the driver said.
+        reason: String,
+    },
+    /// The device stopped: a fault, a reset, or it was unplugged. What it held is lost.
+    #[error("device `{device}` was lost ({call}); open it again to go on")]
+    DeviceLost {
+        /// Device name.
+        device: String,
+        /// The call that found out.
+        call: &'static str,
+    },
+    /// The device did not finish in time.
+    #[error("device `{device}` did not finish within {seconds} s")]
+    Timeout {
+        /// Device name.
+        device: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// A kernel does not compile.
+    #[error("kernel `{kernel}` does not compile for `{device}`: {message}")]
+    KernelCompile {
+        /// Kernel name.
+        kernel: String,
+        /// Device name.
+        device: String,
+        /// What the compiler said.
+        message: String,
+    },
+    /// A tensor is larger than one binding of the device may be.
+    #[error("`{operand}` of {kernel} covers {bytes} bytes, but `{device}` binds at most {limit}")]
+    BindingTooLarge {
+        /// Kernel name.
+        kernel: String,
+        /// Name of the operand.
+        operand: &'static str,
+        /// Device name.
+        device: String,
+        /// Bytes the operand covers.
+        bytes: u64,
+        /// Bytes one binding may cover.
+        limit: u64,
+    },
     /// The list is not proven, so it does not run.
     #[error("the list was not run, because it is wrong: {0}")]
     Unverified(String),

@@ -13,6 +13,8 @@ mod registry;
 pub mod cpu;
 pub mod ops;
 pub mod quant;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 pub mod wgsl;
 
 pub use device::{Buffer, Device, DeviceInfo, DeviceMemory, Encoder, Program, Upload};
@@ -22,4 +24,4 @@ pub use record::{
     AttentionParams, External, Ops, Recorder, RopeMode, RopeParams, RouterMode, RouterParams,
     record,
 };
-pub use registry::{CustomKernel, KernelRegistry};
+pub use registry::{CustomKernel, GroupsFn, KernelRegistry, WgslKernel};

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use clearway_graph::{CapturedOpKind, FusedRequest, GraphError, KernelCatalog, KernelContract};
+use clearway_graph::{
+    CapturedOpKind, Dispatch, FusedRequest, GraphError, KernelCatalog, KernelContract, TensorView,
+};
 use rustc_hash::FxHashMap;
 
 use crate::cpu::CpuKernel;
@@ -19,18 +21,44 @@ pub struct CustomKernel {
     pub pinned: bool,
     /// Implementation for the CPU.
     pub cpu: Option<CpuKernel>,
+    /// Implementation for GPUs.
+    pub wgsl: Option<WgslKernel>,
+}
+
+/// Workgroups for these operands and constants.
+pub type GroupsFn = Arc<dyn Fn(&[TensorView], &[u32]) -> [u32; 3] + Send + Sync>;
+
+/// A user's kernel for GPUs: WGSL with the entry point `main`. Operands are called `o0`, `o1`, ... and
+/// are reached through the functions that [`wgsl`](crate::wgsl) describes.
+#[derive(Clone)]
+pub struct WgslKernel {
+    /// The text behind the bindings.
+    pub body: Arc<str>,
+    /// Workgroups in each dimension.
+    pub groups: GroupsFn,
 }
 
 impl CustomKernel {
     /// A kernel with this contract and no implementation yet.
     pub fn new(contract: KernelContract) -> Self {
-        Self { contract, pinned: false, cpu: None }
+        Self { contract, pinned: false, cpu: None, wgsl: None }
     }
 
     /// Adds an implementation for the CPU.
     #[must_use]
     pub fn with_cpu(mut self, kernel: CpuKernel) -> Self {
         self.cpu = Some(kernel);
+        self
+    }
+
+    /// Adds an implementation for GPUs: WGSL, and its workgroups for given operands.
+    #[must_use]
+    pub fn with_wgsl(
+        mut self,
+        body: &str,
+        groups: impl Fn(&[TensorView], &[u32]) -> [u32; 3] + Send + Sync + 'static,
+    ) -> Self {
+        self.wgsl = Some(WgslKernel { body: Arc::from(body), groups: Arc::new(groups) });
         self
     }
 
@@ -79,6 +107,20 @@ impl KernelRegistry {
     /// [`GpuError::UnknownKernel`] if there is none.
     pub fn custom(&self, name: &str) -> Result<&Arc<CustomKernel>> {
         self.custom.get(name).ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() })
+    }
+
+    /// The contract a dispatch was annotated with; `None` for an op that takes no such number of
+    /// operands.
+    ///
+    /// # Errors
+    /// [`GpuError::UnknownKernel`] for a user's kernel that is not registered.
+    pub fn contract_of(&self, dispatch: &Dispatch) -> Result<Option<&KernelContract>> {
+        Ok(match dispatch.kind {
+            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
+                Some(&self.custom(&dispatch.kernel)?.contract)
+            }
+            kind => ops::contract(kind, dispatch.bindings.len()),
+        })
     }
 }
 

@@ -48,6 +48,15 @@ pub fn contract(kind: CapturedOpKind, operands: usize) -> Option<&'static Kernel
     CONTRACTS.get(&(kind, operands))
 }
 
+/// Name of operand `index` of an op that is given `operands` tensors: where the optional one was
+/// left out, those behind it move up.
+pub fn operand_name(kind: CapturedOpKind, operands: usize, index: usize) -> Option<&'static str> {
+    let all = spec(kind)?.operands;
+    let skipped = all.len().checked_sub(operands)?;
+    let optional = all.iter().position(|operand| operand.optional).unwrap_or(all.len());
+    all.get(if index >= optional { index + skipped } else { index }).map(|operand| operand.name)
+}
+
 /// Checks an op call: number of operands and constants, shapes, types, ranges of constants.
 ///
 /// # Errors

@@ -1,0 +1,244 @@
+//! One opened device: its queue, its clock of finished work, and what everything on it shares.
+
+use std::ffi::c_char;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use ash::{ext, khr, vk};
+use rustc_hash::FxHashMap;
+
+use super::heap::Heap;
+use super::instance::{Adapter, Instance};
+use super::memory::VulkanMemory;
+use super::pipeline::Pipelines;
+use super::transfer::Transfers;
+use crate::device::DeviceInfo;
+use crate::error::{GpuError, Result};
+
+/// How long the host polls before it blocks: a decode step of a small model is shorter.
+const SPIN: Duration = Duration::from_micros(300);
+/// How long the host waits for the device at all.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// An opened device.
+pub(super) struct Context {
+    pub(super) info: DeviceInfo,
+    pub(super) adapter: Adapter,
+    /// Device functions. Destroyed last.
+    pub(super) raw: ash::Device,
+    queue: Mutex<vk::Queue>,
+    /// Counts submissions that are done.
+    timeline: vk::Semaphore,
+    /// Submissions so far; written under the lock of the queue.
+    submitted: AtomicU64,
+    lost: AtomicBool,
+    pub(super) heap: Heap,
+    pub(super) transfers: Transfers,
+    pub(super) pipelines: Pipelines,
+    /// Buffers alive, by identity.
+    pub(super) buffers: Mutex<FxHashMap<usize, Weak<VulkanMemory>>>,
+    pub(super) instance: Arc<Instance>,
+}
+
+impl Context {
+    pub(super) fn open(instance: Arc<Instance>, adapter: Adapter) -> Result<Arc<Self>> {
+        let name = format!("vulkan:{}", adapter.index);
+        if let Some(missing) = adapter.missing {
+            return Err(GpuError::Unsupported { device: adapter.name, missing });
+        }
+        let raw = create_device(&instance, &adapter).map_err(|e| GpuError::NoDevice {
+            reason: format!("{} cannot be opened ({e})", adapter.name),
+        })?;
+        // SAFETY: the device was created with one queue of this family.
+        let queue = unsafe { raw.get_device_queue(adapter.queue_family, 0) };
+        let mut kind =
+            vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+        let semaphore = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+        // SAFETY: the device has timeline semaphores, which opening requires.
+        let timeline = unsafe { raw.create_semaphore(&semaphore, None) }
+            .map_err(|e| driver_error(&name, "vkCreateSemaphore", e))?;
+        let info = DeviceInfo {
+            name,
+            description: adapter.describe(),
+            arena_align: adapter.limits.min_storage_buffer_offset_alignment.max(64),
+            max_buffer_bytes: adapter
+                .max_buffer_bytes
+                .min(u64::from(adapter.limits.max_storage_buffer_range)),
+            memory_bytes: adapter.local_bytes(),
+        };
+        let heap = Heap::new(&adapter);
+        let transfers = Transfers::new(&raw, &adapter, &info.name)?;
+        let pipelines = Pipelines::new(&raw, &adapter, instance.options, &info.name)?;
+        Ok(Arc::new(Self {
+            info,
+            adapter,
+            raw,
+            queue: Mutex::new(queue),
+            timeline,
+            submitted: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            heap,
+            transfers,
+            pipelines,
+            buffers: Mutex::default(),
+            instance,
+        }))
+    }
+
+    /// Hands command buffers to the device; returns what the clock will show when they are done.
+    pub(super) fn submit(&self, commands: &[vk::CommandBufferSubmitInfo<'_>]) -> Result<u64> {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = self.submitted.load(Ordering::Relaxed) + 1;
+        let signal = [vk::SemaphoreSubmitInfo::default()
+            .semaphore(self.timeline)
+            .value(value)
+            .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
+        let submit = [vk::SubmitInfo2::default()
+            .command_buffer_infos(commands)
+            .signal_semaphore_infos(&signal)];
+        // SAFETY: the queue is locked, and callers keep what they submit alive until it is done.
+        unsafe { self.raw.queue_submit2(*queue, &submit, vk::Fence::null()) }
+            .map_err(|e| self.error("vkQueueSubmit2", e))?;
+        self.submitted.store(value, Ordering::Release);
+        Ok(value)
+    }
+
+    /// Waits until the clock shows `value`.
+    pub(super) fn wait(&self, value: u64) -> Result<()> {
+        if value == 0 {
+            return Ok(());
+        }
+        let start = Instant::now();
+        // A software device runs on the cores that would spin.
+        let spin = self.adapter.kind != vk::PhysicalDeviceType::CPU;
+        while spin && start.elapsed() < SPIN {
+            if self.done()? >= value {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        let (semaphores, values) = ([self.timeline], [value]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphore lives as long as the context.
+        match unsafe { self.raw.wait_semaphores(&info, PATIENCE.as_nanos() as u64) } {
+            Ok(()) => Ok(()),
+            Err(vk::Result::TIMEOUT) => Err(GpuError::Timeout {
+                device: self.info.name.clone(),
+                seconds: PATIENCE.as_secs(),
+            }),
+            Err(e) => Err(self.error("vkWaitSemaphores", e)),
+        }
+    }
+
+    /// Waits until everything submitted so far is done.
+    pub(super) fn wait_all(&self) -> Result<()> {
+        self.wait(self.submitted.load(Ordering::Acquire))
+    }
+
+    fn done(&self) -> Result<u64> {
+        // SAFETY: the semaphore lives as long as the context.
+        unsafe { self.raw.get_semaphore_counter_value(self.timeline) }
+            .map_err(|e| self.error("vkGetSemaphoreCounterValue", e))
+    }
+
+    /// The error for a failed call.
+    pub(super) fn error(&self, call: &'static str, code: vk::Result) -> GpuError {
+        if code == vk::Result::ERROR_DEVICE_LOST {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        driver_error(&self.info.name, call, code)
+    }
+
+    /// Bytes the driver would still give, as far as it tells.
+    pub(super) fn available(&self, heap: u32) -> u64 {
+        let size = self.adapter.memory.memory_heaps[heap as usize].size;
+        if !self.adapter.has_budget {
+            return size;
+        }
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        // SAFETY: the device has the budget extension.
+        unsafe {
+            self.instance
+                .raw
+                .get_physical_device_memory_properties2(self.adapter.raw, &mut properties);
+        }
+        budget.heap_budget[heap as usize].saturating_sub(budget.heap_usage[heap as usize])
+    }
+
+    pub(super) fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
+        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        buffers
+            .get(&buf_id)
+            .and_then(Weak::upgrade)
+            .ok_or_else(|| GpuError::ForeignBuffer { buf_id, device: self.info.name.clone() })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if !self.lost.load(Ordering::Relaxed) {
+            // SAFETY: nothing else uses the device any more. A failure leaves nothing to do.
+            let _ = unsafe { self.raw.device_wait_idle() };
+        }
+        self.pipelines.destroy(&self.raw);
+        self.transfers.destroy(&self.raw);
+        self.heap.destroy(&self.raw);
+        // SAFETY: the device is idle and no submission refers to the semaphore.
+        unsafe { self.raw.destroy_semaphore(self.timeline, None) };
+        // SAFETY: everything made from the device is destroyed.
+        unsafe { self.raw.destroy_device(None) };
+    }
+}
+
+fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, vk::Result> {
+    let priorities = [1.0];
+    let queues = [vk::DeviceQueueCreateInfo::default()
+        .queue_family_index(adapter.queue_family)
+        .queue_priorities(&priorities)];
+    let mut extensions: Vec<*const c_char> = Vec::new();
+    if adapter.has_budget {
+        extensions.push(ext::memory_budget::NAME.as_ptr());
+    }
+    if adapter.target.cooperative {
+        extensions.push(khr::cooperative_matrix::NAME.as_ptr());
+    }
+    let mut f11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
+    let mut f12 = vk::PhysicalDeviceVulkan12Features::default()
+        .shader_float16(true)
+        .timeline_semaphore(true)
+        .host_query_reset(true)
+        .vulkan_memory_model(adapter.target.cooperative)
+        .vulkan_memory_model_device_scope(adapter.target.cooperative);
+    let mut f13 = vk::PhysicalDeviceVulkan13Features::default()
+        .synchronization2(true)
+        .maintenance4(true)
+        .shader_integer_dot_product(true)
+        .subgroup_size_control(!adapter.fixed_subgroup);
+    let mut matrix =
+        vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+    let mut info = vk::DeviceCreateInfo::default()
+        .queue_create_infos(&queues)
+        .enabled_extension_names(&extensions)
+        .push_next(&mut f11)
+        .push_next(&mut f12)
+        .push_next(&mut f13);
+    if adapter.target.cooperative {
+        info = info.push_next(&mut matrix);
+    }
+    // SAFETY: the features and extensions asked for were found on this device.
+    unsafe { instance.raw.create_device(adapter.raw, &info, None) }
+}
+
+/// The error for a failed call of a device with this name.
+pub(super) fn driver_error(device: &str, call: &'static str, code: vk::Result) -> GpuError {
+    let device = device.to_owned();
+    match code {
+        vk::Result::ERROR_DEVICE_LOST => GpuError::DeviceLost { device, call },
+        vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
+            GpuError::OutOfMemory { device, wanted: 0, available: 0 }
+        }
+        code => GpuError::Driver { device, call, reason: code.to_string() },
+    }
+}

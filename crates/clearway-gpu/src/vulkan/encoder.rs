@@ -1,0 +1,243 @@
+//! From dispatches to bindings, kernels and barriers.
+
+use std::sync::Arc;
+
+use ash::vk;
+use clearway_graph::verify::verify;
+use clearway_graph::{
+    BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
+    Dispatch, TensorView,
+};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::context::Context;
+use super::memory::VulkanMemory;
+use super::pipeline::MAX_BINDINGS;
+use super::program::{Lowered, VulkanProgram};
+use crate::device::{Encoder, Program};
+use crate::error::{GpuError, Result};
+use crate::ops;
+use crate::registry::KernelRegistry;
+use crate::wgsl::{self, Job, Kernel, Operand};
+
+/// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
+pub(super) struct VulkanEncoder {
+    context: Arc<Context>,
+    kernels: KernelRegistry,
+    /// The list as given, for the proof.
+    list: ComputeGraph,
+    lowered: Lowered,
+    memory: FxHashMap<usize, Arc<VulkanMemory>>,
+    /// Committed, perhaps not done.
+    running: Vec<VulkanProgram>,
+}
+
+impl VulkanEncoder {
+    pub(super) fn new(context: Arc<Context>, kernels: KernelRegistry) -> Self {
+        Self {
+            context,
+            kernels,
+            list: ComputeGraph::new(),
+            lowered: Lowered::default(),
+            memory: FxHashMap::default(),
+            running: Vec::new(),
+        }
+    }
+
+    fn lower(&mut self, dispatch: &Dispatch) -> Result<()> {
+        // Kernels rely on what an op call has checked; a list built by hand has not been.
+        let spec = ops::spec(dispatch.kind);
+        if spec.is_some() {
+            ops::check(dispatch.kind, &dispatch.bindings, &dispatch.params)?;
+        }
+        if dispatch.bindings.len() > MAX_BINDINGS {
+            return Err(GpuError::Arity {
+                op: "custom kernel",
+                what: "operands",
+                found: dispatch.bindings.len(),
+                expected: MAX_BINDINGS,
+            });
+        }
+        let context = self.context.clone();
+        let bound = self.bind(dispatch)?;
+        let (operands, buffers): (Vec<Operand>, SmallVec<_>) = bound.into_iter().unzip();
+        reject_overlap(dispatch, &operands)?;
+        let target = &context.adapter.target;
+        let job = Job { kind: dispatch.kind, operands, params: &dispatch.params, target };
+        let kernel = match dispatch.kind {
+            CapturedOpKind::Custom | CapturedOpKind::Pinned => self.custom(dispatch, &job)?,
+            _ => wgsl::lower(&job)?,
+        };
+        self.lowered.push(dispatch, kernel, buffers);
+        Ok(())
+    }
+
+    fn custom(&self, dispatch: &Dispatch, job: &Job<'_>) -> Result<Kernel> {
+        let kernel = self.kernels.custom(&dispatch.kernel)?;
+        let text = kernel.wgsl.as_ref().ok_or_else(|| GpuError::KernelNotForDevice {
+            kernel: dispatch.kernel.to_string(),
+            device: self.context.info.name.clone(),
+        })?;
+        let groups = (text.groups)(&dispatch.bindings, &dispatch.params);
+        Ok(wgsl::Source::new(job).body(&text.body).build(groups))
+    }
+
+    /// The operands as kernels see them and the ranges to bind.
+    fn bind(&mut self, dispatch: &Dispatch) -> Result<Vec<(Operand, vk::DescriptorBufferInfo)>> {
+        let roles: SmallVec<[BindingRole; 6]> = {
+            let contract = self.kernels.contract_of(dispatch)?;
+            let declared = contract.and_then(|contract| contract.bindings.as_ref());
+            declared.into_iter().flatten().map(|binding| binding.role).collect()
+        };
+        let mut bound: Vec<(Operand, vk::DescriptorBufferInfo)> = Vec::new();
+        for (index, view) in dispatch.bindings.iter().enumerate() {
+            // A kernel of unknown access may write all of its operands.
+            let role = roles.get(index).copied().unwrap_or(BindingRole::ReadWrite);
+            let name = ops::operand_name(dispatch.kind, dispatch.bindings.len(), index)
+                .unwrap_or(OPERAND_NAMES[index]);
+            let memory = self.memory(view.buf_id)?;
+            let (info, shift) = self.range(&memory, view, dispatch, name)?;
+            let same = |other: &TensorView| other == view;
+            let same_as = dispatch.bindings[..index].iter().position(same).filter(|&first| {
+                role != BindingRole::Read || bound[first].0.role != BindingRole::Read
+            });
+            let (layout, packing) = (view.layout, memory.packing);
+            bound.push((Operand { name, layout, role, shift, packing, same_as }, info));
+        }
+        Ok(bound)
+    }
+
+    /// The range to bind for a view, and how far behind its start the view starts.
+    fn range(
+        &self,
+        memory: &VulkanMemory,
+        view: &TensorView,
+        dispatch: &Dispatch,
+        operand: &'static str,
+    ) -> Result<(vk::DescriptorBufferInfo, u32)> {
+        let (piece, bytes) = (&memory.piece, view.layout.span_bytes());
+        let end = view.offset.checked_add(bytes).filter(|&end| end <= piece.len);
+        if end.is_none() {
+            let (buf_id, offset) = (view.buf_id, view.offset);
+            return Err(GpuError::TransferOutOfBounds {
+                buf_id,
+                offset,
+                len: bytes,
+                buf_len: piece.len,
+            });
+        }
+        let dtype = view.layout.dtype();
+        let align = if dtype.is_quantised() { 1 } else { dtype.block_bytes() as u64 };
+        if !view.offset.is_multiple_of(align) {
+            let (buf_id, offset) = (view.buf_id, view.offset);
+            return Err(GpuError::Misaligned { buf_id, offset, dtype, align });
+        }
+        let device_align = self.context.adapter.limits.min_storage_buffer_offset_alignment.max(16);
+        let start = piece.offset + view.offset;
+        let shift = start % device_align;
+        // Whole words: halves of 32-bit accesses must not fall off the end.
+        let range = (shift + bytes).next_multiple_of(4);
+        let limit = self.context.adapter.target.max_binding;
+        if range > limit {
+            return Err(GpuError::BindingTooLarge {
+                kernel: dispatch.kernel.to_string(),
+                operand,
+                device: self.context.info.name.clone(),
+                bytes: range,
+                limit,
+            });
+        }
+        let info = vk::DescriptorBufferInfo { buffer: piece.buffer, offset: start - shift, range };
+        Ok((info, shift as u32))
+    }
+
+    fn memory(&mut self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
+        if let Some(memory) = self.memory.get(&buf_id) {
+            return Ok(memory.clone());
+        }
+        let memory = self.context.memory(buf_id)?;
+        self.memory.insert(buf_id, memory.clone());
+        Ok(memory)
+    }
+
+    fn take_program(&mut self) -> Result<VulkanProgram> {
+        let list = std::mem::take(&mut self.list);
+        // Every submission starts with a barrier, so wrap-around needs no proof here.
+        verify(&list, &list, None).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
+        let lowered = std::mem::take(&mut self.lowered);
+        let memory = self.memory.drain().map(|(_, memory)| memory).collect();
+        VulkanProgram::new(&self.context, lowered, memory)
+    }
+}
+
+/// Names of operands of user kernels.
+const OPERAND_NAMES: [&str; MAX_BINDINGS] = ["o0", "o1", "o2", "o3", "o4", "o5", "o6", "o7"];
+
+/// Bytes written through one binding must not be touched through another, unless both are exactly
+/// the same bytes: then they are one binding.
+fn reject_overlap(dispatch: &Dispatch, operands: &[Operand]) -> Result<()> {
+    let bytes =
+        |view: &TensorView| (view.buf_id, view.offset, view.offset + view.layout.span_bytes());
+    for (written, operand) in operands.iter().enumerate() {
+        if operand.role == BindingRole::Read {
+            continue;
+        }
+        let (buffer, a0, a1) = bytes(&dispatch.bindings[written]);
+        for (other, view) in dispatch.bindings.iter().enumerate() {
+            let (other_buffer, b0, b1) = bytes(view);
+            let overlaps = buffer == other_buffer && a0 < b1 && b0 < a1;
+            let in_place = dispatch.in_place.iter().any(|p| {
+                (usize::from(p.output), usize::from(p.input)) == (written, other)
+                    && dispatch.bindings[written] == *view
+            });
+            if other != written && overlaps && !in_place {
+                return Err(GpuError::OperandOverlap {
+                    kernel: dispatch.kernel.to_string(),
+                    dispatch: dispatch.id,
+                    written,
+                    other,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl CommandEncoder for VulkanEncoder {
+    type Error = GpuError;
+
+    fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
+        self.lower(dispatch)?;
+        self.list.record(CapturedNode::Dispatch(Arc::new(dispatch.as_recorded())))?;
+        Ok(())
+    }
+
+    fn barrier(&mut self, _reason: &BarrierReason) -> Result<()> {
+        // The reason may name dispatches of another encoder, which this list does not have.
+        self.list.record(CapturedNode::Barrier(BarrierReason::Requested))?;
+        self.lowered.barrier();
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        let mut program = self.take_program()?;
+        program.submit()?;
+        self.running.push(program);
+        Ok(())
+    }
+
+    fn orders_commits(&self) -> bool {
+        true // every submission starts with a barrier against what came before
+    }
+}
+
+impl Encoder for VulkanEncoder {
+    fn wait(&mut self) -> Result<()> {
+        self.running.drain(..).try_for_each(|mut program| program.wait())
+    }
+
+    fn into_program(mut self: Box<Self>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(self.take_program()?))
+    }
+}

@@ -1,0 +1,286 @@
+//! Device memory: large blocks, each one buffer, cut into pieces.
+//!
+//! One buffer for each block keeps the number of allocations far below the driver's limit, and
+//! outside checkers see one buffer with exact ranges instead of many that alias.
+
+use std::sync::{Mutex, PoisonError};
+
+use ash::vk;
+
+use super::context::Context;
+use super::instance::Adapter;
+use crate::error::{GpuError, Result};
+
+/// Pieces start at multiples of this: no device wants more for any binding.
+pub(super) const ALIGN: u64 = 256;
+/// Bytes of a block that holds several pieces.
+const BLOCK: u64 = 64 << 20;
+
+/// A piece of a block.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) buffer: vk::Buffer,
+    pub(super) offset: u64,
+    /// Bytes in the piece, at least as many as asked for.
+    pub(super) len: u64,
+    /// Where the host sees its first byte, if it can.
+    pub(super) mapped: Option<Mapped>,
+    block: u64,
+}
+
+/// The address of device memory on the host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mapped {
+    pub(super) start: *mut u8,
+    /// Whether the host's caches hold it, so that reading is fast.
+    pub(super) cached: bool,
+}
+
+// SAFETY: the address stays valid as long as its block, whichever thread uses it; who may touch the
+// bytes when is decided by the owner of the piece.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+/// All blocks of a device.
+pub(super) struct Heap {
+    memory_type: u32,
+    flags: vk::MemoryPropertyFlags,
+    heap: u32,
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Default)]
+struct Blocks {
+    list: Vec<Block>,
+    next: u64,
+}
+
+struct Block {
+    id: u64,
+    buffer: vk::Buffer,
+    memory: vk::DeviceMemory,
+    mapped: Option<Mapped>,
+    size: u64,
+    /// Free ranges by offset, never touching.
+    free: Vec<(u64, u64)>,
+}
+
+impl Heap {
+    pub(super) fn new(adapter: &Adapter) -> Self {
+        let (memory_type, flags) = choose_type(adapter);
+        let heap = adapter.memory.memory_types[memory_type as usize].heap_index;
+        Self { memory_type, flags, heap, blocks: Mutex::default() }
+    }
+
+    /// Memory for `bytes` bytes.
+    pub(super) fn alloc(&self, context: &Context, bytes: u64) -> Result<Piece> {
+        let len = bytes.max(4).next_multiple_of(ALIGN);
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = blocks.list.iter_mut().find_map(|block| block.take(len));
+        if let Some(piece) = found {
+            return Ok(piece);
+        }
+        let size = if len >= BLOCK / 2 { len } else { BLOCK };
+        let id = blocks.next;
+        let block = match self.block(context, id, size) {
+            Err(GpuError::OutOfMemory { .. }) if size > len => self.block(context, id, len)?,
+            other => other?,
+        };
+        blocks.next += 1;
+        blocks.list.push(block);
+        let last = blocks.list.last_mut().and_then(|block| block.take(len));
+        last.ok_or_else(|| self.out_of_memory(context, len))
+    }
+
+    /// Gives a piece back. Nothing on the device may use it any more.
+    pub(super) fn free(&self, context: &Context, piece: &Piece) {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(index) = blocks.list.iter().position(|block| block.id == piece.block) else {
+            return;
+        };
+        let block = &mut blocks.list[index];
+        block.give(piece.offset, piece.len);
+        if block.free == [(0, block.size)] {
+            let block = blocks.list.swap_remove(index);
+            // Filling with zeros may still be under way. A lost device has nothing under way.
+            let _ = context.wait_all();
+            block.destroy(&context.raw);
+        }
+    }
+
+    pub(super) fn destroy(&self, device: &ash::Device) {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.list.drain(..).for_each(|block| block.destroy(device));
+    }
+
+    fn out_of_memory(&self, context: &Context, wanted: u64) -> GpuError {
+        let available = context.available(self.heap);
+        GpuError::OutOfMemory { device: context.info.name.clone(), wanted, available }
+    }
+
+    fn block(&self, context: &Context, id: u64, size: u64) -> Result<Block> {
+        if size > context.adapter.max_buffer_bytes || size > context.available(self.heap) {
+            return Err(self.out_of_memory(context, size));
+        }
+        let (buffer, memory) = allocate(context, size, self.memory_type, buffer_usage()).map_err(
+            |error| match error {
+                GpuError::OutOfMemory { .. } => self.out_of_memory(context, size),
+                other => other,
+            },
+        )?;
+        let mapped = map(context, memory, self.flags)?;
+        Ok(Block { id, buffer, memory, mapped, size, free: vec![(0, size)] })
+    }
+}
+
+impl Block {
+    fn take(&mut self, len: u64) -> Option<Piece> {
+        let fits = |&(_, free): &(u64, u64)| free >= len;
+        let index = self.free.iter().position(fits)?;
+        let (offset, free) = self.free[index];
+        if free == len {
+            self.free.remove(index);
+        } else {
+            self.free[index] = (offset + len, free - len);
+        }
+        let mapped = self.mapped.map(|block| Mapped {
+            start: block.start.wrapping_add(offset as usize),
+            cached: block.cached,
+        });
+        Some(Piece { buffer: self.buffer, offset, len, mapped, block: self.id })
+    }
+
+    fn give(&mut self, offset: u64, len: u64) {
+        let index = self.free.partition_point(|&(start, _)| start < offset);
+        self.free.insert(index, (offset, len));
+        for at in [index, index.wrapping_sub(1)] {
+            let (Some(&(start, len)), Some(&(next, more))) =
+                (self.free.get(at), self.free.get(at.wrapping_add(1)))
+            else {
+                continue;
+            };
+            if start + len == next {
+                self.free[at].1 += more;
+                self.free.remove(at + 1);
+            }
+        }
+    }
+
+    fn destroy(&self, device: &ash::Device) {
+        // SAFETY: every piece was given back, so nothing uses the buffer.
+        unsafe { device.destroy_buffer(self.buffer, None) };
+        // SAFETY: the one buffer bound to it is gone.
+        unsafe { device.free_memory(self.memory, None) };
+    }
+}
+
+/// What blocks are used for.
+fn buffer_usage() -> vk::BufferUsageFlags {
+    vk::BufferUsageFlags::STORAGE_BUFFER
+        | vk::BufferUsageFlags::UNIFORM_BUFFER
+        | vk::BufferUsageFlags::TRANSFER_SRC
+        | vk::BufferUsageFlags::TRANSFER_DST
+}
+
+/// Device memory; visible to the host too where that is true of most of it.
+fn choose_type(adapter: &Adapter) -> (u32, vk::MemoryPropertyFlags) {
+    use vk::MemoryPropertyFlags as Flags;
+    let types = adapter.memory.memory_types_as_slice();
+    let heap_size = |t: &vk::MemoryType| adapter.memory.memory_heaps[t.heap_index as usize].size;
+    let largest = adapter.local_bytes();
+    let visible = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
+    let usable = |t: &vk::MemoryType| {
+        let exotic = Flags::PROTECTED | Flags::DEVICE_COHERENT_AMD | Flags::LAZILY_ALLOCATED;
+        !t.property_flags.intersects(exotic)
+    };
+    let score = |t: &vk::MemoryType| {
+        let local = t.property_flags.contains(Flags::DEVICE_LOCAL);
+        let whole = heap_size(t) >= largest / 2;
+        (
+            usable(t) && local && whole,
+            t.property_flags.contains(visible),
+            t.property_flags.contains(Flags::HOST_CACHED),
+        )
+    };
+    let best = (0..types.len()).rev().max_by_key(|&i| score(&types[i])).unwrap_or(0);
+    (best as u32, types[best].property_flags)
+}
+
+/// A buffer with memory of its own.
+pub(super) fn allocate(
+    context: &Context,
+    size: u64,
+    memory_type: u32,
+    usage: vk::BufferUsageFlags,
+) -> Result<(vk::Buffer, vk::DeviceMemory)> {
+    let info = vk::BufferCreateInfo::default().size(size).usage(usage);
+    // SAFETY: the size is below the device's limit.
+    let buffer = unsafe { context.raw.create_buffer(&info, None) }
+        .map_err(|e| context.error("vkCreateBuffer", e))?;
+    // SAFETY: the buffer is alive.
+    let needs = unsafe { context.raw.get_buffer_memory_requirements(buffer) };
+    let info = vk::MemoryAllocateInfo::default()
+        .allocation_size(needs.size)
+        .memory_type_index(memory_type);
+    // SAFETY: the memory type exists.
+    let memory = unsafe { context.raw.allocate_memory(&info, None) };
+    let bound = memory.and_then(|memory| {
+        // SAFETY: the buffer is not bound yet and the memory is as large as it needs.
+        unsafe { context.raw.bind_buffer_memory(buffer, memory, 0) }
+            // SAFETY: nothing is bound to it.
+            .inspect_err(|_| unsafe { context.raw.free_memory(memory, None) })
+            .map(|()| memory)
+    });
+    match bound {
+        Ok(memory) => Ok((buffer, memory)),
+        Err(code) => {
+            // SAFETY: nothing uses it.
+            unsafe { context.raw.destroy_buffer(buffer, None) };
+            Err(context.error("vkAllocateMemory", code))
+        }
+    }
+}
+
+/// The host's address of a whole allocation, if it may have one.
+pub(super) fn map(
+    context: &Context,
+    memory: vk::DeviceMemory,
+    flags: vk::MemoryPropertyFlags,
+) -> Result<Option<Mapped>> {
+    use vk::MemoryPropertyFlags as Flags;
+    if !flags.contains(Flags::HOST_VISIBLE | Flags::HOST_COHERENT) {
+        return Ok(None);
+    }
+    // SAFETY: the memory is host-visible and not mapped yet.
+    let start =
+        unsafe { context.raw.map_memory(memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty()) }
+            .map_err(|e| context.error("vkMapMemory", e))?;
+    Ok(Some(Mapped { start: start.cast(), cached: flags.contains(Flags::HOST_CACHED) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_given_back_in_any_order_make_the_block_whole() {
+        let mut block = Block {
+            id: 0,
+            buffer: vk::Buffer::null(),
+            memory: vk::DeviceMemory::null(),
+            mapped: None,
+            size: 1024,
+            free: vec![(0, 1024)],
+        };
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
+            let pieces: Vec<Piece> = (0..4).filter_map(|_| block.take(256)).collect();
+            assert_eq!(pieces.iter().map(|p| p.offset).collect::<Vec<_>>(), [0, 256, 512, 768]);
+            assert!(block.take(256).is_none());
+            for index in order {
+                block.give(pieces[index].offset, pieces[index].len);
+            }
+            assert_eq!(block.free, [(0, 1024)], "{order:?}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Buffers of a Vulkan device.
+
+use std::sync::Arc;
+
+use super::context::Context;
+use super::heap::Piece;
+use crate::device::DeviceMemory;
+use crate::error::Result;
+use crate::wgsl::Packing;
+
+/// The memory behind a buffer.
+pub(super) struct VulkanMemory {
+    pub(super) piece: Piece,
+    /// How block weights lie in it.
+    pub(super) packing: Packing,
+    context: Arc<Context>,
+}
+
+impl VulkanMemory {
+    /// Memory that holds anything.
+    pub(super) fn new(context: &Arc<Context>, bytes: u64, packing: Packing) -> Result<Self> {
+        let piece = context.heap.alloc(context, bytes)?;
+        Ok(Self { piece, packing, context: context.clone() })
+    }
+
+    /// Memory filled with zeros.
+    pub(super) fn zeroed(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        let memory = Self::new(context, bytes, Packing::Plain)?;
+        context.transfers.fill_zero(context, &memory.piece)?;
+        Ok(memory)
+    }
+}
+
+impl DeviceMemory for VulkanMemory {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.context.transfers.write(&self.context, &self.piece, offset, bytes)
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.context.transfers.read(&self.context, &self.piece, offset, bytes)
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Drop for VulkanMemory {
+    fn drop(&mut self) {
+        // Programs hold the memory they use until they are done with it.
+        self.context.heap.free(&self.context, &self.piece);
+    }
+}

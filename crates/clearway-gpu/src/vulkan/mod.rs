@@ -1,0 +1,175 @@
+//! The Vulkan backend: explicit barriers on real GPUs, and on software drivers.
+//!
+//! A list is proven, lowered to WGSL kernels with exact bindings, and recorded once into a command
+//! buffer that is submitted again and again. Barriers stand exactly where the list has them.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `instance` | the loader, devices and what they can do |
+//! | `context` | one opened device: queue, clock of finished work, errors |
+//! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
+//! | `pipeline`, `cache` | kernels compiled once, in memory and on disk |
+//! | `encoder` | from dispatches to bindings and kernels |
+//! | `program` | the recorded commands |
+
+mod cache;
+mod context;
+mod encoder;
+mod heap;
+mod instance;
+mod memory;
+mod pipeline;
+mod program;
+mod transfer;
+
+use std::sync::{Arc, PoisonError};
+
+use clearway_graph::FusedRequest;
+
+use crate::device::{Buffer, Device, DeviceInfo, Encoder};
+use crate::error::{GpuError, Result};
+use crate::registry::KernelRegistry;
+use context::Context;
+use instance::{Adapter, Instance};
+use memory::VulkanMemory;
+
+/// How a device is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VulkanOptions {
+    /// Load the validation layer with synchronization validation and collect what it says.
+    pub validate: bool,
+    /// Compile kernels with every index and loop guarded.
+    pub checks: bool,
+    /// Keep compiled kernels on disk.
+    pub disk_cache: bool,
+}
+
+impl Default for VulkanOptions {
+    fn default() -> Self {
+        Self { validate: false, checks: false, disk_cache: true }
+    }
+}
+
+/// A device that could be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VulkanDeviceInfo {
+    /// Name the command line uses, such as `vulkan:0`.
+    pub name: String,
+    /// One line for people: model, driver, memory, what it can do and what fell back.
+    pub description: String,
+    /// Bytes of device memory.
+    pub memory_bytes: u64,
+    /// Whether it is a software driver on the CPU.
+    pub software: bool,
+    /// Whether it can be opened.
+    pub usable: bool,
+}
+
+/// A GPU, or a software driver.
+pub struct VulkanDevice {
+    context: Arc<Context>,
+}
+
+impl VulkanDevice {
+    /// The devices of this machine, in the order `vulkan:N` counts them.
+    ///
+    /// # Errors
+    /// [`GpuError::NoDevice`] where there is no loader or no driver.
+    pub fn list() -> Result<Vec<VulkanDeviceInfo>> {
+        let instance = Instance::load(VulkanOptions::default())?;
+        let adapters = instance.adapters()?;
+        Ok(adapters.iter().map(summary).collect())
+    }
+
+    /// The best device: a card of its own before an integrated one before software.
+    ///
+    /// # Errors
+    /// [`GpuError::NoDevice`] where there is none; [`GpuError::Unsupported`] if none can be used.
+    pub fn open(options: VulkanOptions) -> Result<Self> {
+        let instance = Arc::new(Instance::load(options)?);
+        let mut adapters = instance.adapters()?;
+        adapters.sort_by_key(|adapter| (adapter.missing.is_some(), adapter.rank(), adapter.index));
+        let adapter = adapters.into_iter().next();
+        let adapter = adapter.ok_or_else(|| no_driver("no driver reports a device"))?;
+        Ok(Self { context: Context::open(instance, adapter)? })
+    }
+
+    /// The device `vulkan:index`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`GpuError::NoDevice`] names how many there are.
+    pub fn open_index(index: usize, options: VulkanOptions) -> Result<Self> {
+        let instance = Arc::new(Instance::load(options)?);
+        let adapters = instance.adapters()?;
+        let count = adapters.len();
+        let adapter = adapters.into_iter().nth(index).ok_or_else(|| {
+            no_driver(&format!("there is no device vulkan:{index}, {count} in all"))
+        })?;
+        Ok(Self { context: Context::open(instance, adapter)? })
+    }
+
+    /// Takes what the validation layer has reported since the last call.
+    pub fn take_messages(&self) -> Vec<String> {
+        let mut list =
+            self.context.instance.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *list)
+    }
+
+    /// Number of kernels compiled so far.
+    pub fn pipeline_count(&self) -> usize {
+        self.context.pipelines.count()
+    }
+
+    /// Whether it is a software driver on the CPU.
+    pub fn is_software(&self) -> bool {
+        summary(&self.context.adapter).software
+    }
+
+    fn keep(&self, bytes: u64, memory: VulkanMemory) -> Buffer {
+        let memory = Arc::new(memory);
+        let buffer = Buffer::new(bytes, memory.clone());
+        let mut buffers = self.context.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() == buffers.capacity() {
+            buffers.retain(|_, memory| memory.strong_count() > 0);
+        }
+        buffers.insert(buffer.id(), Arc::downgrade(&memory));
+        buffer
+    }
+}
+
+impl Device for VulkanDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.context.info
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Buffer> {
+        Ok(self.keep(bytes, VulkanMemory::zeroed(&self.context, bytes)?))
+    }
+
+    fn buffer(&self, buf_id: usize) -> Result<Buffer> {
+        let memory = self.context.memory(buf_id)?;
+        Ok(Buffer::with_id(buf_id, memory.piece.len, memory))
+    }
+
+    fn has_fused(&self, _request: &FusedRequest<'_>) -> bool {
+        true // every op of the table has a kernel
+    }
+
+    fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
+        Box::new(encoder::VulkanEncoder::new(self.context.clone(), kernels.clone()))
+    }
+}
+
+fn summary(adapter: &Adapter) -> VulkanDeviceInfo {
+    VulkanDeviceInfo {
+        name: format!("vulkan:{}", adapter.index),
+        description: adapter.describe(),
+        memory_bytes: adapter.local_bytes(),
+        software: adapter.kind == ash::vk::PhysicalDeviceType::CPU,
+        usable: adapter.missing.is_none(),
+    }
+}
+
+fn no_driver(reason: &str) -> GpuError {
+    GpuError::NoDevice { reason: reason.to_owned() }
+}

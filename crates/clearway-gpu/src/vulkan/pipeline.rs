@@ -1,0 +1,289 @@
+//! Kernels compiled once: WGSL to SPIR-V to the driver's code, kept in memory and on disk.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use ash::vk;
+use rustc_hash::FxHashMap;
+
+use super::VulkanOptions;
+use super::cache::DiskCache;
+use super::context::driver_error;
+use super::instance::Adapter;
+use crate::error::{GpuError, Result};
+
+/// Storage bindings of a kernel at most.
+pub(super) const MAX_BINDINGS: usize = 8;
+
+/// Every pipeline of a device, and what they are made from.
+pub(super) struct Pipelines {
+    device: String,
+    options: VulkanOptions,
+    disk: DiskCache,
+    driver_cache: vk::PipelineCache,
+    /// For each number of storage bindings, the layouts of its sets and pipelines.
+    layouts: Vec<(vk::DescriptorSetLayout, vk::PipelineLayout)>,
+    /// Subgroup size to ask for, where the driver would choose among several.
+    subgroup: Option<u32>,
+    made: Mutex<FxHashMap<String, vk::Pipeline>>,
+    grown: AtomicBool,
+}
+
+/// A kernel that is needed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted<'a> {
+    pub(super) name: &'a str,
+    pub(super) source: &'a str,
+    pub(super) bindings: usize,
+}
+
+impl Pipelines {
+    pub(super) fn new(
+        raw: &ash::Device,
+        adapter: &Adapter,
+        options: VulkanOptions,
+        device: &str,
+    ) -> Result<Self> {
+        let disk = DiskCache::open(options.disk_cache);
+        let data = disk.load("pipelines", &adapter.cache_key).unwrap_or_default();
+        let info = vk::PipelineCacheCreateInfo::default().initial_data(&data);
+        // SAFETY: the driver checks the header of the data itself and starts empty if it is not its
+        // own.
+        let driver_cache = unsafe { raw.create_pipeline_cache(&info, None) }
+            .map_err(|e| driver_error(device, "vkCreatePipelineCache", e))?;
+        let layouts = (0..=MAX_BINDINGS)
+            .map(|bindings| layout(raw, bindings))
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|e| driver_error(device, "vkCreatePipelineLayout", e))?;
+        Ok(Self {
+            device: device.to_owned(),
+            options,
+            disk,
+            driver_cache,
+            layouts,
+            subgroup: (!adapter.fixed_subgroup).then_some(adapter.target.subgroup),
+            made: Mutex::default(),
+            grown: AtomicBool::new(false),
+        })
+    }
+
+    /// Layout of the descriptor sets of kernels with this many storage bindings.
+    pub(super) fn set_layout(&self, bindings: usize) -> vk::DescriptorSetLayout {
+        self.layouts[bindings].0
+    }
+
+    /// Layout of the pipelines of kernels with this many storage bindings.
+    pub(super) fn pipeline_layout(&self, bindings: usize) -> vk::PipelineLayout {
+        self.layouts[bindings].1
+    }
+
+    /// Number of pipelines made so far.
+    pub(super) fn count(&self) -> usize {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The pipelines of these kernels, in order; those not made yet are compiled on all cores.
+    pub(super) fn get_all(
+        &self,
+        raw: &ash::Device,
+        wanted: &[Wanted<'_>],
+    ) -> Result<Vec<vk::Pipeline>> {
+        let mut missing: FxHashMap<&str, Wanted<'_>> = FxHashMap::default();
+        {
+            let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+            for &kernel in wanted.iter().filter(|kernel| !made.contains_key(kernel.source)) {
+                missing.entry(kernel.source).or_insert(kernel);
+            }
+        }
+        let missing: Vec<Wanted<'_>> = missing.into_values().collect();
+        if !missing.is_empty() {
+            self.compile_all(raw, &missing)?;
+        }
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        wanted
+            .iter()
+            .map(|kernel| {
+                made.get(kernel.source)
+                    .copied()
+                    .ok_or_else(|| self.failed(kernel.name, "it was not compiled".into()))
+            })
+            .collect()
+    }
+
+    fn compile_all(&self, raw: &ash::Device, missing: &[Wanted<'_>]) -> Result<()> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let next = AtomicUsize::new(0);
+        let failure = Mutex::new(None);
+        let work = || {
+            while let Some(kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match self.compile(raw, kernel) {
+                    Ok(pipeline) => self.keep(raw, kernel.source, pipeline),
+                    Err(error) => {
+                        let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+                        failure.get_or_insert(error);
+                        next.store(missing.len(), Ordering::Relaxed);
+                    }
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..cores.min(missing.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Another thread may have made the same one meanwhile; then that one stays.
+    fn keep(&self, raw: &ash::Device, source: &str, pipeline: vk::Pipeline) {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.contains_key(source) {
+            // SAFETY: nobody has seen it.
+            unsafe { raw.destroy_pipeline(pipeline, None) };
+        } else {
+            made.insert(source.to_owned(), pipeline);
+            self.grown.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn compile(&self, raw: &ash::Device, kernel: &Wanted<'_>) -> Result<vk::Pipeline> {
+        let words = self.spirv(kernel)?;
+        let module = vk::ShaderModuleCreateInfo::default().code(&words);
+        // SAFETY: naga validated the module it wrote; what comes from disk has its checksum.
+        let module = unsafe { raw.create_shader_module(&module, None) }
+            .map_err(|e| self.failed(kernel.name, format!("vkCreateShaderModule: {e}")))?;
+        let mut stage = vk::PipelineShaderStageCreateInfo::default()
+            .stage(vk::ShaderStageFlags::COMPUTE)
+            .module(module)
+            .name(c"main");
+        let mut size = vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default();
+        if let Some(subgroup) = self.subgroup {
+            size.required_subgroup_size = subgroup;
+            stage = stage.push_next(&mut size);
+        }
+        let info = [vk::ComputePipelineCreateInfo::default()
+            .stage(stage)
+            .layout(self.pipeline_layout(kernel.bindings))];
+        // SAFETY: module and layout are alive, and the layout has the bindings of the text.
+        let made = unsafe { raw.create_compute_pipelines(self.driver_cache, &info, None) };
+        // SAFETY: pipelines do not need their modules any more.
+        unsafe { raw.destroy_shader_module(module, None) };
+        match made {
+            Ok(pipelines) => Ok(pipelines[0]),
+            Err((_, code)) => {
+                Err(self.failed(kernel.name, format!("vkCreateComputePipelines: {code}")))
+            }
+        }
+    }
+
+    fn spirv(&self, kernel: &Wanted<'_>) -> Result<Vec<u32>> {
+        let key = format!("{}\n{}", self.options.checks, kernel.source);
+        if let Some(bytes) = self.disk.load_hashed("spirv", &key)
+            && bytes.len().is_multiple_of(4)
+        {
+            let word = |quad: &[u8]| u32::from_le_bytes([quad[0], quad[1], quad[2], quad[3]]);
+            return Ok(bytes.chunks_exact(4).map(word).collect());
+        }
+        let words = to_spirv(kernel.source, self.options.checks)
+            .map_err(|message| self.failed(kernel.name, message))?;
+        self.disk.store_hashed("spirv", &key, bytemuck::cast_slice(&words));
+        Ok(words)
+    }
+
+    fn failed(&self, kernel: &str, message: String) -> GpuError {
+        GpuError::KernelCompile { kernel: kernel.to_owned(), device: self.device.clone(), message }
+    }
+
+    /// Writes the driver's cache to disk if it grew.
+    pub(super) fn save(&self, raw: &ash::Device, adapter: &Adapter) {
+        if self.grown.swap(false, Ordering::Relaxed) {
+            // SAFETY: the cache is alive.
+            if let Ok(data) = unsafe { raw.get_pipeline_cache_data(self.driver_cache) } {
+                self.disk.store("pipelines", &adapter.cache_key, &data);
+            }
+        }
+    }
+
+    pub(super) fn destroy(&self, raw: &ash::Device) {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, pipeline) in made.drain() {
+            // SAFETY: the device is idle.
+            unsafe { raw.destroy_pipeline(pipeline, None) };
+        }
+        for &(set, pipeline) in &self.layouts {
+            // SAFETY: nothing made from it is left.
+            unsafe { raw.destroy_pipeline_layout(pipeline, None) };
+            // SAFETY: as above.
+            unsafe { raw.destroy_descriptor_set_layout(set, None) };
+        }
+        // SAFETY: no compilation is under way.
+        unsafe { raw.destroy_pipeline_cache(self.driver_cache, None) };
+    }
+}
+
+/// Storage buffers from binding 0 on, and one uniform block behind them.
+fn layout(
+    raw: &ash::Device,
+    bindings: usize,
+) -> std::result::Result<(vk::DescriptorSetLayout, vk::PipelineLayout), vk::Result> {
+    let slots: Vec<_> = (0..=bindings)
+        .map(|slot| {
+            let kind = if slot < bindings {
+                vk::DescriptorType::STORAGE_BUFFER
+            } else {
+                vk::DescriptorType::UNIFORM_BUFFER
+            };
+            vk::DescriptorSetLayoutBinding::default()
+                .binding(slot as u32)
+                .descriptor_type(kind)
+                .descriptor_count(1)
+                .stage_flags(vk::ShaderStageFlags::COMPUTE)
+        })
+        .collect();
+    let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&slots);
+    // SAFETY: the structure is complete.
+    let set = unsafe { raw.create_descriptor_set_layout(&info, None) }?;
+    let sets = [set];
+    let info = vk::PipelineLayoutCreateInfo::default().set_layouts(&sets);
+    // SAFETY: the set layout is alive.
+    let pipeline = unsafe { raw.create_pipeline_layout(&info, None) }?;
+    Ok((set, pipeline))
+}
+
+/// Compiles WGSL; `checks` guards every index and loop.
+pub(super) fn to_spirv(source: &str, checks: bool) -> std::result::Result<Vec<u32>, String> {
+    use naga::back::spv;
+    use naga::valid::{Capabilities, ValidationFlags, Validator};
+    let module =
+        naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
+    let info = Validator::new(ValidationFlags::all(), Capabilities::all())
+        .validate(&module)
+        .map_err(|error| error.emit_to_string(source))?;
+    let policy = if checks {
+        naga::proc::BoundsCheckPolicy::ReadZeroSkipWrite
+    } else {
+        naga::proc::BoundsCheckPolicy::Unchecked
+    };
+    let options = spv::Options {
+        lang_version: (1, 3),
+        flags: spv::WriterFlags::empty(),
+        bounds_check_policies: naga::proc::BoundsCheckPolicies {
+            index: policy,
+            buffer: policy,
+            ..Default::default()
+        },
+        zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+        force_loop_bounding: checks,
+        emit_int_div_checks: checks,
+        ..Default::default()
+    };
+    let entry = spv::PipelineOptions {
+        shader_stage: naga::ShaderStage::Compute,
+        entry_point: "main".into(),
+    };
+    spv::write_vec(&module, &info, &options, Some(&entry)).map_err(|error| error.to_string())
+}

@@ -1,0 +1,259 @@
+//! Copies between host and device.
+//!
+//! Where the host sees device memory it writes there directly; elsewhere, and for reading where the
+//! host's caches do not hold it, copies go through a ring of staging segments. A segment is used
+//! again only when the clock shows that its last copy is done.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use ash::vk;
+
+use super::context::{Context, driver_error};
+use super::heap::{self, Mapped, Piece};
+use super::instance::Adapter;
+use crate::error::{GpuError, Result};
+
+/// Segments of the ring, and bytes of each: copying into one overlaps with the copy out of another.
+const SEGMENTS: usize = 4;
+const SEGMENT: u64 = 4 << 20;
+/// Up to here the host reads device memory directly even if its caches do not hold it.
+const SMALL_READ: usize = 256;
+
+/// The staging ring and its commands.
+pub(super) struct Transfers {
+    memory_type: u32,
+    flags: vk::MemoryPropertyFlags,
+    pool: vk::CommandPool,
+    commands: Vec<vk::CommandBuffer>,
+    staging: OnceLock<Staging>,
+    /// For each segment, what the clock shows when its last copy is done.
+    ring: Mutex<Ring>,
+}
+
+struct Staging {
+    buffer: vk::Buffer,
+    memory: vk::DeviceMemory,
+    mapped: Mapped,
+}
+
+#[derive(Default)]
+struct Ring {
+    next: usize,
+    busy: [u64; SEGMENTS],
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    ToDevice,
+    ToHost,
+}
+
+impl Transfers {
+    pub(super) fn new(device: &ash::Device, adapter: &Adapter, name: &str) -> Result<Self> {
+        use vk::MemoryPropertyFlags as Flags;
+        let types = adapter.memory.memory_types_as_slice();
+        let visible = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
+        let score = |t: &vk::MemoryType| {
+            (
+                t.property_flags.contains(visible),
+                t.property_flags.contains(Flags::HOST_CACHED),
+                !t.property_flags.contains(Flags::DEVICE_LOCAL),
+            )
+        };
+        let best = (0..types.len()).rev().max_by_key(|&i| score(&types[i])).unwrap_or(0);
+        let pool = vk::CommandPoolCreateInfo::default()
+            .queue_family_index(adapter.queue_family)
+            .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
+        // SAFETY: the family is that of the device's queue.
+        let pool = unsafe { device.create_command_pool(&pool, None) }
+            .map_err(|e| driver_error(name, "vkCreateCommandPool", e))?;
+        let info = vk::CommandBufferAllocateInfo::default()
+            .command_pool(pool)
+            .command_buffer_count(SEGMENTS as u32);
+        // SAFETY: the pool is alive.
+        let commands = unsafe { device.allocate_command_buffers(&info) }
+            .map_err(|e| driver_error(name, "vkAllocateCommandBuffers", e))?;
+        Ok(Self {
+            memory_type: best as u32,
+            flags: types[best].property_flags,
+            pool,
+            commands,
+            staging: OnceLock::new(),
+            ring: Mutex::default(),
+        })
+    }
+
+    pub(super) fn write(
+        &self,
+        context: &Context,
+        piece: &Piece,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        if let Some(mapped) = piece.mapped {
+            context.wait_all()?;
+            let start = mapped.start.wrapping_add(offset as usize);
+            // SAFETY: the caller checked that the bytes lie inside the piece, and nothing on the
+            // device runs. The host's own accesses are ordered by whoever shares the buffer.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
+            return Ok(());
+        }
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        for (chunk, at) in bytes.chunks(SEGMENT as usize).zip((offset..).step_by(SEGMENT as usize))
+        {
+            let (segment, start) = self.segment(context, &mut ring)?;
+            // SAFETY: the segment is as long as a chunk at least, and no copy from it is in flight.
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), start, chunk.len()) };
+            let copy = (piece.offset + at, chunk.len() as u64);
+            ring.busy[segment] = self.copy(context, segment, piece, copy, Direction::ToDevice)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(
+        &self,
+        context: &Context,
+        piece: &Piece,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        if let Some(mapped) = piece.mapped.filter(|m| m.cached || bytes.len() <= SMALL_READ) {
+            context.wait_all()?;
+            let start = mapped.start.wrapping_add(offset as usize);
+            // SAFETY: as for writing.
+            unsafe { std::ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), bytes.len()) };
+            return Ok(());
+        }
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        for (chunk, at) in
+            bytes.chunks_mut(SEGMENT as usize).zip((offset..).step_by(SEGMENT as usize))
+        {
+            let (segment, start) = self.segment(context, &mut ring)?;
+            let copy = (piece.offset + at, chunk.len() as u64);
+            let done = self.copy(context, segment, piece, copy, Direction::ToHost)?;
+            ring.busy[segment] = done;
+            context.wait(done)?;
+            // SAFETY: the copy into the segment is done.
+            unsafe { std::ptr::copy_nonoverlapping(start, chunk.as_mut_ptr(), chunk.len()) };
+        }
+        Ok(())
+    }
+
+    pub(super) fn fill_zero(&self, context: &Context, piece: &Piece) -> Result<()> {
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let segment = self.turn(context, &mut ring)?;
+        let fill = |commands| {
+            // SAFETY: pieces are multiples of 4 bytes inside their buffer.
+            unsafe {
+                context.raw.cmd_fill_buffer(commands, piece.buffer, piece.offset, piece.len, 0)
+            };
+        };
+        ring.busy[segment] = self.run(context, segment, fill)?;
+        Ok(())
+    }
+
+    /// The next segment that is free, and where the host sees it.
+    fn segment(&self, context: &Context, ring: &mut Ring) -> Result<(usize, *mut u8)> {
+        let segment = self.turn(context, ring)?;
+        let start = self.staging(context)?.mapped.start;
+        Ok((segment, start.wrapping_add(segment * SEGMENT as usize)))
+    }
+
+    fn turn(&self, context: &Context, ring: &mut Ring) -> Result<usize> {
+        let segment = ring.next;
+        ring.next = (ring.next + 1) % SEGMENTS;
+        context.wait(ring.busy[segment])?;
+        Ok(segment)
+    }
+
+    fn staging(&self, context: &Context) -> Result<&Staging> {
+        if let Some(staging) = self.staging.get() {
+            return Ok(staging);
+        }
+        let usage = vk::BufferUsageFlags::TRANSFER_SRC | vk::BufferUsageFlags::TRANSFER_DST;
+        let size = SEGMENTS as u64 * SEGMENT;
+        let (buffer, memory) = heap::allocate(context, size, self.memory_type, usage)?;
+        let mapped =
+            heap::map(context, memory, self.flags)?.ok_or_else(|| GpuError::Unsupported {
+                device: context.info.name.clone(),
+                missing: "memory that the host can write",
+            })?;
+        // The ring is locked: nobody else sets it.
+        Ok(self.staging.get_or_init(|| Staging { buffer, memory, mapped }))
+    }
+
+    fn copy(
+        &self,
+        context: &Context,
+        segment: usize,
+        piece: &Piece,
+        (at, len): (u64, u64),
+        direction: Direction,
+    ) -> Result<u64> {
+        let staging = self.staging(context)?;
+        let in_staging = segment as u64 * SEGMENT;
+        let (from, to, region) = match direction {
+            Direction::ToDevice => (
+                staging.buffer,
+                piece.buffer,
+                vk::BufferCopy { src_offset: in_staging, dst_offset: at, size: len },
+            ),
+            Direction::ToHost => (
+                piece.buffer,
+                staging.buffer,
+                vk::BufferCopy { src_offset: at, dst_offset: in_staging, size: len },
+            ),
+        };
+        self.run(context, segment, |commands| {
+            // SAFETY: both ranges lie inside their buffers.
+            unsafe { context.raw.cmd_copy_buffer(commands, from, to, &[region]) };
+        })
+    }
+
+    /// Records one transfer between barriers against everything before and after it, and submits it.
+    fn run(
+        &self,
+        context: &Context,
+        segment: usize,
+        record: impl FnOnce(vk::CommandBuffer),
+    ) -> Result<u64> {
+        let commands = self.commands[segment];
+        let begin = vk::CommandBufferBeginInfo::default()
+            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+        // SAFETY: the commands' last submission is done.
+        unsafe { context.raw.begin_command_buffer(commands, &begin) }
+            .map_err(|e| context.error("vkBeginCommandBuffer", e))?;
+        full_barrier(context, commands);
+        record(commands);
+        full_barrier(context, commands);
+        // SAFETY: the commands are being recorded.
+        unsafe { context.raw.end_command_buffer(commands) }
+            .map_err(|e| context.error("vkEndCommandBuffer", e))?;
+        context.submit(&[vk::CommandBufferSubmitInfo::default().command_buffer(commands)])
+    }
+
+    pub(super) fn destroy(&self, device: &ash::Device) {
+        // SAFETY: the device is idle; this frees the commands too.
+        unsafe { device.destroy_command_pool(self.pool, None) };
+        if let Some(staging) = self.staging.get() {
+            // SAFETY: the device is idle.
+            unsafe { device.destroy_buffer(staging.buffer, None) };
+            // SAFETY: the one buffer bound to it is gone.
+            unsafe { device.free_memory(staging.memory, None) };
+        }
+    }
+}
+
+/// Everything before it is done and visible to everything after it, the host included.
+fn full_barrier(context: &Context, commands: vk::CommandBuffer) {
+    use vk::{AccessFlags2 as Access, PipelineStageFlags2 as Stage};
+    let work = Stage::COMPUTE_SHADER | Stage::TRANSFER;
+    let barrier = [vk::MemoryBarrier2::default()
+        .src_stage_mask(work)
+        .src_access_mask(Access::MEMORY_READ | Access::MEMORY_WRITE)
+        .dst_stage_mask(work | Stage::HOST)
+        .dst_access_mask(Access::MEMORY_READ | Access::MEMORY_WRITE)];
+    let info = vk::DependencyInfo::default().memory_barriers(&barrier);
+    // SAFETY: the commands are being recorded, outside any render pass.
+    unsafe { context.raw.cmd_pipeline_barrier2(commands, &info) };
+}

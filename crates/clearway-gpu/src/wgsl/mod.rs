@@ -1,0 +1,108 @@
+//! Kernels as WGSL text, one source for every backend that compiles it.
+//!
+//! [`lower`] turns an op call into [`Kernel`]s: complete source text, workgroups, and the words of
+//! the uniform block. Nothing here names a graphics API. Shapes, strides and shifts are data in the
+//! uniform block, so that a model needs tens of pipelines; only kernels on the decode path have them
+//! written into their text.
+//!
+//! A source is the preamble made by [`Source`] (bindings, accessors) and the text of a `.wgsl` file.
+//! For an operand `x` of the op table the preamble gives:
+//!
+//! | name | what |
+//! |---|---|
+//! | `b_x` | the bound array; read-only for inputs |
+//! | `get_x(i)`, `put_x(i, v)` | element `i` of the view as f32 (u32 for indices); `i` counts storage elements from the view's first |
+//! | `byte_x(i)`, `word_x(i)` | for block formats: byte `i` of the view, and that with the three behind it |
+//! | `row_x(r)` | where row `r` starts; rows count over all outer dimensions |
+//! | `at_x(c)` | where the element with four coordinates `c` is |
+//! | `P.x.shape`, `P.x.stride` | four extents and element strides, outermost first |
+//! | `arg(k)`, `argf(k)` | constant `k` of the op, as an integer or a float |
+//!
+//! | module | ops |
+//! |---|---|
+//! | `source` | preamble and text |
+//! | `elementwise` | maps, sums, copies, fills, joins |
+//! | `rows` | norms, softmax, rotary embedding, cache writes |
+//! | `select` | gather, arg max, top k, router, sum of experts |
+//! | `blocks` | block formats as files have them: decoding by byte |
+//! | `product` | products with weights |
+//! | `attention` | attention over a cache |
+
+mod lower;
+mod source;
+
+pub use lower::lower;
+pub use source::{Source, View};
+
+use clearway_graph::{BindingRole, CapturedOpKind, Layout};
+
+/// What the kernels may count on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Invocations of a subgroup; always the same on this device.
+    pub subgroup: u32,
+    /// Invocations of a workgroup at most.
+    pub max_invocations: u32,
+    /// Bytes of workgroup memory at most.
+    pub shared_bytes: u32,
+    /// Workgroups in each dimension at most.
+    pub max_groups: u32,
+    /// Bytes one binding may cover.
+    pub max_binding: u64,
+    /// Products of four packed 8-bit integers are one instruction.
+    pub packed_dot: bool,
+    /// 16x16 cooperative matrices of f16 with f32 sums.
+    pub cooperative: bool,
+    /// Processors of the device, as far as known: how many workgroups keep it busy.
+    pub processors: u32,
+}
+
+/// How the bytes of a weight tensor lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Packing {
+    /// As the layout says; block formats as files have them.
+    Plain,
+    /// Block formats in planes, see `planes`.
+    Planes,
+}
+
+/// One operand of a job.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    /// Name in the op table.
+    pub name: &'static str,
+    /// Element type, shape, strides.
+    pub layout: Layout,
+    /// Read, written, or both.
+    pub role: BindingRole,
+    /// Where the view starts behind the binding's first byte, in bytes.
+    pub shift: u32,
+    /// How block weights lie.
+    pub packing: Packing,
+    /// The operand whose binding this one shares, because both are exactly the same bytes.
+    pub same_as: Option<usize>,
+}
+
+/// An op call to be lowered.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    /// The op.
+    pub kind: CapturedOpKind,
+    /// Its operands, in the order of the table.
+    pub operands: Vec<Operand>,
+    /// Its constants.
+    pub params: &'a [u32],
+    /// The device.
+    pub target: &'a Target,
+}
+
+/// A kernel to be compiled and dispatched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// Complete WGSL text with the entry point `main`.
+    pub source: String,
+    /// Workgroups in each dimension.
+    pub groups: [u32; 3],
+    /// The uniform block; empty if the text reads none.
+    pub words: Vec<u32>,
+}

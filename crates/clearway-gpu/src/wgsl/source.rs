@@ -1,0 +1,240 @@
+//! The text of a kernel: bindings and accessors in front, a `.wgsl` body behind.
+
+use std::fmt::Write;
+
+use clearway_graph::{BindingRole, DType};
+
+use super::{Job, Kernel, Operand, Packing};
+
+/// How a kernel sees the memory of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    /// One element at a time, through `get_x` and `put_x`; block formats byte by byte, through
+    /// `byte_x`.
+    Elements,
+    /// Four 32-bit words at a time, as `array<vec4<u32>>`. The binding starts where the view starts,
+    /// at a multiple of 16 bytes.
+    Quads,
+    /// 32-bit words, as `array<u32>`. The binding starts where the view starts.
+    Words,
+}
+
+/// Collects the text of one kernel.
+#[derive(Clone, Debug)]
+pub struct Source<'a> {
+    job: &'a Job<'a>,
+    views: Vec<View>,
+    args: Vec<u32>,
+    enables: String,
+    constants: String,
+    body: String,
+}
+
+impl<'a> Source<'a> {
+    /// A kernel for this job that sees every operand by elements.
+    pub fn new(job: &'a Job<'a>) -> Self {
+        Self {
+            job,
+            views: vec![View::Elements; job.operands.len()],
+            args: job.params.to_vec(),
+            enables: String::new(),
+            constants: String::new(),
+            body: String::new(),
+        }
+    }
+
+    /// Changes how one operand is seen.
+    #[must_use]
+    pub fn view(mut self, operand: usize, view: View) -> Self {
+        self.views[operand] = view;
+        self
+    }
+
+    /// A language extension the body needs, besides `f16`.
+    #[must_use]
+    pub fn enable(mut self, extension: &str) -> Self {
+        let _ = writeln!(self.enables, "enable {extension};");
+        self
+    }
+
+    /// Numbers behind the constants of the op, for `arg` and `argf`.
+    #[must_use]
+    pub fn args(mut self, words: &[u32]) -> Self {
+        self.args.extend(words);
+        self
+    }
+
+    /// A constant of the text, written into it.
+    #[must_use]
+    pub fn constant(mut self, name: &str, value: u32) -> Self {
+        let _ = writeln!(self.constants, "const {name} = {value}u;");
+        self
+    }
+
+    /// Another name for a type or a function body chosen here, such as `alias E = f16;`.
+    #[must_use]
+    pub fn line(mut self, text: &str) -> Self {
+        self.constants.push_str(text);
+        self.constants.push('\n');
+        self
+    }
+
+    /// Adds a piece of the body.
+    #[must_use]
+    pub fn body(mut self, text: &str) -> Self {
+        self.body.push_str(text);
+        self
+    }
+
+    /// The kernel with this many workgroups.
+    pub fn build(self, groups: [u32; 3]) -> Kernel {
+        let mut text = String::new();
+        if self.job.operands.iter().any(|o| o.layout.dtype() == DType::F16)
+            || self.enables.contains("wgpu_cooperative_matrix")
+        {
+            text.push_str("enable f16;\n");
+        }
+        text.push_str(&self.enables);
+        self.parameters(&mut text);
+        for (index, operand) in self.job.operands.iter().enumerate() {
+            self.binding(&mut text, index, operand);
+        }
+        text.push_str(&self.constants);
+        text.push_str(&self.body);
+        let words = self.words();
+        Kernel { source: text, groups, words }
+    }
+
+    /// The uniform block: one record for each operand, then the constants of the op.
+    fn parameters(&self, text: &mut String) {
+        let quads = self.args.len().div_ceil(4).max(1);
+        text.push_str("struct Operand { shape: vec4<u32>, stride: vec4<u32>, place: vec4<u32> }\n");
+        text.push_str("struct Params {\n");
+        for operand in &self.job.operands {
+            let _ = writeln!(text, "    {}: Operand,", operand.name);
+        }
+        let _ = writeln!(text, "    args: array<vec4<u32>, {quads}>,\n}}");
+        let binding = self.job.operands.len();
+        let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> P: Params;");
+        text.push_str("fn arg(k: u32) -> u32 { return P.args[k / 4u][k % 4u]; }\n");
+        text.push_str("fn argf(k: u32) -> f32 { return bitcast<f32>(arg(k)); }\n");
+    }
+
+    /// What lies in the uniform block.
+    fn words(&self) -> Vec<u32> {
+        let operands = &self.job.operands;
+        let mut words = Vec::with_capacity(12 * operands.len() + self.args.len() + 4);
+        for operand in operands {
+            words.extend(operand.layout.shape4());
+            words.extend(operand.layout.strides4());
+            let dtype = operand.layout.dtype();
+            let unit = if dtype.is_quantised() { 1 } else { dtype.block_bytes() as u32 };
+            words.extend([operand.shift / unit, 0, 0, 0]);
+        }
+        words.extend(&self.args);
+        words.resize(words.len().next_multiple_of(4).max(12 * operands.len() + 4), 0);
+        words
+    }
+
+    fn binding(&self, text: &mut String, index: usize, operand: &Operand) {
+        let name = operand.name;
+        let sharers = || self.job.operands.iter().filter(|o| o.same_as == Some(index));
+        let written = operand.role != BindingRole::Read || sharers().next().is_some();
+        let dtype = operand.layout.dtype();
+        let atomic = dtype == DType::BF16 && written;
+        let element = match (self.views[index], dtype) {
+            (View::Quads, _) => "vec4<u32>",
+            (View::Words, _) => "u32",
+            (View::Elements, DType::F32) => "f32",
+            (View::Elements, DType::F16) => "f16",
+            (View::Elements, DType::BF16) if atomic => "atomic<u32>",
+            (View::Elements, _) => "u32",
+        };
+        let array = match operand.same_as {
+            Some(first) => format!("b_{}", self.job.operands[first].name),
+            None => {
+                let access = if written { "read_write" } else { "read" };
+                let _ = writeln!(
+                    text,
+                    "@group(0) @binding({index}) var<storage, {access}> b_{name}: array<{element}>;"
+                );
+                format!("b_{name}")
+            }
+        };
+        let _ = writeln!(
+            text,
+            "fn row_{name}(r: u32) -> u32 {{
+    let s = P.{name}.shape;
+    let q = r / s.z;
+    let i = vec3<u32>(q / s.y, q % s.y, r % s.z) * P.{name}.stride.xyz;
+    return i.x + i.y + i.z;
+}}
+fn at_{name}(c: vec4<u32>) -> u32 {{
+    let i = c * P.{name}.stride;
+    return i.x + i.y + i.z + i.w;
+}}"
+        );
+        if self.views[index] != View::Elements {
+            return;
+        }
+        let place = format!("(i + P.{name}.place.x)");
+        let get = match dtype {
+            DType::F32 => format!("fn get_{name}(i: u32) -> f32 {{ return {array}[{place}]; }}"),
+            DType::F16 => format!("fn get_{name}(i: u32) -> f32 {{ return f32({array}[{place}]); }}"),
+            DType::U32 => format!("fn get_{name}(i: u32) -> u32 {{ return {array}[{place}]; }}"),
+            DType::BF16 => {
+                let word = format!("{array}[{place} / 2u]");
+                let word = if atomic { format!("atomicLoad(&{word})") } else { word };
+                format!(
+                    "fn get_{name}(i: u32) -> f32 {{ return bitcast<f32>(({word} >> ({place} % 2u * 16u)) << 16u); }}"
+                )
+            }
+            _ => format!(
+                "fn byte_{name}(i: u32) -> u32 {{ return ({array}[{place} / 4u] >> ({place} % 4u * 8u)) & 255u; }}
+fn word_{name}(i: u32) -> u32 {{
+    let low = {array}[{place} / 4u];
+    // The word of the last byte: the same one where all four are in it.
+    let high = {array}[({place} + 3u) / 4u];
+    let shift = {place} % 4u * 8u;
+    return select((low >> shift) | (high << ((32u - shift) & 31u)), low, shift == 0u);
+}}"
+            ),
+        };
+        text.push_str(&get);
+        text.push('\n');
+        if operand.role == BindingRole::Read {
+            return;
+        }
+        let put = match dtype {
+            DType::F32 => format!("fn put_{name}(i: u32, v: f32) {{ {array}[{place}] = v; }}"),
+            DType::F16 => format!("fn put_{name}(i: u32, v: f32) {{ {array}[{place}] = f16(v); }}"),
+            DType::U32 => format!("fn put_{name}(i: u32, v: u32) {{ {array}[{place}] = v; }}"),
+            // Two elements share a word and may be written by two invocations.
+            DType::BF16 => format!(
+                "fn put_{name}(i: u32, v: f32) {{
+    let bits = bitcast<u32>(v);
+    let even = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+    let half = select(even, (bits >> 16u) | 64u, (bits & 0x7fffffffu) > 0x7f800000u);
+    let at = {place} % 2u * 16u;
+    atomicAnd(&{array}[{place} / 2u], ~(0xffffu << at));
+    atomicOr(&{array}[{place} / 2u], half << at);
+}}"
+            ),
+            _ => String::new(),
+        };
+        text.push_str(&put);
+        text.push('\n');
+    }
+}
+
+impl Operand {
+    /// Whether the view starts where its binding starts, at a multiple of 16 bytes.
+    pub fn is_aligned(&self) -> bool {
+        self.shift == 0
+    }
+
+    /// Whether block weights lie in planes.
+    pub fn in_planes(&self) -> bool {
+        self.packing == Packing::Planes
+    }
+}
