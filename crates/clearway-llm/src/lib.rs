@@ -4,10 +4,13 @@
 //! |---|---|
 //! | [`model`] | records the ops of a model over its shape, without weights |
 //! | [`engine`] | runs a model file on a device |
+//! | `fetch` | models by name: downloads and the cache (feature `fetch`) |
 //! | [`gguf`] | reads and writes model files |
 //! | [`text`] | tokenizers and chat templates |
 
 pub mod engine;
+#[cfg(feature = "fetch")]
+pub mod fetch;
 pub mod gguf;
 pub mod model;
 pub mod text;

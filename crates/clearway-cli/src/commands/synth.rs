@@ -25,7 +25,7 @@ pub struct Args {
 /// Writes a model of random weights, for speed tests.
 pub fn run(args: &Args) -> Result<()> {
     let synth = Synth { shape: args.shape, quant: args.quant, seed: args.seed };
-    synth.write_file(&args.file, |_| ())?;
+    synth.write_file(&args.file, |_| Ok(()))?;
     println!("{} written", args.file.display());
     Ok(())
 }

@@ -73,6 +73,19 @@ impl Engine {
     /// # Errors
     /// A model that is not supported, a tensor of the wrong shape, too little memory.
     pub fn new(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Self> {
+        Self::with_progress(gguf, device, options, &mut |_| ())
+    }
+
+    /// As [`new`](Self::new); `progress` is told how many bytes of the file's tensors are uploaded.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_progress(
+        gguf: &Gguf,
+        device: Arc<dyn Device>,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
         let shape = model_shape(gguf)?;
         let context = options.context.unwrap_or_else(|| shape.context.min(4096));
         if context == 0 || context > u32::MAX as usize {
@@ -89,7 +102,7 @@ impl Engine {
             steps: FxHashMap::default(),
             position: 0,
         };
-        engine.upload(gguf)?;
+        engine.upload(gguf, progress)?;
         Ok(engine)
     }
 
@@ -115,7 +128,12 @@ impl Engine {
 
     /// Forgets the text.
     pub fn clear(&mut self) {
-        self.position = 0;
+        self.truncate(0);
+    }
+
+    /// Forgets the text after its first `tokens` tokens.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.position = self.position.min(tokens);
     }
 
     /// Reads tokens into the cache; returns the logits after the last.
@@ -191,8 +209,9 @@ impl Engine {
 
     /// Puts every tensor the graph names on the device. The names come from the graph, so that
     /// nothing is missing later and nothing that is not needed is uploaded.
-    fn upload(&mut self, gguf: &Gguf) -> Result<()> {
+    fn upload(&mut self, gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<()> {
         let recorded = self.record(1)?;
+        let mut uploaded = 0;
         let device = self.executor.device().clone();
         for external in &recorded.externals {
             let layout = external.view.layout;
@@ -214,7 +233,10 @@ impl Engine {
                             expected: format!("{} {expected:?}", layout.dtype()),
                         });
                     }
-                    device.upload_weights(&layout, tensor.bytes())?
+                    let buffer = device.upload_weights(&layout, tensor.bytes())?;
+                    uploaded += tensor.bytes().len() as u64;
+                    progress(uploaded);
+                    buffer
                 }
             };
             self.buffers.insert(name.to_owned(), buffer);

@@ -50,11 +50,11 @@ fn headers_and_lengths_equal_the_reference() {
         let synth = Synth { shape: shape.parse().unwrap(), quant: quant.parse().unwrap(), seed: 7 };
         let mut out = Beginning::default();
         let mut seen = 0;
-        assert_eq!(
-            synth.write_to(&mut out, |written| seen = written).unwrap(),
-            file_len,
-            "{shape} {quant}"
-        );
+        let progress = |written| {
+            seen = written;
+            Ok(())
+        };
+        assert_eq!(synth.write_to(&mut out, progress).unwrap(), file_len, "{shape} {quant}");
         assert_eq!((out.len, seen, synth.file_bytes().unwrap()), (file_len, file_len, file_len));
         let hash = out.kept[..header_len].iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -69,7 +69,7 @@ fn narrow_models_fall_back_to_types_that_fit() {
     let path = folder.0.join("model.gguf");
     let synth =
         Synth { shape: "smollm2-135m".parse().unwrap(), quant: SynthQuant::Q4_K_M, seed: 1 };
-    let len = synth.write_file(&path, |_| {}).unwrap();
+    let len = synth.write_file(&path, |_| Ok(())).unwrap();
     assert_eq!(folder.names(), ["model.gguf"]);
     let model = clearway_llm::gguf::Gguf::open(&path).unwrap();
     assert_eq!(model.file_bytes(), len);
@@ -104,14 +104,22 @@ fn names_are_looked_up() {
 fn failure_leaves_nothing_behind() {
     let folder = crate::Folder::new("synth-failure");
     let synth = Synth { shape: SynthShape::ALL[0], quant: SynthQuant::Q4_0, seed: 1 };
+    // The user stops half-way.
+    let stop = |written| match written > 1 << 20 {
+        true => Err(io::Error::other("stopped")),
+        false => Ok(()),
+    };
+    let error = synth.write_file(&folder.0.join("stopped.gguf"), stop).unwrap_err().to_string();
+    assert!(error.contains("stopped"), "{error}");
+    assert!(folder.names().is_empty(), "{:?}", folder.names());
     // A folder in the place of the file: everything is written, only the last step fails.
     let taken = folder.0.join("taken");
     std::fs::create_dir_all(taken.join("inside")).unwrap();
-    let error = synth.write_file(&taken, |_| {}).unwrap_err().to_string();
+    let error = synth.write_file(&taken, |_| Ok(())).unwrap_err().to_string();
     assert!(error.starts_with("cannot write ") && error.contains("taken"), "{error}");
     assert_eq!(folder.names(), ["taken"]);
     let error =
-        synth.write_file(&folder.0.join("absent/model.gguf"), |_| {}).unwrap_err().to_string();
+        synth.write_file(&folder.0.join("absent/model.gguf"), |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("absent"), "{error}");
     assert_eq!(folder.names(), ["taken"]);
 }

@@ -189,8 +189,12 @@ impl Synth {
     /// Writes the model to a file and returns its length.
     ///
     /// The file appears under its name only when it is complete; after an error, such as a full
-    /// disk, nothing is left. `progress` is told the bytes written so far.
-    pub fn write_file(&self, path: &Path, progress: impl FnMut(u64)) -> Result<u64, GgufError> {
+    /// disk, nothing is left. `progress` is told the bytes written so far; its error ends the work.
+    pub fn write_file(
+        &self,
+        path: &Path,
+        progress: impl FnMut(u64) -> io::Result<()>,
+    ) -> Result<u64, GgufError> {
         let failed = |error| GgufError::Write { path: Some(path.to_owned()), error };
         let mut partial = PartialFile::create(path).map_err(failed)?;
         let bytes = self.write_to(&mut partial, progress).map_err(|error| match error {
@@ -201,8 +205,13 @@ impl Synth {
         Ok(bytes)
     }
 
-    /// Writes the model and returns its length. `progress` is told the bytes written so far.
-    pub fn write_to(&self, out: impl Write, progress: impl FnMut(u64)) -> Result<u64, GgufError> {
+    /// Writes the model and returns its length. `progress` is told the bytes written so far; its
+    /// error ends the work.
+    pub fn write_to(
+        &self,
+        out: impl Write,
+        progress: impl FnMut(u64) -> io::Result<()>,
+    ) -> Result<u64, GgufError> {
         let tiles = Tiles::new(self.seed);
         self.writer(&tiles)?.write_to(Progress { out, written: 0, progress })
     }
@@ -283,11 +292,11 @@ struct Progress<W, F> {
     progress: F,
 }
 
-impl<W: Write, F: FnMut(u64)> Write for Progress<W, F> {
+impl<W: Write, F: FnMut(u64) -> io::Result<()>> Write for Progress<W, F> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = self.out.write(bytes)?;
         self.written += taken as u64;
-        (self.progress)(self.written);
+        (self.progress)(self.written)?;
         Ok(taken)
     }
 

