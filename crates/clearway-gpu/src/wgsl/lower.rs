@@ -1,12 +1,163 @@
-//! Which kernel computes an op.
+//! From an op call to its general kernel: right for every call that the op's check lets through.
+//!
+//! Kernels for special cases, such as packed weights, are asked first by the backends.
 
-use super::{Job, Kernel};
+use clearway_graph::{CapturedOpKind as Kind, DType, Layout};
+
+use super::{Job, Kernel, Target, attention, elementwise, product, rows, select};
 use crate::error::{GpuError, Result};
 
-/// The kernel for a job.
+/// The general kernel of an op call.
 ///
 /// # Errors
-/// [`GpuError::UnknownKernel`] for an op that has none.
+/// [`GpuError::UnknownKernel`] for an op that is not in the table, [`GpuError::KernelFailed`] for
+/// weights in planes, which only kernels of their own can read.
 pub fn lower(job: &Job<'_>) -> Result<Kernel> {
-    Err(GpuError::UnknownKernel { kernel: format!("{:?}", job.kind) })
+    let name = crate::ops::spec(job.kind).map(|spec| spec.name);
+    if let Some(packed) = job.operands.iter().find(|operand| operand.in_planes()) {
+        return Err(GpuError::KernelFailed {
+            kernel: name.unwrap_or("custom").into(),
+            message: format!(
+                "`{}` lies in planes, which the general kernel cannot read",
+                packed.name
+            ),
+        });
+    }
+    match job.kind {
+        Kind::Add
+        | Kind::Mul
+        | Kind::Scale
+        | Kind::Silu
+        | Kind::Gelu
+        | Kind::SiluMul
+        | Kind::GeluMul
+        | Kind::SoftCap
+        | Kind::Copy
+        | Kind::Concat
+        | Kind::Fill
+        | Kind::ExpertSum => elementwise::lower(job),
+        Kind::RmsNorm | Kind::RmsNormMul | Kind::AddRmsNorm | Kind::AddRmsNormMul => {
+            rows::norm(job)
+        }
+        Kind::LayerNorm => Ok(rows::layer_norm(job)),
+        Kind::Softmax => Ok(rows::softmax(job)),
+        Kind::Rope => Ok(rows::rope(job)),
+        Kind::KvWrite => Ok(rows::kv_write(job)),
+        Kind::RopeKvWrite => Ok(rows::rope_kv_write(job)),
+        Kind::Gather => Ok(select::gather(job)),
+        Kind::ArgMax => Ok(select::arg_max(job)),
+        Kind::TopK => Ok(select::top_k(job)),
+        Kind::RouterTopK => Ok(select::router(job)),
+        Kind::MatMul | Kind::MatMulAdd => product::matmul(job),
+        Kind::MatMulExperts => Ok(product::matmul_experts(job)),
+        Kind::Attention => Ok(attention::lower(job)),
+        kind => Err(GpuError::UnknownKernel { kernel: format!("{kind:?}") }),
+    }
+}
+
+impl Target {
+    /// Folds workgroups into three dimensions that the device takes; there may be some more in the
+    /// last ones.
+    pub(super) fn fold(&self, groups: u64) -> [u32; 3] {
+        let most = u64::from(self.max_groups.max(1));
+        let x = groups.clamp(1, most);
+        let y = groups.div_ceil(x).clamp(1, most);
+        let z = groups.div_ceil(x * y).clamp(1, most);
+        [x as u32, y as u32, z as u32]
+    }
+
+    /// Invocations of a workgroup: a power of two, at most `wanted`.
+    pub(super) fn width(&self, wanted: u32) -> u32 {
+        1 << wanted.min(self.max_invocations).max(1).ilog2()
+    }
+
+    /// Invocations of a workgroup that has a row of this length to itself. It depends on the length
+    /// alone, so that fused and plain kernels sum in the same order.
+    pub(super) fn row_width(&self, cols: usize) -> u32 {
+        self.width(match cols {
+            0..=256 => 64,
+            257..4096 => 256,
+            _ => 1024,
+        })
+    }
+}
+
+impl Job<'_> {
+    /// Layout of an operand.
+    pub(super) fn layout(&self, operand: usize) -> &Layout {
+        &self.operands[operand].layout
+    }
+
+    /// Element type of an operand.
+    pub(super) fn dtype(&self, operand: usize) -> DType {
+        self.layout(operand).dtype()
+    }
+
+    /// The operand that is written last.
+    pub(super) fn result(&self) -> usize {
+        self.operands.len() - 1
+    }
+
+    /// Index of the operand with this name.
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
+        self.operands.iter().position(|operand| operand.name == name)
+    }
+
+    /// The same job with an operand that is one row repeated over the shape of the result.
+    pub(super) fn spread(&self, operand: usize) -> Result<Self> {
+        let mut job = self.clone();
+        let layout = *self.layout(operand);
+        if layout.rows() == 1 {
+            let dims = self.layout(self.result()).dims();
+            let shape: Vec<usize> = dims.iter().map(|&extent| extent as usize).collect();
+            let mut strides = vec![0; shape.len()];
+            strides[shape.len() - 1] = 1;
+            job.operands[operand].layout =
+                Layout::new(layout.dtype(), &shape)?.with_strides(&strides)?;
+        }
+        Ok(job)
+    }
+
+    /// Text of a function that moves an element: bits stay as they are where the type does.
+    pub(super) fn mover(&self, name: &str, from: usize, to: usize) -> String {
+        let (source, target) = (&self.operands[from], &self.operands[to]);
+        let plain = matches!(self.dtype(from), DType::F32 | DType::F16);
+        let body = if plain && self.dtype(from) == self.dtype(to) {
+            let array = |operand: usize| {
+                self.operands[self.operands[operand].same_as.unwrap_or(operand)].name
+            };
+            let (a, b) = (array(to), array(from));
+            let (to, from) = (target.name, source.name);
+            format!("b_{a}[to + P.{to}.place.x] = b_{b}[at + P.{from}.place.x];")
+        } else {
+            format!("put_{}(to, get_{}(at));", target.name, source.name)
+        };
+        format!("fn {name}(to: u32, at: u32) {{ {body} }}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_fold_into_the_limits_of_the_device() {
+        let target = Target {
+            subgroup: 8,
+            max_invocations: 384,
+            shared_bytes: 16384,
+            max_groups: 100,
+            max_binding: 1 << 27,
+            packed_dot: false,
+            cooperative: false,
+            processors: 1,
+        };
+        for groups in [1, 99, 100, 101, 9_999, 10_000, 10_001, 1_000_000] {
+            let folded = target.fold(groups);
+            assert!(folded.iter().all(|&extent| (1..=100).contains(&extent)), "{folded:?}");
+            assert!(folded.iter().map(|&extent| u64::from(extent)).product::<u64>() >= groups);
+        }
+        assert_eq!(target.fold(100), [100, 1, 1]);
+        assert_eq!((target.width(256), target.width(1024)), (256, 256));
+    }
 }

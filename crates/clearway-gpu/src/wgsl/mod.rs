@@ -20,16 +20,25 @@
 //!
 //! | module | ops |
 //! |---|---|
+//! | `lower` | which kernel for which op |
 //! | `source` | preamble and text |
-//! | `elementwise` | maps, sums, copies, fills, joins |
+//! | `elementwise` | maps, sums, copies, fills, joins, sum of experts |
 //! | `rows` | norms, softmax, rotary embedding, cache writes |
-//! | `select` | gather, arg max, top k, router, sum of experts |
+//! | `select` | gather, arg max, top k, router |
 //! | `blocks` | block formats as files have them: decoding by byte |
 //! | `product` | products with weights |
 //! | `attention` | attention over a cache |
 
+mod attention;
+mod blocks;
+mod elementwise;
 mod lower;
+mod product;
+mod rows;
+mod select;
 mod source;
+#[cfg(all(test, feature = "vulkan"))]
+mod tests;
 
 pub use lower::lower;
 pub use source::{Source, View};

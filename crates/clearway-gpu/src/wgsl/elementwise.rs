@@ -1,0 +1,111 @@
+//! Ops on one element at a time: maps, sums, copies, fills, joins.
+
+use clearway_graph::CapturedOpKind as Kind;
+
+use super::{Job, Kernel, Source, blocks};
+use crate::error::{GpuError, Result};
+
+pub(super) const GRID: &str = include_str!("kernels/grid.wgsl");
+pub(super) const MATH: &str = include_str!("kernels/math.wgsl");
+const EACH: &str = include_str!("kernels/elementwise.wgsl");
+
+/// Elements of a workgroup.
+const WIDTH: u32 = 256;
+
+/// Workgroups to a processor before invocations take several elements.
+const PER_PROCESSOR: u64 = 64;
+
+/// The extent over all elements of the result.
+const OF_RESULT: &str = "fn extent() -> vec4<u32> { return P.y.shape; }\n";
+
+pub(super) fn lower(job: &Job<'_>) -> Result<Kernel> {
+    let job = match job.kind {
+        Kind::Add | Kind::Mul => &job.spread(1)?,
+        _ => job,
+    };
+    let unary =
+        |value: &str| map(job, &format!("let x = get_x(at_x(c)); put_y(at_y(c), {value});"));
+    let binary = |a: &str, b: &str, value: &str| {
+        let load = format!("let a = get_{a}(at_{a}(c)); let b = get_{b}(at_{b}(c));");
+        map(job, &format!("{load} put_y(at_y(c), {value});"))
+    };
+    Ok(match job.kind {
+        Kind::Add => binary("a", "b", "a + b"),
+        Kind::Mul => binary("a", "b", "a * b"),
+        Kind::Scale => unary("x * argf(0u)"),
+        Kind::Silu => unary("silu(x)"),
+        Kind::Gelu => unary("gelu(x)"),
+        Kind::SiluMul => binary("gate", "up", "silu(a) * b"),
+        Kind::GeluMul => binary("gate", "up", "gelu(a) * b"),
+        Kind::SoftCap => unary("soft_cap(x, argf(0u))"),
+        Kind::Fill => map(job, "put_y(at_y(c), argf(0u));"),
+        Kind::Copy => copy(job),
+        Kind::Concat => concat(job),
+        Kind::ExpertSum => expert_sum(job),
+        kind => return Err(GpuError::UnknownKernel { kernel: format!("{kind:?}") }),
+    })
+}
+
+/// Calls `apply`, which `source` has beside `extent`, for so many items.
+pub(super) fn each(job: &Job<'_>, source: Source<'_>, items: u64) -> Kernel {
+    let width = job.target.width(WIDTH);
+    let groups = items.div_ceil(u64::from(width));
+    let enough = u64::from(job.target.processors.max(1)) * PER_PROCESSOR;
+    let groups = groups.min(enough.max(groups.div_ceil(4)));
+    source.constant("WIDTH", width).body(GRID).body(EACH).build(job.target.fold(groups))
+}
+
+/// A kernel that does this at the coordinates `c` of every element of the result.
+fn map(job: &Job<'_>, body: &str) -> Kernel {
+    let apply = format!("fn apply(c: vec4<u32>) {{ {body} }}\n");
+    let source = Source::new(job).body(MATH).body(OF_RESULT).body(&apply);
+    each(job, source, elems(job))
+}
+
+fn elems(job: &Job<'_>) -> u64 {
+    job.layout(job.result()).elems() as u64
+}
+
+fn copy(job: &Job<'_>) -> Kernel {
+    if !job.dtype(0).is_quantised() {
+        let apply = "fn apply(c: vec4<u32>) { move_element(at_y(c), at_x(c)); }\n";
+        let source = Source::new(job).line(&job.mover("move_element", 0, 1));
+        return each(job, source.body(OF_RESULT).body(apply), elems(job));
+    }
+    let apply = "fn extent() -> vec4<u32> { return vec4<u32>(P.y.shape.xyz, P.y.shape.w / 4u); }
+fn apply(c: vec4<u32>) {
+    let first = vec4<u32>(c.xyz, 4u * c.w);
+    let four = element_four(at_x(first));
+    let to = at_y(first);
+    for (var i = 0u; i < 4u; i++) { put_y(to + i * P.y.stride.w, four[i]); }
+}\n";
+    let source = blocks::decoder(Source::new(job), job, 0).body(apply);
+    each(job, source, elems(job) / 4)
+}
+
+fn concat(job: &Job<'_>) -> Kernel {
+    let apply = "fn apply(c: vec4<u32>) {
+    let first = P.a.shape.w;
+    if (c.w < first) {
+        move_first(at_y(c), at_a(c));
+    } else {
+        move_second(at_y(c), at_b(vec4<u32>(c.xyz, c.w - first)));
+    }
+}\n";
+    let source = Source::new(job).line(&job.mover("move_first", 0, 2));
+    let source = source.line(&job.mover("move_second", 1, 2));
+    each(job, source.body(OF_RESULT).body(apply), elems(job))
+}
+
+/// Experts are added in the order of the router.
+fn expert_sum(job: &Job<'_>) -> Kernel {
+    map(
+        job,
+        "var sum = 0.0;
+    for (var slot = 0u; slot < P.weights.shape.w; slot++) {
+        let weight = get_weights(row_weights(c.z) + slot);
+        sum = fma(weight, get_x(at_x(vec4<u32>(0u, c.z, slot, c.w))), sum);
+    }
+    put_y(at_y(c), sum);",
+    )
+}

@@ -1,0 +1,6 @@
+fn four_at(base: u32, j: u32) -> vec4<f32> {
+    let low = (word_at(base + 48u + j / 64u * 32u + j % 32u) >> (j % 64u / 32u * 4u)) & 0x0f0f0f0fu;
+    let high = (word_at(base + 16u + j % 32u) >> (j / 32u)) & 0x01010101u;
+    let factors = vec2<f32>(scale_at(base), scale_at(base + 2u)) * scale_min_at(base + 4u, j / 32u);
+    return fma(vec4<f32>(factors.x), bytes_of(low | (high << 4u)), vec4<f32>(-factors.y));
+}

@@ -1,0 +1,73 @@
+// Angles are counted in turns and kept in two parts, high and low, so that positions of a million
+// are as exact as small ones. Behind the constants of the op: the turns of pair 0 at position 1, then
+// the ratio of frequencies of pairs that are 1, 2, 4, 8, ... apart.
+
+fn parts(k: u32) -> vec2<f32> {
+    return vec2<f32>(argf(4u + 2u * k), argf(5u + 2u * k));
+}
+
+// The low part is what rounding took from the product of the high ones, and the mixed products.
+fn product_of(a: vec2<f32>, b: vec2<f32>) -> vec2<f32> {
+    let p = a.x * b.x;
+    return vec2<f32>(p, fma(a.x, b.y, fma(a.y, b.x, fma(a.x, b.x, -p))));
+}
+
+// Sine and cosine of some turns, at most a few of them.
+fn sin_cos_of(turns: f32) -> vec2<f32> {
+    let quarters = round(turns * 4.0);
+    let x = fma(quarters, -0.25, turns) * 6.2831855;
+    let q = x * x;
+    let s = fma(x * q, fma(q, fma(q, -1.9587387e-4, 0.008332746), -0.16666665), x);
+    let c = fma(q * q, fma(q, fma(q, 2.4547437e-5, -0.00138883), 0.041666665), fma(q, -0.5, 1.0));
+    let k = u32(i32(quarters)) & 3u;
+    let swapped = select(vec2<f32>(s, c), vec2<f32>(c, s), (k & 1u) == 1u);
+    return vec2<f32>(
+        select(swapped.x, -swapped.x, k >= 2u),
+        select(swapped.y, -swapped.y, k == 1u || k == 2u),
+    );
+}
+
+fn turns_of(position: f32, frequency: vec2<f32>) -> vec2<f32> {
+    let p = position * frequency.x;
+    return vec2<f32>(p - round(p), fma(position, frequency.y, fma(position, frequency.x, -p)));
+}
+
+// Sine and cosine of a pair at a position.
+fn angle_of(pair: u32, position: u32) -> vec2<f32> {
+    var frequency = parts(0u);
+    for (var k = 0u; (pair >> k) != 0u; k++) {
+        if (((pair >> k) & 1u) == 1u) { frequency = product_of(frequency, parts(1u + k)); }
+    }
+    let factor = get_factors(pair);
+    let q = frequency.x / factor;
+    let rest = fma(-q, factor, frequency.x) + frequency.y;
+    frequency = vec2<f32>(q, rest / factor);
+    // Both parts of the position are exact.
+    let far = turns_of(f32(position & 0xfffff000u), frequency);
+    let near = turns_of(f32(position & 0xfffu), frequency);
+    return sin_cos_of((far.x + near.x) + (far.y + near.y));
+}
+
+// Items of a head: pairs that turn, then elements that stay.
+fn items() -> u32 {
+    return P.x.shape.w - arg(0u) / 2u;
+}
+
+// Item `item` of head `head` of a token, rotated, to the same place of a row.
+fn rotate(token: u32, head: u32, item: u32, row: u32) {
+    let pairs = arg(0u) / 2u;
+    if (item >= pairs) {
+        let col = item + pairs;
+        let origin = vec4<u32>(0u, token, head, col);
+        put_result(vec4<u32>(0u, row, head, col), get_x(at_x(origin)));
+        return;
+    }
+    let neighbours = arg(1u) == 0u;
+    let first = select(item, 2u * item, neighbours);
+    let second = select(item + pairs, 2u * item + 1u, neighbours);
+    let turn = angle_of(item, get_positions(token));
+    let a = get_x(at_x(vec4<u32>(0u, token, head, first)));
+    let b = get_x(at_x(vec4<u32>(0u, token, head, second)));
+    put_result(vec4<u32>(0u, row, head, first), fma(a, turn.y, -(b * turn.x)));
+    put_result(vec4<u32>(0u, row, head, second), fma(a, turn.x, b * turn.y));
+}

@@ -1,0 +1,62 @@
+// Experts are chosen by their logits, of which all kinds of weight are rising functions.
+var<private> row: u32;
+
+fn get_input(i: u32) -> f32 { return get_logits(i); }
+
+fn put_choice(rank: u32, col: u32, value: f32) {
+    put_ids(row_ids(row) + rank, col);
+}
+
+@compute @workgroup_size(WIDTH)
+fn main(
+    @builtin(local_invocation_index) index: u32,
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(subgroup_invocation_id) lane_id: u32,
+    @builtin(subgroup_id) wave_id: u32,
+    @builtin(num_subgroups) wave_count: u32,
+) {
+    enter(index, id, count);
+    enter_waves(lane_id, wave_id, wave_count);
+    if (group >= P.logits.shape.z) { return; }
+    row = group;
+    let start = row_logits(row);
+    let ids = row_ids(row);
+    let cols = P.logits.shape.w;
+    let used = P.ids.shape.w;
+    choose(start, cols, used);
+    storageBarrier();
+    workgroupBarrier();
+    let mode = arg(0u);
+    let largest = max(LEAST, get_logits(start + get_ids(ids)));
+    var part = 0.0;
+    if (mode == 0u) {
+        for (var col = thread; col < cols; col += WIDTH) {
+            part += exp_of(get_logits(start + col) - largest);
+        }
+    } else if (mode == 1u) {
+        for (var slot = thread; slot < used; slot += WIDTH) {
+            part += exp_of(get_logits(start + get_ids(ids + slot)) - largest);
+        }
+    }
+    let all = sum_of_all(part);
+    let divisor = select(1.0, all, all != 0.0);
+    part = 0.0;
+    for (var slot = thread; slot < used; slot += WIDTH) {
+        part += share(start, ids + slot, mode, largest, divisor);
+    }
+    let chosen = sum_of_all(part);
+    // Weights that are all 0 are not scaled to sum to 1.
+    let whole = select(1.0, chosen, arg(1u) == 1u && chosen != 0.0);
+    for (var slot = thread; slot < used; slot += WIDTH) {
+        let weight = share(start, ids + slot, mode, largest, divisor);
+        put_weights(row_weights(row) + slot, weight / whole * argf(2u));
+    }
+}
+
+// Weight of the expert in a slot, before it is scaled.
+fn share(start: u32, slot: u32, mode: u32, largest: f32, divisor: f32) -> f32 {
+    let logit = get_logits(start + get_ids(slot));
+    if (mode == 2u) { return sigmoid(logit); }
+    return exp_of(logit - largest) / divisor;
+}

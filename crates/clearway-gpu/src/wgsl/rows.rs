@@ -1,0 +1,120 @@
+//! Ops on rows: norms, softmax, rotary embedding, cache writes.
+
+use clearway_graph::CapturedOpKind as Kind;
+
+use super::elementwise::{self, GRID, MATH};
+use super::{Job, Kernel, Source};
+use crate::error::Result;
+
+pub(super) const WAVES: &str = include_str!("kernels/waves.wgsl");
+const NORM: &str = include_str!("kernels/norm.wgsl");
+const LAYER_NORM: &str = include_str!("kernels/layer_norm.wgsl");
+const SOFTMAX: &str = include_str!("kernels/softmax.wgsl");
+const ROPE: &str = include_str!("kernels/rope.wgsl");
+const CACHE: &str = include_str!("kernels/cache.wgsl");
+
+/// Invocations of a workgroup that writes to a cache.
+const CACHE_WIDTH: u32 = 256;
+
+/// Root mean square norms, with what is fused around them. Fused or not, an element goes through the
+/// same steps.
+pub(super) fn norm(job: &Job<'_>) -> Result<Kernel> {
+    let mut job = job.clone();
+    for name in ["b", "w"] {
+        if let Some(operand) = job.find(name) {
+            job = job.spread(operand)?;
+        }
+    }
+    let job = &job;
+    let taken = match job.kind {
+        Kind::RmsNorm | Kind::RmsNormMul => "get_x(at_x(c))",
+        _ => "get_a(at_a(c)) + get_b(at_b(c))",
+    };
+    let keep = job.find("sum").map_or("", |_| "put_sum(at_sum(c), v);");
+    let weigh = job.find("w").map_or("", |_| " * get_w(at_w(c))");
+    let steps = format!(
+        "fn taken(c: vec4<u32>) -> f32 {{ return {taken}; }}
+fn put(c: vec4<u32>, v: f32, factor: f32) {{
+    let y = v * factor{weigh};
+    {keep}
+    put_y(at_y(c), y);
+}}\n"
+    );
+    Ok(on_rows(job, Source::new(job).body(&steps), NORM))
+}
+
+pub(super) fn layer_norm(job: &Job<'_>) -> Kernel {
+    on_rows(job, Source::new(job), LAYER_NORM)
+}
+
+pub(super) fn softmax(job: &Job<'_>) -> Kernel {
+    on_rows(job, Source::new(job).body(MATH), SOFTMAX)
+}
+
+/// A workgroup for each row of the result.
+fn on_rows(job: &Job<'_>, source: Source<'_>, body: &str) -> Kernel {
+    let layout = job.layout(job.result());
+    source
+        .constant("WIDTH", job.target.row_width(layout.cols()))
+        .body(GRID)
+        .body(WAVES)
+        .body(body)
+        .build(job.target.fold(layout.rows() as u64))
+}
+
+pub(super) fn rope(job: &Job<'_>) -> Kernel {
+    let apply = "fn put_result(c: vec4<u32>, v: f32) { put_y(at_y(c), v); }
+fn extent() -> vec4<u32> { return vec4<u32>(P.x.shape.xyz, items()); }
+fn apply(c: vec4<u32>) { rotate(c.y, c.z, c.w, c.y); }\n";
+    let source = Source::new(job).args(&turns(job.params)).body(ROPE).body(apply);
+    elementwise::each(job, source, (job.layout(0).rows() * items(job)) as u64)
+}
+
+pub(super) fn rope_kv_write(job: &Job<'_>) -> Kernel {
+    let text = "fn put_result(c: vec4<u32>, v: f32) { put_cache(at_cache(c), v); }
+fn head_items() -> u32 { return items(); }
+fn cache_row(token: u32) -> u32 { return get_kv_positions(token); }
+fn store_item(token: u32, head: u32, item: u32, row: u32) { rotate(token, head, item, row); }\n";
+    let source = Source::new(job).args(&turns(job.params)).body(ROPE).body(text);
+    to_cache(job, source, items(job))
+}
+
+pub(super) fn kv_write(job: &Job<'_>) -> Kernel {
+    let text = "fn head_items() -> u32 { return P.x.shape.w; }
+fn cache_row(token: u32) -> u32 { return get_positions(token); }
+fn store_item(token: u32, head: u32, item: u32, row: u32) {
+    move_element(at_cache(vec4<u32>(0u, row, head, item)), at_x(vec4<u32>(0u, token, head, item)));
+}\n";
+    let source = Source::new(job).line(&job.mover("move_element", 0, 2)).body(text);
+    to_cache(job, source, job.layout(0).cols())
+}
+
+/// Workgroups for each token, as many as its heads with so many items need.
+fn to_cache(job: &Job<'_>, source: Source<'_>, items: usize) -> Kernel {
+    let width = job.target.width(CACHE_WIDTH);
+    let shape = job.layout(0).shape4();
+    let parts = (u64::from(shape[2]) * items as u64).div_ceil(u64::from(width));
+    let groups = job.target.fold(parts * u64::from(shape[1]));
+    source.constant("WIDTH", width).body(GRID).body(CACHE).build(groups)
+}
+
+/// Items of a head: pairs that turn, and elements that stay.
+fn items(job: &Job<'_>) -> usize {
+    job.layout(0).cols() - job.params[0] as usize / 2
+}
+
+/// Frequencies for the kernel, which cannot compute them as exactly: the turns of pair 0 from one
+/// position to the next, and the ratios of frequencies of pairs that are a power of two apart; each in
+/// two parts, the second what rounding took from the first.
+fn turns(params: &[u32]) -> Vec<u32> {
+    let (dims, base, scale) = (params[0], f32::from_bits(params[2]), f32::from_bits(params[3]));
+    let ratio = |pairs: i32| f64::from(base).powf(-2.0 * f64::from(pairs).exp2() / f64::from(dims));
+    let first = f64::from(scale) / std::f64::consts::TAU;
+    std::iter::once(first)
+        .chain((0..32).map(ratio))
+        .flat_map(|value| {
+            let high = value as f32;
+            [high.to_bits(), ((value - f64::from(high)) as f32).to_bits()]
+        })
+        .collect()
+}

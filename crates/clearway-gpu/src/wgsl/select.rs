@@ -1,0 +1,79 @@
+//! Ops that pick: rows by index, the largest elements, the best experts.
+//!
+//! Order: larger before smaller, of equals the lower index first, what is no number after the rest.
+
+use super::elementwise::{self, GRID, MATH};
+use super::rows::WAVES;
+use super::{Job, Kernel, Source, blocks};
+
+const ORDER: &str = include_str!("kernels/order.wgsl");
+const ARG_MAX: &str = include_str!("kernels/arg_max.wgsl");
+const RANK: &str = include_str!("kernels/rank.wgsl");
+const RADIX: &str = include_str!("kernels/radix.wgsl");
+const TOP_K: &str = include_str!("kernels/top_k.wgsl");
+const ROUTER: &str = include_str!("kernels/router.wgsl");
+
+/// Longest row whose elements count all that are before them.
+const SHORT: u32 = 1024;
+
+/// Elements of a longer row that are chosen at a time.
+const CHOSEN: u32 = 512;
+
+/// Rows of a table; zeros where there is no such row.
+pub(super) fn gather(job: &Job<'_>) -> Kernel {
+    let elems = job.layout(2).elems() as u64;
+    if job.dtype(0).is_quantised() {
+        let apply =
+            "fn extent() -> vec4<u32> { return vec4<u32>(P.y.shape.xyz, P.y.shape.w / 4u); }
+fn apply(c: vec4<u32>) {
+    let id = get_ids(c.z);
+    var four = vec4<f32>();
+    if (id < P.table.shape.z) { four = element_four(row_table(id) + 4u * c.w) * argf(0u); }
+    let to = row_y(c.z) + 4u * c.w;
+    for (var i = 0u; i < 4u; i++) { put_y(to + i, four[i]); }
+}\n";
+        let source = blocks::decoder(Source::new(job), job, 0).body(apply);
+        return elementwise::each(job, source, elems / 4);
+    }
+    let apply = "fn extent() -> vec4<u32> { return P.y.shape; }
+fn apply(c: vec4<u32>) {
+    let id = get_ids(c.z);
+    var value = 0.0;
+    if (id < P.table.shape.z) { value = get_table(row_table(id) + c.w) * argf(0u); }
+    put_y(row_y(c.z) + c.w, value);
+}\n";
+    elementwise::each(job, Source::new(job).body(apply), elems)
+}
+
+pub(super) fn arg_max(job: &Job<'_>) -> Kernel {
+    let x = job.layout(0);
+    Source::new(job)
+        .constant("WIDTH", job.target.row_width(x.cols()))
+        .body(GRID)
+        .body(ORDER)
+        .body(ARG_MAX)
+        .build(job.target.fold(x.rows() as u64))
+}
+
+pub(super) fn top_k(job: &Job<'_>) -> Kernel {
+    choose(job, Source::new(job), TOP_K)
+}
+
+pub(super) fn router(job: &Job<'_>) -> Kernel {
+    choose(job, Source::new(job).body(MATH).body(WAVES), ROUTER)
+}
+
+/// A workgroup for each row of operand 0, with the choice that suits its length.
+fn choose(job: &Job<'_>, source: Source<'_>, body: &str) -> Kernel {
+    let x = job.layout(0);
+    let short = x.cols() <= SHORT as usize;
+    let (capacity, text, wanted) = if short { (SHORT, RANK, 256) } else { (CHOSEN, RADIX, 1024) };
+    source
+        .constant("WIDTH", job.target.width(wanted))
+        .constant("CAPACITY", capacity)
+        .body(GRID)
+        .body(ORDER)
+        .body(text)
+        .body(body)
+        .build(job.target.fold(x.rows() as u64))
+}

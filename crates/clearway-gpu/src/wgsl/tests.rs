@@ -1,0 +1,126 @@
+//! Every case of the op suite lowers to text that compiles.
+
+use std::collections::BTreeMap;
+
+use clearway_graph::{BindingRole, CapturedOpKind as Kind, DType, Layout};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+use super::{Job, Kernel, Operand, Packing, Target, lower};
+use crate::ops::suite::{DEFAULT_SEED, OpCase, cases};
+
+const TARGET: Target = Target {
+    subgroup: 32,
+    max_invocations: 1024,
+    shared_bytes: 32768,
+    max_groups: 65535,
+    max_binding: 1 << 27,
+    packed_dot: true,
+    cooperative: true,
+    processors: 8,
+};
+
+fn operand_names(kind: Kind, count: usize) -> Vec<&'static str> {
+    let operands = crate::ops::spec(kind).unwrap().operands;
+    let all = operands.len() == count;
+    operands.iter().filter(|operand| all || !operand.optional).map(|operand| operand.name).collect()
+}
+
+fn lower_case(case: &OpCase, in_place: Option<(usize, usize)>) -> Kernel {
+    let names = operand_names(case.kind, case.operands.len());
+    let operands = case.operands.iter().zip(case.roles()).zip(names);
+    let mut operands: Vec<Operand> = operands
+        .map(|((spec, role), name)| Operand {
+            name,
+            layout: spec.layout().unwrap(),
+            role,
+            shift: (spec.offset % 256) as u32,
+            packing: Packing::Plain,
+            same_as: None,
+        })
+        .collect();
+    if let Some((output, input)) = in_place {
+        operands[output].same_as = Some(input);
+        operands[output].shift = operands[input].shift;
+    }
+    let job = Job { kind: case.kind, operands, params: &case.params, target: &TARGET };
+    lower(&job).unwrap_or_else(|error| panic!("{case}: {error}"))
+}
+
+/// What naga says against a source.
+fn complaint(source: &str) -> Option<String> {
+    let module = match naga::front::wgsl::parse_str(source) {
+        Ok(module) => module,
+        Err(error) => return Some(error.emit_to_string(source)),
+    };
+    let info = match Validator::new(ValidationFlags::all(), Capabilities::all()).validate(&module) {
+        Ok(info) => info,
+        Err(error) => return Some(error.emit_to_string(source)),
+    };
+    let options = naga::back::spv::Options { lang_version: (1, 3), ..Default::default() };
+    naga::back::spv::write_vec(&module, &info, &options, None).err().map(|e| e.to_string())
+}
+
+#[test]
+fn every_case_lowers_to_valid_text() {
+    let mut sources: BTreeMap<String, (Kind, String)> = BTreeMap::new();
+    for case in cases(DEFAULT_SEED) {
+        let kernel = lower_case(&case, None);
+        assert!(kernel.groups.iter().all(|&g| (1..=TARGET.max_groups).contains(&g)), "{case}");
+        assert_eq!(kernel.words.len() % 4, 0, "{case}");
+        sources.entry(kernel.source).or_insert_with(|| (case.kind, case.to_string()));
+    }
+    let mut counts: BTreeMap<Kind, usize> = BTreeMap::new();
+    let mut wrong: BTreeMap<Kind, String> = BTreeMap::new();
+    for (source, (kind, case)) in &sources {
+        *counts.entry(*kind).or_default() += 1;
+        if let Some(complaint) = complaint(source) {
+            wrong.entry(*kind).or_insert_with(|| format!("{case}\n{complaint}"));
+        }
+    }
+    println!("{} sources: {counts:?}", sources.len());
+    let wrong: Vec<String> = wrong.into_values().collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(sources.len() <= 400, "{} sources: shapes have become part of the text", sources.len());
+}
+
+#[test]
+fn results_may_take_the_place_of_inputs() {
+    let mut seen = Vec::new();
+    for case in cases(DEFAULT_SEED) {
+        let roles = case.roles();
+        let last = roles.len() - 1;
+        let alike = (0..last).filter(|&i| {
+            let (a, b) = (&case.operands[i], &case.operands[last]);
+            roles[i] == BindingRole::Read
+                && (a.dtype, &a.shape, &a.strides) == (b.dtype, &b.shape, &b.strides)
+        });
+        for input in alike {
+            if case.operands[input].dtype != DType::F32 || seen.contains(&(case.kind, input)) {
+                continue;
+            }
+            seen.push((case.kind, input));
+            let kernel = lower_case(&case, Some((last, input)));
+            assert_eq!(complaint(&kernel.source), None, "{case}");
+            let binding = format!("@binding({last}) var<storage");
+            assert!(!kernel.source.contains(&binding), "{case}: bound twice");
+        }
+    }
+    assert!(seen.len() >= 20, "{seen:?}");
+}
+
+#[test]
+fn large_grids_are_folded() {
+    let layout = Layout::new(DType::F32, &[70_000_000]).unwrap();
+    let operand = |name, role| Operand {
+        name,
+        layout,
+        role,
+        shift: 0,
+        packing: Packing::Plain,
+        same_as: None,
+    };
+    let operands = vec![operand("x", BindingRole::Read), operand("y", BindingRole::Write)];
+    let job = Job { kind: Kind::Silu, operands, params: &[], target: &TARGET };
+    let groups = lower(&job).unwrap().groups;
+    assert!(groups[1] > 1 && groups.iter().all(|&g| g <= TARGET.max_groups), "{groups:?}");
+}
