@@ -1,7 +1,7 @@
 //! `--shape NAME`: a built-in shape, recorded and compiled without weights or device memory.
 
 use anyhow::{Context, Result, anyhow};
-use clearway::pipeline::{Compiled, compile};
+use clearway::pipeline::{Compiled, compile, schedule};
 use clearway::{CompileError, CompileOptions, ComputeGraph, KernelRegistry};
 use clearway_llm::model::{self, ModelShape, RecordOptions};
 
@@ -60,6 +60,16 @@ impl Step {
         Ok(model::record(&self.shape, &options).context("recording failed")?.graph)
     }
 
+    /// The list with its barriers and without addresses.
+    pub fn schedule(
+        &self,
+        recorded: &ComputeGraph,
+        options: &CompileOptions,
+    ) -> Result<ComputeGraph> {
+        let device = device::open("cpu", Some(1))?;
+        Ok(schedule(recorded, &mut KernelRegistry::new(), &*device, options)?.graph)
+    }
+
     /// All stages over the recorded step. Slabs get identities that no other buffer has; nothing is
     /// allocated.
     pub fn compile(&self, recorded: &ComputeGraph, options: &CompileOptions) -> Result<Compiled> {
@@ -72,7 +82,8 @@ impl Step {
     }
 }
 
-fn parse(name: &str) -> Result<ModelShape> {
+/// The built-in shape of this name.
+pub fn parse(name: &str) -> Result<ModelShape> {
     model::builtin_shape(name).ok_or_else(|| {
         let names: Vec<_> = model::builtin_shapes().into_iter().map(|s| s.name).collect();
         anyhow!("no built-in shape `{name}`; there are {}", names.join(", "))

@@ -38,7 +38,8 @@ pub trait CommandEncoder {
 pub const DUAL_FIRST_MIN: usize = 64;
 
 impl ComputeGraph {
-    /// Writes dispatches and barriers exactly as they stand; returns how many barriers.
+    /// Writes dispatches and barriers exactly as they stand; returns how many barriers. A dispatch
+    /// that has nothing to do where it was placed ([`Dispatch::is_moot`]) is left out.
     ///
     /// # Errors
     /// The encoder's first error.
@@ -49,6 +50,7 @@ impl ComputeGraph {
         let mut barriers = 0;
         for node in self.nodes() {
             match node {
+                CapturedNode::Dispatch(dispatch) if dispatch.is_moot() => {}
                 CapturedNode::Dispatch(dispatch) => enc.dispatch(dispatch)?,
                 CapturedNode::Barrier(reason) => {
                     enc.barrier(reason)?;
@@ -151,7 +153,7 @@ impl Part {
             enc.barrier(&reason)?;
         }
         self.dispatches += 1;
-        enc.dispatch(dispatch)
+        if dispatch.is_moot() { Ok(()) } else { enc.dispatch(dispatch) }
     }
 }
 

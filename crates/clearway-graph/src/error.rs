@@ -152,6 +152,40 @@ pub enum GraphError {
         /// Bytes of the smallest arena found.
         smallest: u64,
     },
+    /// A value is larger than the largest buffer of the device.
+    #[error(
+        "value {value} has {bytes} bytes, but the device's largest buffer has {largest}; use fewer tokens"
+    )]
+    ValueAboveSlab {
+        /// The value, or the first of those that lie at one place.
+        value: NodeId,
+        /// Bytes it needs.
+        bytes: u64,
+        /// Bytes of the largest slab.
+        largest: u64,
+    },
+    /// A shadow is read before it is written, or after its value has changed.
+    #[error(
+        "dispatch {dispatch} reads the f16 shadow of value {value}, which is stale there; ask for the shadow after the last write"
+    )]
+    StaleShadow {
+        /// Dispatch that reads it.
+        dispatch: DispatchId,
+        /// The value whose shadow it is.
+        value: NodeId,
+    },
+    /// Only whole f32 values have an f16 shadow.
+    #[error(
+        "{layout} at byte {offset} of buffer {buf_id} has no f16 shadow: a whole f32 value has"
+    )]
+    NoShadow {
+        /// Buffer of the view.
+        buf_id: usize,
+        /// First byte of the view.
+        offset: u64,
+        /// Its layout.
+        layout: String,
+    },
     /// The values together need more memory than can be addressed.
     #[error("the values cannot be placed: {reason}")]
     TooLarge {

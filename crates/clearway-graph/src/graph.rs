@@ -7,6 +7,7 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::contract::{KernelCatalog, KernelContract};
+use crate::dtype::DType;
 use crate::error::{GraphError, Result};
 use crate::fuse::FuseReport;
 use crate::ids::{DispatchId, NodeId};
@@ -20,7 +21,7 @@ use crate::schedule::{ScheduleReport, Strategy};
 const MAX_VALUE_GAPS: usize = 1 << 16;
 
 /// An arena value: memory that exists for as long as the plan needs it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Value {
     /// Bytes it needs.
     pub bytes: u64,
@@ -28,6 +29,9 @@ pub struct Value {
     pub input: bool,
     /// Read by the host after the last dispatch.
     pub output: bool,
+    /// The value whose f16 shadow it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow_of: Option<NodeId>,
 }
 
 /// A recorded forward pass: dispatches and barriers in execution order. May be built by hand.
@@ -38,6 +42,8 @@ pub struct ComputeGraph {
     nodes: Vec<CapturedNode>,
     values: Vec<Value>,
     ids: FxHashSet<DispatchId>,
+    /// The shadow of each value that has one.
+    shadows: FxHashMap<NodeId, NodeId>,
     next_id: u32,
     replayed: bool,
     pub(crate) fuse_report: Option<FuseReport>,
@@ -66,8 +72,7 @@ impl ComputeGraph {
                     return Err(GraphError::UnknownValue { dispatch: dispatch.id, value, values });
                 }
                 let missing = (value.index() + 1).saturating_sub(graph.values.len());
-                let empty = Value { bytes: 0, input: false, output: false };
-                graph.values.extend(std::iter::repeat_n(empty, missing));
+                graph.values.extend(std::iter::repeat_n(Value::default(), missing));
                 let bytes = &mut graph.values[value.index()].bytes;
                 *bytes = (*bytes).max(view.buf_len);
             }
@@ -146,8 +151,43 @@ impl ComputeGraph {
     /// Declares an arena value of this layout and returns a view of the whole of it.
     pub fn declare_value(&mut self, layout: Layout) -> TensorView {
         let id = NodeId(self.values.len() as u32);
-        self.values.push(Value { bytes: layout.span_bytes(), input: false, output: false });
+        self.values.push(Value { bytes: layout.span_bytes(), ..Value::default() });
         TensorView::of_value(id, layout)
+    }
+
+    /// The f16 shadow of a whole f32 value, declared with the first call, and whether it is fresh: a
+    /// dispatch has written it since the value was written last. The caller records that dispatch
+    /// otherwise.
+    ///
+    /// # Errors
+    /// [`GraphError::NoShadow`] if the view is not a whole f32 value.
+    pub fn shadow(&mut self, view: &TensorView) -> Result<(TensorView, bool)> {
+        let layout = &view.layout;
+        let none = || GraphError::NoShadow {
+            buf_id: view.buf_id,
+            offset: view.offset,
+            layout: layout.to_string(),
+        };
+        let value = view.value().ok_or_else(none)?;
+        let known = self.values.get(value.index()).ok_or_else(none)?;
+        let whole = view.offset == 0 && layout.is_dense() && layout.span_bytes() == known.bytes;
+        if !whole || layout.dtype() != DType::F32 || known.shadow_of.is_some() {
+            return Err(none());
+        }
+        let dims: SmallVec<[usize; 4]> = layout.dims().iter().map(|&d| d as usize).collect();
+        let half = Layout::new(DType::F16, &dims)?;
+        if let Some(&shadow) = self.shadows.get(&value) {
+            let wrote = |d: &Dispatch, id: NodeId| d.writes().any(|r| r.buf_id == id.buf_id());
+            let last = self.dispatches().rev().find(|d| wrote(d, shadow) || wrote(d, value));
+            let fresh = last.is_some_and(|d| wrote(d, shadow) && !wrote(d, value));
+            return Ok((TensorView::of_value(shadow, half), fresh));
+        }
+        let shadow = self.declare_value(half);
+        if let Some(id) = shadow.value() {
+            self.values[id.index()].shadow_of = Some(value);
+            self.shadows.insert(value, id);
+        }
+        Ok((shadow, false))
     }
 
     /// Marks a value as uploaded by the host.
@@ -195,7 +235,7 @@ impl ComputeGraph {
     }
 
     /// The dispatches in execution order.
-    pub fn dispatches(&self) -> impl Iterator<Item = &Arc<Dispatch>> {
+    pub fn dispatches(&self) -> impl DoubleEndedIterator<Item = &Arc<Dispatch>> {
         self.nodes.iter().filter_map(CapturedNode::dispatch)
     }
 

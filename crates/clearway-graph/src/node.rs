@@ -247,6 +247,41 @@ impl Dispatch {
         dispatch
     }
 
+    /// The two parts and the result of a dispatch that joins two dense rows into one, so that each
+    /// part is one run of the result's bytes.
+    pub(crate) fn joined_row(&self) -> Option<[&TensorView; 3]> {
+        let [a, b, row] = self.bindings.as_slice() else {
+            return None;
+        };
+        let one_row = |view: &TensorView| view.layout.rows() == 1 && view.layout.is_dense();
+        let joins = self.kind == CapturedOpKind::Concat && [a, b, row].into_iter().all(one_row);
+        let same = |view: &TensorView| view.layout.dtype() == row.layout.dtype();
+        let fits = a.layout.span_bytes() + b.layout.span_bytes() == row.layout.span_bytes();
+        (joins && fits && same(a) && same(b)).then_some([a, b, row])
+    }
+
+    /// Whether it has nothing to do: it joins two rows that lie where they belong already.
+    pub fn is_moot(&self) -> bool {
+        self.joined_row().is_some_and(|[a, b, row]| {
+            let at = |view: &TensorView, offset| (view.buf_id, view.offset) == (row.buf_id, offset);
+            at(a, row.offset) && at(b, row.offset + a.layout.span_bytes())
+        })
+    }
+
+    /// The input that an output binding lies exactly over, if this dispatch was placed so. Its bytes
+    /// are then to be read and written through one binding.
+    pub fn placed_over(&self, output: usize) -> Option<usize> {
+        let written = self.bindings.get(output)?;
+        let lies_over = |pair: &&InPlace| {
+            let read = self.bindings.get(usize::from(pair.input));
+            usize::from(pair.output) == output
+                && read.is_some_and(|read| {
+                    (read.buf_id, read.offset) == (written.buf_id, written.offset)
+                })
+        };
+        self.in_place.iter().find(lies_over).map(|pair| usize::from(pair.input))
+    }
+
     /// Whether passes may move it or move others across it.
     pub const fn is_movable(&self) -> bool {
         self.is_annotated() && self.kind.is_reorderable()

@@ -7,7 +7,7 @@ use crate::contract::KernelCatalog;
 use crate::error::GraphError;
 use crate::graph::ComputeGraph;
 use crate::node::CapturedNode;
-use crate::place::MemoryPlan;
+use crate::place::{CostModel, MemoryPlan, PlaceOptions, SlabRule};
 use crate::schedule::Strategy;
 use crate::verify::{Fault, Placement, VerifyStats, verify};
 
@@ -26,6 +26,12 @@ pub struct CompileOptions {
     pub replay: bool,
     /// Alignment of values, in bytes.
     pub align: u64,
+    /// Bytes of the largest slab: the device's largest buffer.
+    pub max_slab_bytes: u64,
+    /// Which values may lie in one slab.
+    pub slab_rule: SlabRule,
+    /// Bytes the arena may have at most: groups are split until it fits.
+    pub budget: Option<u64>,
 }
 
 impl Default for CompileOptions {
@@ -37,6 +43,9 @@ impl Default for CompileOptions {
             reuse: true,
             replay: true,
             align: 256,
+            max_slab_bytes: u64::MAX,
+            slab_rule: SlabRule::Any,
+            budget: None,
         }
     }
 }
@@ -47,6 +56,29 @@ impl CompileOptions {
     pub fn naive() -> Self {
         Self { fuse: false, reorder: None, elide: false, reuse: false, ..Self::default() }
     }
+
+    /// What the place stage has to respect.
+    pub fn place_options(&self) -> PlaceOptions {
+        PlaceOptions {
+            align: self.align,
+            max_slab_bytes: self.max_slab_bytes,
+            rule: self.slab_rule,
+            apart: Vec::new(),
+        }
+    }
+}
+
+/// A list that is fused, scheduled and has its barriers, but no addresses.
+#[derive(Clone, Debug)]
+pub struct Scheduled {
+    /// The list.
+    pub graph: ComputeGraph,
+    /// Fusions that fired.
+    pub fusions: u32,
+    /// Dispatches that moved earlier.
+    pub moved: u32,
+    /// Dispatches on the longest chain of true dependences.
+    pub longest_chain: u32,
 }
 
 /// A list that is proven to compute what was recorded, with its addresses.
@@ -130,27 +162,11 @@ where
     let graph_error = |error| E::from(CompileError::Graph(error));
     let mut recorded = recorded.clone();
     recorded.set_replayed(options.replay);
-    let mut graph = recorded.clone();
-
-    // Fuse: fewer dispatches, fewer bytes.
-    let fusions = match options.fuse {
-        true => graph.fuse(catalog, device).map_err(graph_error)?,
-        false => 0,
-    };
-
-    // Schedule on values without addresses, so that only true dependences count.
-    let longest_chain = crate::schedule::longest_chain(&graph);
-    let moved = options.reorder.map_or(0, |strategy| graph.reorder_with(strategy));
-    match options.elide {
-        true => graph.place_barriers(),
-        false => graph.place_barriers_everywhere(),
-    };
+    let scheduled = schedule(&recorded, catalog, device, options).map_err(graph_error)?;
+    let Scheduled { graph, fusions, moved, longest_chain } = scheduled;
 
     // Place with lifetimes counted in groups, so that sharing adds no barrier.
-    let plan = match options.reuse {
-        true => crate::place::plan(&graph, options.align).map_err(graph_error)?,
-        false => MemoryPlan::without_reuse(&graph, options.align),
-    };
+    let (mut graph, plan) = place(graph, options).map_err(graph_error)?;
     let slab_buf_ids = slab_buf_ids(&plan)?;
     graph.assign_addresses(&plan, &slab_buf_ids).map_err(graph_error)?;
     let false_barriers = settle_barriers(&mut graph);
@@ -173,6 +189,57 @@ where
         arena_lower_bound: plan.lower_bound(),
     };
     Ok(Compiled { graph, plan, stats })
+}
+
+/// The stages before a value has an address: fuse, schedule, barriers.
+///
+/// # Errors
+/// A malformed list, or a fused kernel that fails to compile.
+pub fn schedule<C: KernelCatalog>(
+    recorded: &ComputeGraph,
+    catalog: &mut C,
+    device: &C::Device,
+    options: &CompileOptions,
+) -> Result<Scheduled, GraphError> {
+    if let Some((dispatch, value)) = crate::place::stale_shadow(recorded) {
+        return Err(GraphError::StaleShadow { dispatch, value });
+    }
+    let mut graph = recorded.clone();
+    graph.set_replayed(options.replay);
+
+    // Fuse: fewer dispatches, fewer bytes.
+    let fusions = if options.fuse { graph.fuse(catalog, device)? } else { 0 };
+
+    // Schedule on values without addresses, so that only true dependences count.
+    let longest_chain = crate::schedule::longest_chain(&graph);
+    let moved = options.reorder.map_or(0, |strategy| graph.reorder_with(strategy));
+    match options.elide {
+        true => graph.place_barriers(),
+        false => graph.place_barriers_everywhere(),
+    };
+    Ok(Scheduled { graph, fusions, moved, longest_chain })
+}
+
+/// The list, split where the budget asks for it, and its plan.
+fn place(
+    graph: ComputeGraph,
+    options: &CompileOptions,
+) -> Result<(ComputeGraph, MemoryPlan), GraphError> {
+    let place_options = options.place_options();
+    let plan = match (options.reuse, options.budget) {
+        (true, None) => crate::place::plan_with(&graph, &place_options)?,
+        (true, Some(budget)) => {
+            let cost = CostModel::default();
+            let point = crate::place::fit_budget(&graph, &place_options, &cost, budget)?;
+            return Ok((point.graph, point.plan));
+        }
+        (false, _) => MemoryPlan::without_reuse_with(&graph, &place_options),
+    };
+    let smallest = plan.total_bytes();
+    match options.budget {
+        Some(budget) if smallest > budget => Err(GraphError::BudgetTooSmall { budget, smallest }),
+        _ => Ok((graph, plan)),
+    }
 }
 
 /// Adds the barriers that addresses ask for and true dependences do not; returns how many. Barriers

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use clearway_graph::place::{
-    CostModel, alias_classes, fit_budget, front, lifetimes, live_bytes, plan,
+    CostModel, PlaceOptions, alias_classes, fit_budget, front, lifetimes, live_bytes, plan,
 };
 use clearway_graph::testkit::{Run, Shape, random_dag, random_graph};
 use clearway_graph::verify::{Placement, verify};
@@ -142,7 +142,7 @@ fn a_budget_trades_groups_for_bytes_and_says_what_is_reachable() {
     let recorded = random_dag(7, 8);
     let list = scheduled(&recorded);
     let cost = CostModel::default();
-    let points = front(&list, ALIGN, &cost, 0).unwrap();
+    let points = front(&list, &PlaceOptions::aligned(ALIGN), &cost, 0).unwrap();
     assert!(points.len() > 2, "the front has several points");
     for pair in points.windows(2) {
         assert!(pair[1].bytes < pair[0].bytes && pair[1].groups > pair[0].groups);
@@ -152,10 +152,10 @@ fn a_budget_trades_groups_for_bytes_and_says_what_is_reachable() {
         assert_eq!(prove(&recorded, &point.graph, &point.plan).map(|_| ()), Ok(()));
     }
     let middle = points[points.len() / 2].bytes;
-    let fitted = fit_budget(&list, ALIGN, &cost, middle).unwrap();
+    let fitted = fit_budget(&list, &PlaceOptions::aligned(ALIGN), &cost, middle).unwrap();
     assert!(fitted.bytes <= middle);
     let smallest = points.last().unwrap().bytes;
-    let error = fit_budget(&list, ALIGN, &cost, smallest - 1).unwrap_err();
+    let error = fit_budget(&list, &PlaceOptions::aligned(ALIGN), &cost, smallest - 1).unwrap_err();
     assert_eq!(error, GraphError::BudgetTooSmall { budget: smallest - 1, smallest });
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use clearway_graph::fuse::TestCatalog;
 use clearway_graph::pipeline::{CompileError, CompileOptions, compile};
-use clearway_graph::place::Slot;
+use clearway_graph::place::{SlabRule, Slot};
 use clearway_graph::schedule::Strategy;
 use clearway_graph::testkit::{
     Oracle, Rng, Run, Shape, TrackerOracle, branches, conflicting_pairs, members_once, minimise,
@@ -18,8 +18,8 @@ use clearway_graph::testkit::{
 };
 use clearway_graph::verify::{Placement, VerifyStats, verify};
 use clearway_graph::{
-    BufferRange, CapturedNode, ComputeGraph, ConflictTracker, DUAL_FIRST_MIN, Dispatch, DispatchId,
-    MemRangeRole, MemoryPlan, RecordedCommand, RecordingEncoder,
+    Access, BufferRange, CapturedNode, ComputeGraph, ConflictTracker, DUAL_FIRST_MIN, Dispatch,
+    DispatchId, MemRangeRole, MemoryPlan, RecordedCommand, RecordingEncoder,
 };
 use proptest::collection::vec;
 use proptest::prelude::{Strategy as _, any, prop_assert};
@@ -300,24 +300,61 @@ fn proven(
     Ok(stats)
 }
 
+/// Whether no dispatch reads one value and writes another in the same slab, unless in place.
+fn writes_apart(recorded: &ComputeGraph, list: &ComputeGraph) -> bool {
+    let was: HashMap<DispatchId, &Arc<Dispatch>> =
+        recorded.dispatches().map(|dispatch| (dispatch.id, dispatch)).collect();
+    let recorded_buf = |access: &Access| {
+        was[&access.origin.dispatch].accesses()[usize::from(access.origin.access)].range.buf_id
+    };
+    list.dispatches().all(|dispatch| {
+        let (writes, reads): (Vec<&Access>, Vec<&Access>) =
+            dispatch.accesses().iter().partition(|access| access.range.is_write());
+        writes.iter().filter(|write| (SLAB..SLAB + 1000).contains(&write.range.buf_id)).all(
+            |write| {
+                reads.iter().all(|read| {
+                    let bytes = |access: &Access| (access.range.p0, access.range.p1);
+                    read.range.buf_id != write.range.buf_id
+                        || recorded_buf(read) == recorded_buf(write)
+                        || bytes(read) == bytes(write)
+                })
+            },
+        )
+    })
+}
+
 #[test]
 fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
     let in_place = Cell::new(0);
     for_each("the pipeline proves what it compiles", &Shape::default(), |recorded, rng| {
+        let align = 1 << rng.below(9);
+        let largest = recorded.values().iter().map(|value| value.bytes).max().unwrap_or(0);
+        let one_slab = rng.chance(50);
         let options = CompileOptions {
             fuse: rng.chance(50),
             reorder: [None, Some(Strategy::Levels), Some(LOOK_AHEAD)][rng.below(3) as usize],
             elide: rng.chance(80),
             reuse: rng.chance(80),
             replay: rng.chance(50),
-            align: 1 << rng.below(9),
+            align,
+            max_slab_bytes: match one_slab {
+                true => u64::MAX,
+                false => largest.next_multiple_of(align) * (1 + rng.below(3)),
+            },
+            slab_rule: if rng.chance(50) { SlabRule::Any } else { SlabRule::WritesApart },
+            budget: None,
         };
         let mut catalog = TestCatalog::new();
-        let slabs = |_: &MemoryPlan| Ok::<_, CompileError>(vec![SLAB]);
+        let slab_ids: Vec<usize> = (0..1000).map(|slab| SLAB + slab).collect();
+        let slabs = |_: &MemoryPlan| Ok::<_, CompileError>(slab_ids.clone());
         let compiled = compile(recorded, &mut catalog, &(), &options, slabs)
             .map_err(|error| format!("{options:?}: {error}"))?;
         let stats = compiled.stats();
         hold(stats.false_barriers == 0, || format!("{options:?}: sharing adds barriers"))?;
+        let largest = compiled.plan().slab_bytes().iter().all(|&b| b <= options.max_slab_bytes);
+        hold(largest, || format!("{options:?}: a slab is too large"))?;
+        let apart = options.slab_rule == SlabRule::Any || writes_apart(recorded, compiled.graph());
+        hold(apart, || format!("{options:?}: a dispatch reads the slab it writes"))?;
         let over_operand = |d: &&Arc<Dispatch>| {
             let place = |binding: u16| {
                 let view = &d.bindings[usize::from(binding)];
@@ -328,7 +365,7 @@ fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
         in_place.set(in_place.get() + compiled.graph().dispatches().filter(over_operand).count());
         let mut was = recorded.clone();
         was.set_replayed(options.replay);
-        let placement = Placement { plan: compiled.plan(), slab_buf_ids: &[SLAB] };
+        let placement = Placement { plan: compiled.plan(), slab_buf_ids: &slab_ids };
         let sound = Oracle::new(&was).accepts(compiled.graph(), Some(placement));
         sound.map_err(|why| format!("{options:?}: accepted, but {why}"))
     });

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clearway::pack::{self, Effort, PackOptions, check, csv};
-use clearway::place::peers;
+use clearway::place::{self, CostModel, FrontPoint, peers};
+use clearway::{CompileOptions, CompileStats, ComputeGraph};
 use serde_json::json;
 
 use super::print_json;
@@ -17,7 +18,9 @@ use crate::shape::Step;
     after_help = "Examples:
   clearway plan A.1048576.csv --capacity 1048576 --threads 2
   clearway plan values.csv --heuristic -o placed.csv
-  clearway plan --shape qwen3-30b-a3b --tokens 512",
+  clearway plan --shape qwen3-30b-a3b --tokens 512
+  clearway plan --shape qwen3-30b-a3b --tokens 512 --budget 50000000
+  clearway plan --shape smollm2-135m --svg arena.svg",
     group = clap::ArgGroup::new("what").args(["file", "shape"]).required(true)
 )]
 pub struct Args {
@@ -38,6 +41,12 @@ pub struct Args {
     /// Write the rows with an `offset` column.
     #[arg(short = 'o', value_name = "OUT.csv", conflicts_with = "shape")]
     output: Option<PathBuf>,
+    /// Bytes the arena may have at most; groups are split until it fits, and the front is printed.
+    #[arg(long, value_name = "BYTES", conflicts_with = "file")]
+    budget: Option<u64>,
+    /// Draw the arena over time.
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "file")]
+    svg: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -107,17 +116,74 @@ fn plan_file(args: &Args, file: &PathBuf) -> Result<()> {
 
 fn plan_shape(args: &Args, step: &Step) -> Result<()> {
     let recorded = step.record()?;
-    let options = clearway::CompileOptions::default();
+    let options = CompileOptions { budget: args.budget, ..CompileOptions::default() };
+    // The budget's error comes before anything is printed.
     let compiled = step.compile(&recorded, &options)?;
-    let stats = compiled.stats();
+    let scheduled = step.schedule(&recorded, &options)?;
+    let front = match args.budget {
+        Some(budget) => {
+            let cost = CostModel::default();
+            place::front(&scheduled, &options.place_options(), &cost, budget)?
+        }
+        None => Vec::new(),
+    };
+    if let Some(path) = &args.svg {
+        draw(path, step, front.last(), &scheduled, &options)?;
+    }
     // The others plan the same fused list in their own order.
     let mut fused = recorded;
     let device = crate::device::open("cpu", Some(1))?;
     fused.fuse(&mut clearway::KernelRegistry::new(), &*device)?;
-    let node_order = peers::node_order(&fused, options.align)?;
-    let free_list = peers::free_list(&fused, options.align)?;
+    let report = Report {
+        step,
+        stats: *compiled.stats(),
+        node_order: peers::node_order(&fused, options.align)?,
+        free_list: peers::free_list(&fused, options.align)?,
+        budget: args.budget,
+        front,
+    };
     if args.json {
-        return print_json(&json!({
+        return print_json(&report.json());
+    }
+    report.print();
+    Ok(())
+}
+
+/// Writes the picture of the plan that was chosen.
+fn draw(
+    path: &PathBuf,
+    step: &Step,
+    chosen: Option<&FrontPoint>,
+    scheduled: &ComputeGraph,
+    options: &CompileOptions,
+) -> Result<()> {
+    let (name, tokens) = (&step.shape.name, step.tokens);
+    let plural = if tokens == 1 { "token" } else { "tokens" };
+    let title = format!("{name}, {tokens} {plural}: the arena over the groups of one step");
+    let picture = match chosen {
+        Some(point) => place::svg(&point.graph, &point.plan, &title),
+        None => {
+            let plan = place::plan_with(scheduled, &options.place_options())?;
+            place::svg(scheduled, &plan, &title)
+        }
+    };
+    std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What is printed about the plan of a shape.
+struct Report<'a> {
+    step: &'a Step,
+    stats: CompileStats,
+    node_order: peers::PeerPlan,
+    free_list: peers::PeerPlan,
+    budget: Option<u64>,
+    front: Vec<FrontPoint>,
+}
+
+impl Report<'_> {
+    fn json(&self) -> serde_json::Value {
+        let Self { step, stats, node_order, free_list, budget, front } = self;
+        let mut report = json!({
             "shape": step.shape.name,
             "tokens": step.tokens,
             "dispatches": stats.dispatches,
@@ -128,23 +194,51 @@ fn plan_shape(args: &Args, step: &Step) -> Result<()> {
             "arena_lower_bound": stats.arena_lower_bound,
             "node_order": node_order,
             "free_list": free_list,
-        }));
+        });
+        if let Some(budget) = budget {
+            let point = |point: &FrontPoint| {
+                json!({
+                    "arena_bytes": point.bytes,
+                    "groups": point.groups,
+                    "estimated_ns": point.time_ns.round(),
+                })
+            };
+            report["budget"] = json!(budget);
+            report["front"] = front.iter().map(point).collect();
+        }
+        report
     }
-    println!(
-        "{}, {} tokens: {} dispatches, longest chain {}",
-        step.shape.name, step.tokens, stats.dispatches, stats.longest_chain
-    );
-    println!("{:<34} {:>8} {:>15} {:>14}", "", "groups", "false barriers", "arena MiB");
-    let row = |name: &str, groups: u32, false_barriers: u32, bytes: u64| {
-        let mib = bytes as f64 / f64::from(1 << 20);
-        println!("{name:<34} {groups:>8} {false_barriers:>15} {mib:>14.3}");
-    };
-    row("clearway (lives over groups)", stats.groups, stats.false_barriers, stats.arena_bytes);
-    row("  most bytes live in a group", stats.groups, 0, stats.arena_lower_bound);
-    let peer = |name, plan: &peers::PeerPlan| {
-        row(name, plan.groups, plan.false_barriers, plan.arena_bytes);
-    };
-    peer("node order, first fit (as rlx)", &node_order);
-    peer("look-ahead, free list (as ggml)", &free_list);
-    Ok(())
+
+    fn print(&self) {
+        let Self { step, stats, node_order, free_list, budget, front } = self;
+        println!(
+            "{}, {} tokens: {} dispatches, longest chain {}",
+            step.shape.name, step.tokens, stats.dispatches, stats.longest_chain
+        );
+        println!("{:<34} {:>8} {:>15} {:>14}", "", "groups", "false barriers", "arena MiB");
+        let row = |name: &str, groups: u32, false_barriers: u32, bytes: u64| {
+            println!("{name:<34} {groups:>8} {false_barriers:>15} {:>14.3}", mib(bytes));
+        };
+        row("clearway (lives over groups)", stats.groups, stats.false_barriers, stats.arena_bytes);
+        row("  most bytes live in a group", stats.groups, 0, stats.arena_lower_bound);
+        let peer = |name, plan: &peers::PeerPlan| {
+            row(name, plan.groups, plan.false_barriers, plan.arena_bytes);
+        };
+        peer("node order, first fit (as rlx)", node_order);
+        peer("look-ahead, free list (as ggml)", free_list);
+        if let Some(budget) = budget {
+            println!("\nbytes against groups, down to a budget of {budget} bytes:");
+            println!(
+                "{:>14} {:>14} {:>8} {:>15}",
+                "arena bytes", "arena MiB", "groups", "estimated us"
+            );
+            for FrontPoint { bytes, groups, time_ns, .. } in front {
+                println!("{bytes:>14} {:>14.3} {groups:>8} {:>15.1}", mib(*bytes), time_ns / 1e3);
+            }
+        }
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }

@@ -191,8 +191,8 @@ fn inputs_and_outputs_are_marked_and_must_exist() {
     graph.mark_input(NodeId(0)).unwrap();
     graph.mark_output(NodeId(1)).unwrap();
     let expected = [
-        Value { bytes: 16, input: true, output: false },
-        Value { bytes: 32, input: false, output: true },
+        Value { bytes: 16, input: true, ..Value::default() },
+        Value { bytes: 32, output: true, ..Value::default() },
     ];
     assert_eq!(graph.values(), expected);
     for result in [graph.mark_input(NodeId(2)), graph.mark_output(NodeId(2))] {

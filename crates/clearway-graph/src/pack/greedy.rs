@@ -24,7 +24,7 @@ pub(super) enum Order {
 
 /// Which of the gaps that are large enough is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fit {
+pub(crate) enum Fit {
     /// The smallest gap, as a best-fit allocator would.
     Best,
     /// The lowest gap.
@@ -81,7 +81,7 @@ pub(super) fn place(part: &Part, sequence: &[u32], fit: Fit, limit: u64) -> Opti
 }
 
 /// The offset of the gap chosen among the taken byte ranges, which are sorted and may touch.
-fn gap(taken: &[(u64, u64)], size: u64, fit: Fit) -> u64 {
+pub(crate) fn gap(taken: &[(u64, u64)], size: u64, fit: Fit) -> u64 {
     let mut end = 0;
     let mut best: Option<(u64, u64)> = None;
     for &(from, to) in taken {

@@ -49,6 +49,7 @@ mod tests;
 use std::time::Instant;
 
 pub use check::{PackFault, check};
+pub(crate) use greedy::{Fit, gap};
 
 use part::{Block, Part};
 use portfolio::Limits;

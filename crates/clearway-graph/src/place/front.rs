@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::classes::alias_classes;
-use super::{MemoryPlan, plan};
+use super::{MemoryPlan, PlaceOptions, plan_with};
 use crate::error::{GraphError, Result};
 use crate::graph::ComputeGraph;
 use crate::node::{BarrierReason, CapturedNode, Dispatch};
@@ -65,20 +65,20 @@ pub struct FrontPoint {
 /// and more groups than the one before. Stops at the first that fits `enough` bytes.
 ///
 /// # Errors
-/// As [`plan`].
+/// As [`plan_with`].
 pub fn front(
     graph: &ComputeGraph,
-    align: u64,
+    options: &PlaceOptions,
     cost: &CostModel,
     enough: u64,
 ) -> Result<Vec<FrontPoint>> {
-    let mut points = vec![point(graph.clone(), align, cost)?];
+    let mut points = vec![point(graph.clone(), options, cost)?];
     let mut current = points[0].clone();
     while current.bytes > enough {
         let Some(cut) = best_cut(&current.graph) else {
             break;
         };
-        current = point(cut, align, cost)?;
+        current = point(cut, options, cost)?;
         if current.bytes < points[points.len() - 1].bytes {
             points.push(current.clone());
         }
@@ -89,14 +89,14 @@ pub fn front(
 /// The schedule with the fewest added groups that fits a budget.
 ///
 /// # Errors
-/// [`GraphError::BudgetTooSmall`] with the smallest size that cuts reach; as [`plan`].
+/// [`GraphError::BudgetTooSmall`] with the smallest size that cuts reach; as [`plan_with`].
 pub fn fit_budget(
     graph: &ComputeGraph,
-    align: u64,
+    options: &PlaceOptions,
     cost: &CostModel,
     budget: u64,
 ) -> Result<FrontPoint> {
-    let points = front(graph, align, cost, budget)?;
+    let points = front(graph, options, cost, budget)?;
     let smallest = points.iter().map(|point| point.bytes).min().unwrap_or(0);
     match points.into_iter().find(|point| point.bytes <= budget) {
         Some(point) => Ok(point),
@@ -104,8 +104,8 @@ pub fn fit_budget(
     }
 }
 
-fn point(graph: ComputeGraph, align: u64, cost: &CostModel) -> Result<FrontPoint> {
-    let plan = plan(&graph, align)?;
+fn point(graph: ComputeGraph, options: &PlaceOptions, cost: &CostModel) -> Result<FrontPoint> {
+    let plan = plan_with(&graph, options)?;
     Ok(FrontPoint {
         bytes: plan.total_bytes(),
         groups: groups_of(&graph).len() as u32,

@@ -1,23 +1,32 @@
 //! The place stage: every value gets a slab and an offset.
 
+mod arrange;
 mod classes;
+mod form;
 mod front;
 mod lifetimes;
 pub mod peers;
+mod picture;
 mod plan;
+mod shadow;
+mod slabs;
+mod tile;
 
 pub use classes::{AliasClass, alias_classes};
 pub use front::{CostModel, FrontPoint, fit_budget, front, live_bytes};
 pub use lifetimes::{Lifetime, lifetimes};
+pub use picture::svg;
 pub use plan::{MemoryPlan, Slot};
+pub use shadow::stale_shadow;
 
 use std::sync::Arc;
+
+use serde::Serialize;
 
 use crate::error::{GraphError, Result};
 use crate::graph::ComputeGraph;
 use crate::ids::{DispatchId, NodeId};
 use crate::node::{Accesses, CapturedNode, Dispatch};
-use crate::pack::{Effort, Item, PackOptions, pack};
 
 /// Where bytes that a list names by `buf_id` really lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,42 +39,81 @@ pub struct Address {
     pub buf_len: u64,
 }
 
-/// Nodes the exact search may visit when the heuristics miss the bound: a few milliseconds.
-const SEARCH_NODES: u64 = 20_000;
+/// What the device asks of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaceOptions {
+    /// Alignment of values, in bytes; rounded up to a power of two.
+    pub align: u64,
+    /// Bytes of the largest slab. A larger arena is split, without tearing a value.
+    pub max_slab_bytes: u64,
+    /// Which values may lie in one slab.
+    pub rule: SlabRule,
+    /// Further pairs of values that must not share a slab.
+    pub apart: Vec<(NodeId, NodeId)>,
+}
+
+/// Which values may lie in one slab.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SlabRule {
+    /// All.
+    #[default]
+    Any,
+    /// What a dispatch writes lies in another slab than what it reads, unless it runs in place: for
+    /// backends that follow whole buffers and not ranges.
+    WritesApart,
+}
+
+impl Default for PlaceOptions {
+    /// One slab, aligned to 256 bytes.
+    fn default() -> Self {
+        Self { align: 256, max_slab_bytes: u64::MAX, rule: SlabRule::Any, apart: Vec::new() }
+    }
+}
+
+impl PlaceOptions {
+    /// One slab of this alignment.
+    pub fn aligned(align: u64) -> Self {
+        Self { align, ..Self::default() }
+    }
+}
+
+/// Gives every value of a list with barriers its bytes in one slab, sharing them where lives do not
+/// meet.
+///
+/// # Errors
+/// As [`plan_with`].
+pub fn plan(graph: &ComputeGraph, align: u64) -> Result<MemoryPlan> {
+    plan_with(graph, &PlaceOptions::aligned(align))
+}
 
 /// Gives every value of a list with barriers its bytes, sharing them where lives do not meet.
 ///
 /// # Errors
-/// [`GraphError::TooLarge`] if the values need more than 64-bit addresses.
-pub fn plan(graph: &ComputeGraph, align: u64) -> Result<MemoryPlan> {
-    let classes = alias_classes(graph);
-    let align = align.max(1).next_power_of_two();
-    let items: Vec<Item> = (0..)
-        .zip(&classes)
-        .map(|(id, class)| Item {
-            id,
-            lower: u64::from(class.first),
-            upper: u64::from(class.last) + 1,
-            size: class.bytes,
-        })
-        .collect();
-    let options = PackOptions {
-        effort: Effort::Exact { node_budget: SEARCH_NODES },
-        threads: 1,
-        alignment: align,
-        ..PackOptions::default()
-    };
-    let packing = pack(&items, &options)
-        .map_err(|error| GraphError::TooLarge { reason: error.to_string() })?;
-    let mut slots = vec![None; graph.values().len()];
-    for (class, &offset) in classes.iter().zip(&packing.offsets) {
-        for value in &class.values {
-            let bytes = graph.values()[value.index()].bytes;
-            slots[value.index()] = Some(Slot { slab: 0, offset, bytes });
+/// [`GraphError::TooLarge`] if the values need more than 64-bit addresses,
+/// [`GraphError::ValueAboveSlab`] if one alone is larger than the largest slab.
+pub fn plan_with(graph: &ComputeGraph, options: &PlaceOptions) -> Result<MemoryPlan> {
+    let align = options.align.clamp(1, 1 << 62).next_power_of_two();
+    let options = &PlaceOptions { align, ..options.clone() };
+    let joined = classes::classes(graph, options, classes::Joins::InPlace);
+    let mut classes = classes::classes(graph, options, classes::Joins::Never);
+    let mut slabs = slabs::place(graph, &classes, options)?;
+    // A join in place keeps its result's bytes from the first part on, so it may cost more.
+    if joined.len() < classes.len() {
+        let inside = slabs::place(graph, &joined, options)?;
+        if inside.total_bytes() <= slabs.total_bytes() {
+            (classes, slabs) = (joined, inside);
         }
     }
-    let plan = MemoryPlan::new(slots, vec![packing.height]);
-    Ok(plan.with_lower_bound(packing.lower_bound))
+    let mut slots = vec![None; graph.values().len()];
+    for (class, &(slab, start)) in classes.iter().zip(&slabs.at) {
+        for (value, offset) in class.values.iter().zip(&class.offsets) {
+            let bytes = graph.values()[value.index()].bytes;
+            slots[value.index()] = Some(Slot { slab, offset: start + offset, bytes });
+        }
+    }
+    let bound = slabs::lower_bound(&classes, align);
+    Ok(shadow::place(graph, MemoryPlan::new(slots, slabs.bytes).with_lower_bound(bound)))
 }
 
 /// Rewrites every range and view of a value into one of its slab's buffer.

@@ -5,8 +5,8 @@
 
 use super::fault::{Fault, Problem, Proof};
 use crate::graph::ComputeGraph;
-use crate::layout::Layout;
-use crate::node::{Access, CapturedNode, Dispatch, HazardKind, InPlace};
+use crate::layout::{Layout, TensorView};
+use crate::node::{Access, CapturedNode, CapturedOpKind, Dispatch, HazardKind, InPlace};
 use crate::range::MemRangeRole;
 
 use super::structure::Recorded;
@@ -56,7 +56,8 @@ pub(super) fn prove_operands(recorded: &Recorded<'_>, dispatch: &Dispatch) -> Re
             let (Some(kind), true) = (hazard, a.range.buf_id == b.range.buf_id && p0 < p1) else {
                 continue;
             };
-            if !shared_when_recorded(recorded, a, b) && !in_place(dispatch, a, b) {
+            let by_right = in_place(dispatch, a, b) || joined_in_place(dispatch);
+            if !by_right && !shared_when_recorded(recorded, a, b) {
                 return Err(Fault::new(Proof::Groups, Problem::OwnOperands(kind))
                     .at(dispatch.id)
                     .with(b.origin.dispatch)
@@ -98,6 +99,23 @@ fn in_place(dispatch: &Dispatch, a: &Access, b: &Access) -> bool {
         && (read.range.p0, read.range.p1) == (write.range.p0, write.range.p1)
         && (from.buf_id, from.offset) == (to.buf_id, to.offset)
         && same_elements(&from.layout, &to.layout)
+}
+
+/// Whether two dense rows are joined into one and both lie where they belong in it: then nothing has
+/// to move.
+fn joined_in_place(dispatch: &Dispatch) -> bool {
+    let [a, b, row] = dispatch.bindings.as_slice() else {
+        return false;
+    };
+    let is_row = |view: &TensorView| view.layout.is_dense() && view.layout.rows() == 1;
+    let ends = |view: &TensorView| view.offset.checked_add(view.layout.span_bytes());
+    dispatch.kind == CapturedOpKind::Concat
+        && [a, b, row].into_iter().all(is_row)
+        && [a, b].into_iter().all(|part| part.layout.dtype() == row.layout.dtype())
+        && [a, b].into_iter().all(|part| part.buf_id == row.buf_id)
+        && a.offset == row.offset
+        && ends(a) == Some(b.offset)
+        && ends(b) == ends(row)
 }
 
 /// Whether two layouts at one address put the same elements into the same bytes. Leading extents of
