@@ -49,6 +49,11 @@ pub trait Device: Send + Sync {
         Ok(buffer)
     }
 
+    /// Whether products with block weights round their inputs to 8 bits.
+    fn rounds_activations(&self) -> bool {
+        false
+    }
+
     /// The buffer of this device with this identity.
     ///
     /// # Errors

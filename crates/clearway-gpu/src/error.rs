@@ -116,6 +116,15 @@ pub enum GpuError {
         /// Alignment needed.
         align: u64,
     },
+    /// A view of packed weights that is written, or is not whole rows of them.
+    #[error(
+        "buffer {buf_id} holds weights in the device's own order: only ops that take weights may read \
+         it, as whole rows of its tensor"
+    )]
+    PackedWeights {
+        /// Identity of the buffer.
+        buf_id: usize,
+    },
     /// A host transfer reaches outside its buffer.
     #[error(
         "transfer of bytes {offset}..{offset}+{len} reaches outside buffer {buf_id} of {buf_len} bytes"

@@ -153,7 +153,8 @@ fn the_default_model_gives_its_golden_logits_and_text() {
     assert_eq!(cases.len(), 12);
     let gguf = Gguf::open(path).unwrap();
     let text = tokenizer(&gguf).unwrap();
-    let mut engine = Engine::new(&gguf, cpu(), EngineOptions::default()).unwrap();
+    let device = cpu();
+    let mut engine = Engine::new(&gguf, device.clone(), EngineOptions::default()).unwrap();
     let mut error = 0.0;
     for case in &cases {
         let ids = |key: &str| -> Vec<u32> { serde_json::from_value(case[key].clone()).unwrap() };
@@ -178,5 +179,6 @@ fn the_default_model_gives_its_golden_logits_and_text() {
         }
     }
     println!("mean error of the logits: {error:.4}");
-    assert!(error <= 0.02, "mean error {error}");
+    let limit = if device.rounds_activations() { 0.15 } else { 0.02 };
+    assert!(error <= limit, "mean error {error}, {limit} allowed");
 }

@@ -8,9 +8,13 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
+use super::simd::packed::{Packed, ROWS};
 use super::{ALIGN, Shared};
 use crate::device::DeviceMemory;
 use crate::error::{GpuError, Result};
+
+/// Bytes that are worth a thread to pack them.
+const PACK_SHARE: usize = 256 << 10;
 
 /// Bytes of a buffer. Freed when the last handle and the last program that uses it are gone.
 pub(super) struct HostMemory {
@@ -18,6 +22,8 @@ pub(super) struct HostMemory {
     layout: Layout,
     len: usize,
     device: Weak<Shared>,
+    /// How the bytes are packed, if they are weights.
+    packed: Option<Packed>,
 }
 
 // SAFETY: the bytes are plain memory owned by this value; who may touch them when is settled by the
@@ -44,7 +50,49 @@ impl HostMemory {
         // SAFETY: the size of `layout` is not 0.
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).ok_or_else(out_of_memory)?;
-        Ok(Self { start, layout, len, device: Arc::downgrade(device) })
+        Ok(Self { start, layout, len, device: Arc::downgrade(device), packed: None })
+    }
+
+    /// A copy of bytes.
+    pub(super) fn copied(bytes: &[u8], device: &Arc<Shared>) -> Result<Self> {
+        let memory = Self::zeroed(bytes.len() as u64, device)?;
+        memory.write(0, bytes)?;
+        Ok(memory)
+    }
+
+    /// The rows of a weight tensor, packed by `threads` threads.
+    pub(super) fn packed_rows(
+        tensor: Packed,
+        plain: &[u8],
+        device: &Arc<Shared>,
+        threads: usize,
+    ) -> Result<Self> {
+        let mut memory = Self::zeroed(plain.len() as u64, device)?;
+        memory.packed = Some(tensor);
+        // SAFETY: the allocation has `len` bytes, zeroed, and nobody else has it yet.
+        let target = unsafe { std::slice::from_raw_parts_mut(memory.start(), memory.len) };
+        let group = ROWS * tensor.row_bytes();
+        let (target, tail) = target.split_at_mut(tensor.packed_rows() * tensor.row_bytes());
+        let (plain, plain_tail) = plain.split_at(target.len());
+        tail.copy_from_slice(plain_tail);
+        let share =
+            (target.len() / group).div_ceil(threads).max(PACK_SHARE.div_ceil(group)) * group;
+        std::thread::scope(|scope| {
+            let mut shares = plain.chunks(share).zip(target.chunks_mut(share));
+            let own = shares.next();
+            for (plain, target) in shares {
+                scope.spawn(move || tensor.pack(plain, target));
+            }
+            if let Some((plain, target)) = own {
+                tensor.pack(plain, target);
+            }
+        });
+        Ok(memory)
+    }
+
+    /// How the bytes are packed, if they are weights.
+    pub(super) fn packed(&self) -> Option<Packed> {
+        self.packed
     }
 
     /// Bytes in the buffer.

@@ -11,6 +11,7 @@
 //! | `memory` | buffers, and the lock that keeps transfers apart from runs |
 //! | `piece` | what a kernel sees: operands, and the part of the outputs that is its own |
 //! | `kernels` | an implementation of every op |
+//! | `simd` | weights in row blocks, and vector instructions |
 //! | `program` | the lowered list |
 //! | `pool`, `barrier` | the workers and where they meet |
 //! | `profile` | time stamps at those barriers |
@@ -22,13 +23,14 @@ mod piece;
 mod pool;
 mod profile;
 mod program;
+mod simd;
 
 pub use barrier::SpinBarrier;
 pub use piece::{CpuKernel, Grid, Piece};
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use clearway_graph::FusedRequest;
+use clearway_graph::{FusedRequest, Layout};
 use rustc_hash::FxHashMap;
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder};
@@ -36,6 +38,7 @@ use crate::error::{GpuError, Result};
 use crate::registry::KernelRegistry;
 use memory::HostMemory;
 use pool::Pool;
+use simd::packed::Packed;
 
 /// Alignment of buffers and of values in the arena: a cache line, and any vector load.
 pub const ALIGN: usize = 64;
@@ -77,7 +80,7 @@ impl CpuDevice {
         let mode = if adversary.is_some() { ", adversarial order" } else { "" };
         let info = DeviceInfo {
             name: "cpu".into(),
-            description: format!("{} threads{mode}", threads),
+            description: format!("{threads} threads, {}{mode}", simd::ISA.name()),
             arena_align: ALIGN as u64,
             max_buffer_bytes: isize::MAX as u64,
             memory_bytes,
@@ -99,14 +102,30 @@ impl Device for CpuDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Result<Buffer> {
-        let memory = Arc::new(HostMemory::zeroed(bytes, &self.shared)?);
-        let buffer = Buffer::new(bytes, memory.clone());
-        let mut buffers = self.shared.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffers.len() == buffers.capacity() {
-            buffers.retain(|_, memory| memory.strong_count() > 0);
+        Ok(self.shared.keep(HostMemory::zeroed(bytes, &self.shared)?))
+    }
+
+    fn upload_weights(&self, layout: &Layout, bytes: &[u8]) -> Result<Buffer> {
+        let wanted = layout.span_bytes();
+        if bytes.len() as u64 != wanted {
+            return Err(GpuError::TransferMismatch {
+                what: "bytes of a weight tensor",
+                found: bytes.len().to_string(),
+                expected: wanted.to_string(),
+            });
         }
-        buffers.insert(buffer.id(), Arc::downgrade(&memory));
-        Ok(buffer)
+        let memory = match Packed::of(layout) {
+            Some(tensor) => {
+                let threads = self.shared.pool.threads();
+                HostMemory::packed_rows(tensor, bytes, &self.shared, threads)?
+            }
+            None => HostMemory::copied(bytes, &self.shared)?,
+        };
+        Ok(self.shared.keep(memory))
+    }
+
+    fn rounds_activations(&self) -> bool {
+        true
     }
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {
@@ -124,6 +143,18 @@ impl Device for CpuDevice {
 }
 
 impl Shared {
+    /// Gives memory an identity, under which encoders find it.
+    fn keep(&self, memory: HostMemory) -> Buffer {
+        let memory = Arc::new(memory);
+        let buffer = Buffer::new(memory.len() as u64, memory.clone());
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() == buffers.capacity() {
+            buffers.retain(|_, memory| memory.strong_count() > 0);
+        }
+        buffers.insert(buffer.id(), Arc::downgrade(&memory));
+        buffer
+    }
+
     fn memory(&self, buf_id: usize) -> Result<Arc<HostMemory>> {
         let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         buffers

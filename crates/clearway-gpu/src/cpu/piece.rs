@@ -13,6 +13,7 @@ use clearway_graph::{BindingRole, DType, Layout, TensorView};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::simd::packed::PackedView;
 use crate::quant;
 
 /// How a dispatch is cut into pieces.
@@ -116,6 +117,9 @@ pub(super) struct Operand {
     pub(super) bytes: usize,
     pub(super) layout: Layout,
     pub(super) role: BindingRole,
+    /// For weights in row blocks: where among them the tensor lies. `start` and `bytes` are then those
+    /// of the whole buffer.
+    pub(super) packed: Option<PackedView>,
 }
 
 // SAFETY: the pointer is only followed by pieces of a running program, whose list is proven.
@@ -212,6 +216,11 @@ impl<'a> Piece<'a> {
         &self.operands[operand].layout
     }
 
+    /// Where an operand lies among packed weights, if it does; its bytes are then all of them.
+    pub(super) fn packed(&self, operand: usize) -> Option<PackedView> {
+        self.operands[operand].packed
+    }
+
     /// A constant as an integer.
     pub fn int(&self, param: usize) -> u32 {
         self.params[param]
@@ -270,6 +279,9 @@ impl<'a> Piece<'a> {
                 let bytes = dtype.block_bytes();
                 let decode = quant::block_decoder(dtype);
                 let decode = decode.unwrap_or_else(|| misuse("operand holds no numbers"));
+                if let Some(PackedView { tensor, first_row }) = self.packed(operand) {
+                    return tensor.load(self.src_bytes(operand), first_row + row, col, decode, out);
+                }
                 let (first, count) = (start / block, out.len() / block);
                 decode(&self.src_bytes(operand)[first * bytes..(first + count) * bytes], out);
             }

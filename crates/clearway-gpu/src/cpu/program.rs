@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use super::barrier::SpinBarrier;
 use super::memory::HostMemory;
 use super::piece::{CpuKernel, Grid, Operand, Piece};
+use super::simd::packed::PackedView;
 use super::{Shared, kernels, profile};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
@@ -138,9 +139,17 @@ impl CpuEncoder {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::Misaligned { buf_id, offset, dtype, align });
         }
+        if let Some(tensor) = memory.packed() {
+            let packed = PackedView::new(tensor, view.offset, &view.layout);
+            if packed.is_none() || role != BindingRole::Read {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
+            }
+            let (start, bytes) = (memory.start(), memory.len());
+            return Ok(Operand { start, bytes, layout: view.layout, role, packed });
+        }
         // SAFETY: the offset is inside the allocation, checked above.
         let start = unsafe { memory.start().add(view.offset as usize) };
-        Ok(Operand { start, bytes: bytes as usize, layout: view.layout, role })
+        Ok(Operand { start, bytes: bytes as usize, layout: view.layout, role, packed: None })
     }
 
     fn take_program(&mut self) -> Result<CpuProgram> {

@@ -3,8 +3,9 @@
 use clearway_graph::TensorView;
 
 use super::cut;
-use super::matmul::{DECODE_WORK, Inputs, Target, scratch};
+use super::matmul::{Inputs, Target, blocks, scratch};
 use super::rows::{CHUNK, Sink, Source};
+use crate::cpu::simd::packed::ROWS;
 use crate::cpu::{Grid, Piece};
 
 /// Output rows a piece covers at most: rows of one expert are looked for among them, so more means
@@ -15,11 +16,12 @@ pub(super) fn matmul_grid(views: &[TensorView], _: &[u32]) -> Grid {
     let (x, w, y) = (&views[0].layout, &views[1].layout, &views[3].layout);
     let (rows, outer, inner) = (y.rows(), y.cols(), x.cols());
     // As far as the cut is concerned, each row has an expert of its own.
-    let work = rows.saturating_mul(outer).saturating_mul(inner.saturating_mul(1 + DECODE_WORK));
     let row_blocks = rows.div_ceil(MOST_ROWS);
-    let col_blocks = cut::pieces(work).div_ceil(row_blocks);
     let row_block = rows.div_ceil(row_blocks);
-    let col_block = outer.div_ceil(col_blocks).next_multiple_of(16);
+    let all = outer.saturating_mul(row_block);
+    let (_, cols) = blocks(1, all, inner, w.dtype());
+    let col_blocks = all.div_ceil(cols).div_ceil(row_blocks).min(outer.div_ceil(ROWS));
+    let col_block = outer.div_ceil(col_blocks).next_multiple_of(ROWS);
     Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch(row_block, x, w))
 }
 
@@ -48,7 +50,7 @@ pub(super) fn matmul_experts(piece: &mut Piece<'_>) {
             if expert_of(piece, row) != expert {
                 continue;
             }
-            inputs.push(piece, if own_rows { row } else { row / used }, row);
+            inputs.push(if own_rows { row } else { row / used }, row);
             if inputs.is_full() {
                 inputs.multiply(piece, expert * outer, &target);
             }

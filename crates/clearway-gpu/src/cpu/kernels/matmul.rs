@@ -1,36 +1,61 @@
 //! Products with weight matrices of any type.
 //!
-//! A weight row is decoded once and used for all input rows of a block; f32 rows are used where they
-//! lie. Every output element is one [`dot`](reduce::dot), whatever block it falls into.
+//! Block weights meet inputs rounded to 8 bits, sixteen rows at a time (see [`simd`]). Plain weights
+//! meet f32 inputs: a row is decoded once and used for all input rows of a block, each output element
+//! one [`dot`](reduce::dot); f32 rows are used where they lie. Either way an element does not depend on
+//! what else is computed with it.
+//!
+//! [`simd`]: crate::cpu::simd
 
 use std::ops::Range;
 
 use clearway_graph::{DType, Layout, TensorView};
 
-use super::rows::{CHUNK, Sink, Source, f32_row, is_f32};
+use super::rows::{CHUNK, Sink, Source, f32_row, f32_row_memory, is_f32};
 use super::{cut, reduce};
+use crate::cpu::piece::row_start;
+use crate::cpu::simd::packed::{ROWS, pack_rows};
+use crate::cpu::simd::{Products, RUN, Run, run_floats};
 use crate::cpu::{Grid, Piece};
 
-/// Most input rows a decoded weight row is used for before the next one is decoded. Together they
-/// stay in the second cache.
+/// Most input rows that meet a weight row while it is in the nearest cache. Together they stay in the
+/// second cache.
 pub(super) const ROW_BLOCK: usize = 64;
 
-/// Columns computed before they are stored: one cache line of f32 in each row.
-const COL_BLOCK: usize = 16;
+/// Columns computed before they are stored: whole cache lines of each row, and whole row blocks.
+const COL_BLOCK: usize = 64;
 
-/// Work to decode a weight, in multiply-adds.
-pub(super) const DECODE_WORK: usize = 8;
+/// Work to decode a plain weight, in multiply-adds.
+const DECODE_WORK: usize = 8;
+
+/// Fewest columns of a piece that multiplies several rows, unless there are no more: the rows are
+/// rounded anew for each piece.
+const FEWEST_COLS: usize = 512;
 
 /// `matmul` and `matmul_add`.
 pub(super) fn grid(views: &[TensorView], _: &[u32]) -> Grid {
     let (x, w) = (&views[0].layout, &views[1].layout);
-    let (rows, inner, outer) = (x.rows(), x.cols(), w.rows());
-    let work = outer.saturating_mul(inner).saturating_mul(rows.saturating_add(DECODE_WORK));
-    let row_blocks = rows.div_ceil(ROW_BLOCK);
-    let col_blocks = cut::pieces(work).div_ceil(row_blocks);
-    let row_block = rows.div_ceil(row_blocks);
-    let col_block = outer.div_ceil(col_blocks).next_multiple_of(COL_BLOCK);
-    Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch(row_block, x, w))
+    let (row_block, col_block) = blocks(x.rows(), w.rows(), x.cols(), w.dtype());
+    Grid::tiles(x.rows(), row_block, w.rows(), col_block).with_scratch(scratch(row_block, x, w))
+}
+
+/// Rows and columns of a piece.
+pub(super) fn blocks(rows: usize, outer: usize, inner: usize, weights: DType) -> (usize, usize) {
+    let matrix = outer.saturating_mul(inner);
+    let (most_rows, pieces) = if !weights.is_quantised() {
+        (ROW_BLOCK, cut::pieces(matrix.saturating_mul(rows.saturating_add(DECODE_WORK))))
+    } else if rows < 8 {
+        // As long as it takes to fetch the weights.
+        (ROW_BLOCK, cut::pieces(matrix / 4))
+    } else {
+        // A matrix that fits the second cache may be fetched again for every few rows.
+        let most_rows = if matrix < 2 << 20 { 16 } else { 32 };
+        (most_rows, rows.div_ceil(most_rows) * outer.div_ceil(FEWEST_COLS).min(16))
+    };
+    let row_blocks = rows.div_ceil(most_rows);
+    let col_blocks = pieces.div_ceil(row_blocks);
+    let row_block = rows.div_ceil(row_blocks).next_multiple_of(if rows < 8 { 1 } else { 8 });
+    (row_block, outer.div_ceil(col_blocks).next_multiple_of(ROWS))
 }
 
 pub(super) fn matmul(piece: &mut Piece<'_>) {
@@ -46,17 +71,29 @@ fn run(piece: &mut Piece<'_>, addend: Option<usize>) {
     let mut inputs = Inputs::take(piece, 0, 1);
     for row in rows {
         // The grid makes no block larger than the inputs hold.
-        inputs.push(piece, row, row);
+        inputs.push(row, row);
     }
     let target = Target { y: piece.operand_count() - 1, addend };
     inputs.multiply(piece, 0, &target);
 }
 
-/// Floats that [`Inputs`] of this many rows of `x` and a row of `w` take, as far as they are not f32
-/// already.
+/// Floats that [`Inputs`] of this many rows of `x` take for products with `w`.
 pub(super) fn scratch(rows: usize, x: &Layout, w: &Layout) -> usize {
+    let rows = rows.min(ROW_BLOCK);
     let decoded = |layout: &Layout| usize::from(layout.dtype() != DType::F32);
-    (decoded(x) * rows.min(ROW_BLOCK) + decoded(w)) * x.cols()
+    if w.dtype().is_quantised() {
+        return rows * run_floats(x.cols()) + decoded(x) * x.cols() + group_floats(w);
+    }
+    (decoded(x) * rows + decoded(w)) * x.cols()
+}
+
+/// Floats of memory for sixteen rows of block weights.
+fn group_floats(w: &Layout) -> usize {
+    ROWS * row_bytes(w) / size_of::<f32>()
+}
+
+fn row_bytes(w: &Layout) -> usize {
+    w.cols() / w.dtype().block_elems() * w.dtype().block_bytes()
 }
 
 /// Where products go.
@@ -74,19 +111,14 @@ pub(super) struct Inputs<'a> {
     rows: [usize; ROW_BLOCK],
     outputs: [usize; ROW_BLOCK],
     len: usize,
-    /// The rows as f32, if they are not so already.
-    decoded: &'a mut [f32],
-    /// Memory for a weight row that is not f32.
-    weights: &'a mut [f32],
+    memory: &'a mut [f32],
 }
 
 impl<'a> Inputs<'a> {
     /// An empty block for products of operands `x` and `w`, in the scratch of the piece.
     pub(super) fn take(piece: &mut Piece<'a>, x: usize, w: usize) -> Self {
-        let weights = if is_f32(piece, w) { 0 } else { piece.layout(w).cols() };
-        let (weights, decoded) = piece.take_scratch().split_at_mut(weights);
         let none = [0; ROW_BLOCK];
-        Self { x, w, rows: none, outputs: none, len: 0, decoded, weights }
+        Self { x, w, rows: none, outputs: none, len: 0, memory: piece.take_scratch() }
     }
 
     /// Whether no further row fits.
@@ -95,12 +127,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Adds row `row` of the input, for row `output` of the output.
-    pub(super) fn push(&mut self, piece: &Piece<'_>, row: usize, output: usize) {
-        if !is_f32(piece, self.x) {
-            let inner = piece.layout(self.x).cols();
-            let decoded = &mut self.decoded[self.len * inner..][..inner];
-            piece.load_row(self.x, row, decoded);
-        }
+    pub(super) fn push(&mut self, row: usize, output: usize) {
         self.rows[self.len] = row;
         self.outputs[self.len] = output;
         self.len += 1;
@@ -109,36 +136,143 @@ impl<'a> Inputs<'a> {
     /// Multiplies all rows with the weight rows from `first` on that belong to the columns of the
     /// piece, and empties the block.
     pub(super) fn multiply(&mut self, piece: &mut Piece<'_>, first: usize, target: &Target) {
-        let len = std::mem::take(&mut self.len);
+        if self.len > 0 {
+            match Products::of(piece.layout(self.w).dtype()) {
+                Some(products) => self.multiply_blocks(piece, first, target, products),
+                None => self.multiply_floats(piece, first, target),
+            }
+        }
+        self.len = 0;
+    }
+
+    fn multiply_blocks(
+        &mut self,
+        piece: &mut Piece<'_>,
+        first: usize,
+        target: &Target,
+        products: Products,
+    ) {
         let inner = piece.layout(self.x).cols();
+        let (runs, rest) = self.memory.split_at_mut(self.len * run_floats(inner));
+        let runs: &mut [Run] = bytemuck::cast_slice_mut(runs);
+        let (group, row_memory) = rest.split_at_mut(group_floats(piece.layout(self.w)));
+        let row_memory = &mut row_memory[..f32_row_memory(piece.layout(self.x))];
+        for (token, &row) in self.rows[..self.len].iter().enumerate() {
+            let x = f32_row(piece, self.x, row, row_memory);
+            products.round(x, token, self.len, &mut runs[..self.len * (inner / RUN)]);
+        }
+        let mut weights = Groups::new(piece, self.w, bytemuck::cast_slice_mut(group));
+        let mut found = [[[0.0; ROWS]; ROW_BLOCK]; COL_BLOCK / ROWS];
+        let cols = piece.cols();
+        let mut start = cols.start;
+        while start < cols.end {
+            // Up to four row blocks, the first and the last perhaps in part.
+            let mut parts = [const { (0, 0..0) }; COL_BLOCK / ROWS];
+            let mut end = start;
+            for (part, found) in parts.iter_mut().zip(&mut found) {
+                if end == cols.end {
+                    break;
+                }
+                let (group, within) = weights.next(piece, first + end..first + cols.end);
+                products.multiply(group, runs, &mut found[..self.len]);
+                *part = (end - start, within.clone());
+                end += within.len();
+            }
+            for (token, &row) in self.outputs[..self.len].iter().enumerate() {
+                let mut line = [0.0; COL_BLOCK];
+                for ((at, within), found) in parts.iter().zip(&found) {
+                    line[*at..at + within.len()].copy_from_slice(&found[token][within.clone()]);
+                }
+                store(piece, target, row, start..end, &mut line[..end - start]);
+            }
+            start = end;
+        }
+    }
+
+    fn multiply_floats(&mut self, piece: &mut Piece<'_>, first: usize, target: &Target) {
+        let inner = piece.layout(self.x).cols();
+        let weight_memory = if is_f32(piece, self.w) { 0 } else { inner };
+        let (weight_memory, mut memory) = self.memory.split_at_mut(weight_memory);
         let mut rows: [&[f32]; ROW_BLOCK] = [&[]; ROW_BLOCK];
-        for (index, slot) in rows[..len].iter_mut().enumerate() {
+        for (slot, &row) in rows.iter_mut().zip(&self.rows[..self.len]) {
             *slot = if is_f32(piece, self.x) {
-                piece.src_row(self.x, self.rows[index])
+                piece.src_row(self.x, row)
             } else {
-                &self.decoded[index * inner..][..inner]
+                let (decoded, rest) = memory.split_at_mut(inner);
+                memory = rest;
+                piece.load_row(self.x, row, decoded);
+                decoded
             };
         }
-        let (rows, outputs) = (&rows[..len], &self.outputs[..len]);
+        let (rows, outputs) = (&rows[..self.len], &self.outputs[..self.len]);
         let mut products = [[0.0; COL_BLOCK]; ROW_BLOCK];
-        let cols = if len == 0 { 0..0 } else { piece.cols() };
+        let cols = piece.cols();
         for start in cols.clone().step_by(COL_BLOCK) {
             let block = start..cols.end.min(start + COL_BLOCK);
             for (index, col) in block.clone().enumerate() {
-                let weights = f32_row(piece, self.w, first + col, self.weights);
+                let weights = f32_row(piece, self.w, first + col, weight_memory);
                 for (products, row) in products.iter_mut().zip(rows) {
                     products[index] = reduce::dot(row, weights);
                 }
             }
             for (products, &row) in products.iter_mut().zip(outputs) {
-                let products = &mut products[..block.len()];
-                if let Some(addend) = target.addend {
-                    add(piece, addend, row, block.clone(), products);
-                }
-                Sink::row(piece, target.y, row).store(block.start - cols.start, products);
+                store(piece, target, row, block.clone(), &mut products[..block.len()]);
             }
         }
     }
+}
+
+/// Rows of block weights, sixteen at a time: where they lie if they are packed, else packed into
+/// memory.
+struct Groups<'a> {
+    w: usize,
+    bytes: &'a [u8],
+    row_bytes: usize,
+    memory: &'a mut [u8],
+}
+
+impl<'a> Groups<'a> {
+    fn new(piece: &Piece<'a>, w: usize, memory: &'a mut [u8]) -> Self {
+        Self { w, bytes: piece.src_bytes(w), row_bytes: row_bytes(piece.layout(w)), memory }
+    }
+
+    /// A group with the first of these rows, and which rows of the group are among them.
+    fn next(&mut self, piece: &Piece<'_>, rows: Range<usize>) -> (&[u8], Range<usize>) {
+        let layout = piece.layout(self.w);
+        let count = rows.len().min(ROWS);
+        let (start, stride) = match piece.packed(self.w) {
+            Some(view) => {
+                let row = view.first_row + rows.start;
+                if row < view.tensor.packed_rows() {
+                    let within = row % ROWS;
+                    let group = &self.bytes[(row - within) * self.row_bytes..];
+                    let end = ROWS.min(within + rows.len());
+                    return (&group[..ROWS * self.row_bytes], within..end);
+                }
+                (row * self.row_bytes, self.row_bytes)
+            }
+            None => {
+                // Rows of one matrix lie evenly apart.
+                let bytes = |elems: usize| {
+                    elems / layout.dtype().block_elems() * layout.dtype().block_bytes()
+                };
+                let stride = bytes(layout.strides4()[2] as usize);
+                (bytes(row_start(layout, rows.start)), stride.max(self.row_bytes))
+            }
+        };
+        let plain = &self.bytes[start..][..(count - 1) * stride + self.row_bytes];
+        pack_rows(layout.dtype(), plain, stride, self.memory);
+        (self.memory, 0..count)
+    }
+}
+
+/// Stores columns `cols` of a row of the output, with what is added to them.
+fn store(piece: &mut Piece<'_>, target: &Target, row: usize, cols: Range<usize>, y: &mut [f32]) {
+    if let Some(addend) = target.addend {
+        add(piece, addend, row, cols.clone(), y);
+    }
+    let start = cols.start - piece.cols().start;
+    Sink::row(piece, target.y, row).store(start, y);
 }
 
 /// Adds columns `cols` of a row of an operand, or of its only row.

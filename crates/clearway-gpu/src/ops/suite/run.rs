@@ -6,7 +6,9 @@ use clearway_graph::{
 };
 
 use super::memory::{self, Prepared};
-use super::tolerance::{Scale, Tolerance, Weights, smallest_step, storage_error, tolerance};
+use super::tolerance::{
+    ROUNDING_DEVIATIONS, Scale, Tolerance, Weights, smallest_step, storage_error, tolerance,
+};
 use super::{OpCase, OperandSpec};
 use crate::device::{Buffer, Device, Encoder, Upload};
 use crate::error::GpuError;
@@ -32,15 +34,34 @@ pub fn run_case(device: &dyn Device, case: &OpCase) -> Result<Outcome, String> {
     let prepared = Prepared::new(case)?;
     let expected = reference(case.kind, &prepared.operands, &case.params)
         .map_err(|error| format!("the reference refuses it: {error}"))?;
-    let after = execute(device, case, &prepared.buffers).map_err(|error| error.to_string())?;
-    let results = written(case);
-    check_surroundings(&results, &prepared.buffers, &after)?;
-
     let mut outcome = Outcome::default();
-    for (&(index, spec), expected) in results.iter().zip(&expected) {
+    let weights = weights(case).filter(|&index| is_whole_tensor(&case.operands[index]));
+    for uploaded in [None, weights].into_iter().take(1 + usize::from(weights.is_some())) {
+        let after =
+            execute(device, case, &prepared.buffers, uploaded).map_err(|e| e.to_string())?;
+        judge(device, case, &prepared, &expected, &after, &mut outcome).map_err(|wrong| {
+            let how = if uploaded.is_some() { "weights in the device's order: " } else { "" };
+            format!("{how}{wrong}")
+        })?;
+    }
+    Ok(outcome)
+}
+
+/// Holds the buffers after a run against what is expected.
+fn judge(
+    device: &dyn Device,
+    case: &OpCase,
+    prepared: &Prepared,
+    expected: &[RefTensor],
+    after: &[Vec<u8>],
+    outcome: &mut Outcome,
+) -> Result<(), String> {
+    let results = written(case);
+    check_surroundings(&results, &prepared.buffers, after)?;
+    for (&(index, spec), expected) in results.iter().zip(expected) {
         let found = memory::read(spec, &after[spec.buffer])?;
         let before = &prepared.operands[index].data;
-        let allowed = allowed_errors(case, &prepared.operands, index, expected)?;
+        let allowed = allowed_errors(device, case, &prepared.operands, index, expected)?;
         for elem in 0..expected.data.len() {
             let kept = before.get(elem).copied();
             let share = compare(found[elem], expected.data[elem], kept, allowed[elem], spec.dtype)
@@ -50,7 +71,21 @@ pub fn run_case(device: &dyn Device, case: &OpCase) -> Result<Outcome, String> {
             *worst = worst.max(share);
         }
     }
-    Ok(outcome)
+    Ok(())
+}
+
+/// The operand that holds weights, if the op takes any.
+fn weights(case: &OpCase) -> Option<usize> {
+    match case.kind {
+        Kind::Gather => Some(0),
+        Kind::MatMul | Kind::MatMulAdd | Kind::MatMulExperts => Some(1),
+        _ => None,
+    }
+}
+
+/// Whether an operand is all of its buffer's contents, as a tensor of a model file is.
+fn is_whole_tensor(spec: &OperandSpec) -> bool {
+    spec.offset == 0 && spec.layout().is_ok_and(|layout| layout.is_dense())
 }
 
 /// The operands that are written, with their indices.
@@ -59,14 +94,22 @@ fn written(case: &OpCase) -> Vec<(usize, &OperandSpec)> {
     operands.filter(|(_, role)| *role != BindingRole::Read).map(|(operand, _)| operand).collect()
 }
 
-/// Records the op, lowers the list and runs it; returns the buffers afterwards.
+/// Records the op, lowers the list and runs it; returns the buffers afterwards. Operand `weights` is
+/// uploaded as the device likes it best.
 fn execute(
     device: &dyn Device,
     case: &OpCase,
     before: &[Vec<u8>],
+    weights: Option<usize>,
 ) -> Result<Vec<Vec<u8>>, GpuError> {
-    let buffers: Vec<Buffer> =
+    let mut buffers: Vec<Buffer> =
         before.iter().map(|bytes| device.upload(bytes)).collect::<Result<_, _>>()?;
+    let weights = weights.map(|index| &case.operands[index]);
+    if let Some(spec) = weights {
+        let layout = spec.layout()?;
+        let bytes = &before[spec.buffer][..layout.span_bytes() as usize];
+        buffers[spec.buffer] = device.upload_weights(&layout, bytes)?;
+    }
     let views: Vec<TensorView> = case
         .operands
         .iter()
@@ -79,11 +122,14 @@ fn execute(
     graph.encode_sequential(&mut encoder)?;
     encoder.commit()?;
     encoder.0.wait()?;
-    before
-        .iter()
-        .zip(&buffers)
-        .map(|(bytes, buffer)| buffer.read_vec::<u8>(0, bytes.len()))
-        .collect()
+    // What weights look like on the device is its own business.
+    let is_weights = |index: usize| weights.is_some_and(|spec| spec.buffer == index);
+    let all = before.iter().zip(&buffers).enumerate();
+    all.map(|(index, (bytes, buffer))| match is_weights(index) {
+        true => Ok(bytes.clone()),
+        false => buffer.read_vec::<u8>(0, bytes.len()),
+    })
+    .collect()
 }
 
 /// Encoding functions take encoders of known size.
@@ -160,12 +206,13 @@ fn compare(
 
 /// For each element of a result, how far it may be off.
 fn allowed_errors(
+    device: &dyn Device,
     case: &OpCase,
     operands: &[RefTensor],
     result: usize,
     expected: &RefTensor,
 ) -> Result<Vec<f64>, String> {
-    let Tolerance { scale, limit, on_the_way } = tolerance_of(case, result)?;
+    let Tolerance { scale, limit, on_the_way } = tolerance_of(device, case, result)?;
     let dtype = expected.dtype;
     let moved = scale == Scale::Moved && source(case).dtype == dtype;
     let (relative, floor) =
@@ -191,24 +238,28 @@ fn allowed_errors(
             };
             rows.iter().map(|row| row * (1.0 + factor)).collect()
         }
-        Scale::Magnitude => magnitudes(case, operands)?,
+        Scale::Magnitude | Scale::Rounded => magnitudes(case, operands)?,
     };
-    let elems = expected.data.iter().zip(rows).zip(scales);
+    let rounding = match scale {
+        Scale::Rounded => roundings(case, operands)?,
+        _ => vec![0.0; rows.len()],
+    };
+    let elems = expected.data.iter().zip(rows).zip(scales).zip(rounding);
     Ok(elems
-        .map(|((v, row), scale)| limit * scale + on_the_way * row + relative * v.abs() + floor)
+        .map(|(((v, row), scale), rounding)| {
+            limit * scale + rounding + on_the_way * row + relative * v.abs() + floor
+        })
         .collect())
 }
 
 /// The row of the table for a result. A sum that is kept on the way to a norm is an `add`.
-fn tolerance_of(case: &OpCase, result: usize) -> Result<Tolerance, String> {
+fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tolerance, String> {
     let kept_sum = matches!(case.kind, Kind::AddRmsNorm | Kind::AddRmsNormMul)
         && result + 1 < case.operands.len();
     let kind = if kept_sum { Kind::Add } else { case.kind };
-    let weights = match kind {
-        Kind::Gather => Weights::of(case.operands[0].dtype),
-        Kind::MatMul | Kind::MatMulAdd | Kind::MatMulExperts => Weights::of(case.operands[1].dtype),
-        _ => Weights::None,
-    };
+    let weights = weights(case).map_or(Weights::None, |index| {
+        Weights::of(case.operands[index].dtype, device.rounds_activations())
+    });
     let activations = if kind == Kind::Gather { &case.operands[2] } else { source(case) };
     tolerance(kind, activations.dtype, weights)
         .ok_or_else(|| format!("the table of tolerances has no row for {kind:?}"))
@@ -228,6 +279,30 @@ fn magnitudes(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String>
     let mut results =
         reference(case.kind, &operands, &case.params).map_err(|error| error.to_string())?;
     Ok(results.pop().map(|result| result.data).unwrap_or_default())
+}
+
+/// For each element of a product, how far rounding its inputs to 8 bits may move it.
+fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> {
+    let product = |power: i32| -> Result<Vec<f64>, String> {
+        let mut operands = operands.to_vec();
+        let [x, w, others @ ..] = &mut operands[..] else { return Ok(Vec::new()) };
+        for run in x.data.chunks_mut(32) {
+            // Half a step: the largest magnitude is 127 steps.
+            let half = run.iter().fold(0.0, |max: f64, v| max.max(v.abs())) / 254.0;
+            run.fill(half.powi(power));
+        }
+        w.data.iter_mut().for_each(|w| *w = w.abs().powi(power));
+        if case.kind == Kind::MatMulAdd {
+            others[0].data.fill(0.0);
+        }
+        let mut results =
+            reference(case.kind, &operands, &case.params).map_err(|error| error.to_string())?;
+        Ok(results.pop().map(|result| result.data).unwrap_or_default())
+    };
+    // The variance of an even spread is a third of its half width squared.
+    let deviations = product(2)?.into_iter().map(|sum| (sum / 3.0).sqrt());
+    let worst = product(1)?;
+    Ok(deviations.zip(worst).map(|(d, worst)| worst.min(ROUNDING_DEVIATIONS * d)).collect())
 }
 
 /// Largest finite score of a softmax.

@@ -9,6 +9,10 @@
 //! - a product of matrices or an activation function: the op over the magnitudes of its operands, so
 //!   the sum of the absolute products. The result itself can be as small as chance has it, so no
 //!   multiple of it would bound the error of a correct kernel;
+//! - a product of block weights where the device rounds inputs to 8 bits: the deviation of the sum of
+//!   those roundings, each even between minus and plus half a step of its run of 32 inputs. No element
+//!   may be off by more than [`ROUNDING_DEVIATIONS`] of them, nor by more than all roundings at their
+//!   worst;
 //! - a norm: the largest element of the result's row;
 //! - softmax and attention: that, times one more than the largest score, since the exponential turns
 //!   the rounding of a score into a relative error;
@@ -33,6 +37,8 @@ pub enum Scale {
     Row,
     /// The op over the magnitudes of its operands.
     Magnitude,
+    /// The same, and the rounding of inputs to 8 bits on top.
+    Rounded,
     /// [`Row`](Self::Row), times one more than the largest score in the case.
     Score,
     /// [`Row`](Self::Row), times one more than the largest angle in the case.
@@ -48,6 +54,8 @@ pub enum Weights {
     Float,
     /// A block format.
     Block,
+    /// A block format on a device that rounds inputs to 8 bits.
+    Rounded,
 }
 
 /// How far a result may be from the reference.
@@ -68,13 +76,18 @@ type Row = (Kind, Weights, Scale, f64, u32);
 /// Distance of 1 and the next f32: one rounding is off by at most half of it.
 const ULP: f64 = f32::EPSILON as f64;
 
+/// How many deviations the sum of roundings may be off: chance alone goes further in one element of
+/// 500 million.
+pub const ROUNDING_DEVIATIONS: f64 = 6.0;
+
 #[rustfmt::skip] // a table reads by columns
 static TABLE: &[Row] = {
-    use Scale::{Angle, Element, Magnitude, Moved, Row, Score};
+    use Scale::{Angle, Element, Magnitude, Moved, Rounded, Row, Score};
     use Weights::{Block, Float, None};
     &[
         (Kind::Gather,         Float, Element,   ULP,        0),
         (Kind::Gather,         Block, Element,   ULP,        0),
+        (Kind::Gather,         Weights::Rounded, Element, ULP, 0),
         (Kind::RmsNorm,        None,  Row,       8.0 * ULP,  0),
         (Kind::LayerNorm,      None,  Row,       16.0 * ULP, 0),
         (Kind::Add,            None,  Element,   ULP,        0),
@@ -87,8 +100,10 @@ static TABLE: &[Row] = {
         (Kind::SoftCap,        None,  Magnitude, 8.0 * ULP,  0),
         (Kind::MatMul,         Float, Magnitude, 8.0 * ULP,  0),
         (Kind::MatMul,         Block, Magnitude, 8.0 * ULP,  0),
+        (Kind::MatMul,         Weights::Rounded, Rounded, 8.0 * ULP, 0),
         (Kind::MatMulExperts,  Float, Magnitude, 8.0 * ULP,  0),
         (Kind::MatMulExperts,  Block, Magnitude, 8.0 * ULP,  0),
+        (Kind::MatMulExperts,  Weights::Rounded, Rounded, 8.0 * ULP, 0),
         (Kind::RouterTopK,     None,  Row,       16.0 * ULP, 0),
         (Kind::ExpertSum,      None,  Magnitude, 8.0 * ULP,  0),
         (Kind::Rope,           None,  Angle,     4.0 * ULP,  0),
@@ -105,14 +120,19 @@ static TABLE: &[Row] = {
         (Kind::AddRmsNormMul,  None,  Row,       8.0 * ULP,  2),
         (Kind::MatMulAdd,      Float, Magnitude, 8.0 * ULP,  1),
         (Kind::MatMulAdd,      Block, Magnitude, 8.0 * ULP,  1),
+        (Kind::MatMulAdd,      Weights::Rounded, Rounded, 8.0 * ULP, 1),
         (Kind::RopeKvWrite,    None,  Angle,     4.0 * ULP,  1),
     ]
 };
 
 impl Weights {
-    /// The class of a weight type.
-    pub const fn of(dtype: DType) -> Self {
-        if dtype.is_quantised() { Self::Block } else { Self::Float }
+    /// The class of a weight type on a device that rounds activations to 8 bits or does not.
+    pub const fn of(dtype: DType, rounds_activations: bool) -> Self {
+        match (dtype.is_quantised(), rounds_activations) {
+            (false, _) => Self::Float,
+            (true, false) => Self::Block,
+            (true, true) => Self::Rounded,
+        }
     }
 }
 

@@ -1,0 +1,219 @@
+//! Sixteen rows in two registers of 256 bits.
+
+use std::arch::x86_64::*;
+
+use super::lanes::Lanes;
+
+/// AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    /// The machine has the instructions the type names.
+    #[inline(always)]
+    pub(super) unsafe fn assume() -> Self {
+        Self(())
+    }
+}
+
+/// One instruction. Who has a value of the type has the instructions.
+macro_rules! op {
+    ($name:ident($($arg:expr),*)) => {{
+        // SAFETY: the value of the type is the proof that the machine has the instruction.
+        unsafe { $name($($arg),*) }
+    }};
+}
+
+/// An instruction for each of the two registers.
+macro_rules! both {
+    ($name:ident($($arg:expr),*)) => {
+        [op!($name($($arg[0]),*)), op!($name($($arg[1]),*))]
+    };
+}
+
+/// An instruction that reads memory: the whole of an array, from any address.
+macro_rules! load {
+    ($name:ident($memory:expr)) => {{
+        // SAFETY: the array has as many bytes as the instruction reads, and no alignment is asked
+        // for; the value of the type is the proof that the machine has it.
+        unsafe { $name($memory.as_ptr().cast()) }
+    }};
+}
+
+impl Lanes for Avx2 {
+    type Bytes = [__m256i; 2];
+    type Ints = [__m256i; 2];
+    type Floats = [__m256; 2];
+
+    const TILE: usize = 4;
+
+    #[inline(always)]
+    fn bytes(self, memory: &[u8; 64]) -> [__m256i; 2] {
+        let halves: &[[u8; 32]; 2] = bytemuck::cast_ref(memory);
+        [load!(_mm256_loadu_si256(halves[0])), load!(_mm256_loadu_si256(halves[1]))]
+    }
+
+    #[inline(always)]
+    fn byte(self, value: u8) -> [__m256i; 2] {
+        [op!(_mm256_set1_epi8(value as i8)); 2]
+    }
+
+    #[inline(always)]
+    fn and(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        both!(_mm256_and_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn or(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        both!(_mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        both!(_mm256_xor_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn shr(self, a: [__m256i; 2], bits: u32) -> [__m256i; 2] {
+        let bits = [op!(_mm_cvtsi32_si128(bits as i32)); 2];
+        both!(_mm256_srl_epi16(a, bits))
+    }
+
+    #[inline(always)]
+    fn shl(self, a: [__m256i; 2], bits: u32) -> [__m256i; 2] {
+        let bits = [op!(_mm_cvtsi32_si128(bits as i32)); 2];
+        both!(_mm256_sll_epi16(a, bits))
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: [__m256i; 2]) -> [__m256i; 2] {
+        let table = load!(_mm_loadu_si128(table));
+        let table = [op!(_mm256_broadcastsi128_si256(table)); 2];
+        both!(_mm256_shuffle_epi8(table, index))
+    }
+
+    #[inline(always)]
+    fn dot<const N: usize>(
+        self,
+        top: usize,
+        start: i32,
+        w: &[[__m256i; 2]; N],
+        x: &[[i8; 4]; N],
+    ) -> [__m256i; 2] {
+        let ones = [op!(_mm256_set1_epi16(1)); 2];
+        if top > 127 {
+            // Signed weights, so that no sum of two products is beyond 16 bits; `start` is in them.
+            let mut sum = self.int(0);
+            let top = self.byte(0x80);
+            for i in 0..N {
+                let w = self.xor(w[i], top);
+                let x = self.int(bytemuck::cast(x[i]));
+                let (x, w) = (both!(_mm256_sign_epi8(x, w)), both!(_mm256_abs_epi8(w)));
+                let pairs = both!(_mm256_maddubs_epi16(w, x));
+                sum = self.int_add(sum, both!(_mm256_madd_epi16(pairs, ones)));
+            }
+            return sum;
+        }
+        // As many pairs as surely fit 16 bits are summed before they are widened.
+        let safe = i16::MAX as usize / (2 * 127 * top);
+        let (mut sum, mut pairs) = (self.int(start), self.int(0));
+        for i in 0..N {
+            let x = self.int(bytemuck::cast(x[i]));
+            let (w, two) = (w[i], pairs);
+            let products = both!(_mm256_maddubs_epi16(w, x));
+            pairs = both!(_mm256_add_epi16(two, products));
+            if (i + 1) % safe == 0 || i + 1 == N {
+                sum = self.int_add(sum, both!(_mm256_madd_epi16(pairs, ones)));
+                pairs = self.int(0);
+            }
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn ints_u8(self, memory: &[u8; 16]) -> [__m256i; 2] {
+        let bytes = load!(_mm_loadu_si128(memory));
+        let bytes = [bytes, op!(_mm_unpackhi_epi64(bytes, bytes))];
+        both!(_mm256_cvtepu8_epi32(bytes))
+    }
+
+    #[inline(always)]
+    fn ints_i8(self, memory: &[u8; 16]) -> [__m256i; 2] {
+        let bytes = load!(_mm_loadu_si128(memory));
+        let bytes = [bytes, op!(_mm_unpackhi_epi64(bytes, bytes))];
+        both!(_mm256_cvtepi8_epi32(bytes))
+    }
+
+    #[inline(always)]
+    fn ints_u16(self, memory: &[u8; 32]) -> [__m256i; 2] {
+        let halves: &[[u8; 16]; 2] = bytemuck::cast_ref(memory);
+        let words = [load!(_mm_loadu_si128(halves[0])), load!(_mm_loadu_si128(halves[1]))];
+        both!(_mm256_cvtepu16_epi32(words))
+    }
+
+    #[inline(always)]
+    fn int(self, value: i32) -> [__m256i; 2] {
+        [op!(_mm256_set1_epi32(value)); 2]
+    }
+
+    #[inline(always)]
+    fn int_and(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        both!(_mm256_and_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn int_shr(self, a: [__m256i; 2], bits: u32) -> [__m256i; 2] {
+        let bits = [op!(_mm_cvtsi32_si128(bits as i32)); 2];
+        both!(_mm256_srl_epi32(a, bits))
+    }
+
+    #[inline(always)]
+    fn int_shl(self, a: [__m256i; 2], bits: u32) -> [__m256i; 2] {
+        let bits = [op!(_mm_cvtsi32_si128(bits as i32)); 2];
+        both!(_mm256_sll_epi32(a, bits))
+    }
+
+    #[inline(always)]
+    fn int_add(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        both!(_mm256_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn to_floats(self, a: [__m256i; 2]) -> [__m256; 2] {
+        both!(_mm256_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn floats_f16(self, memory: &[u8; 32]) -> [__m256; 2] {
+        let halves: &[[u8; 16]; 2] = bytemuck::cast_ref(memory);
+        let halves = [load!(_mm_loadu_si128(halves[0])), load!(_mm_loadu_si128(halves[1]))];
+        both!(_mm256_cvtph_ps(halves))
+    }
+
+    #[inline(always)]
+    fn float(self, value: f32) -> [__m256; 2] {
+        [op!(_mm256_set1_ps(value)); 2]
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        both!(_mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        both!(_mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn store(self, a: [__m256; 2]) -> [f32; 16] {
+        let mut out = [[0.0_f32; 8]; 2];
+        for (out, a) in out.iter_mut().zip(a) {
+            // SAFETY: the array has the 32 bytes that are written, and no alignment is asked for; the
+            // value of the type is the proof that the machine has the instruction.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), a) };
+        }
+        bytemuck::cast(out)
+    }
+}

@@ -1,0 +1,217 @@
+//! Sixteen rows in one register of 512 bits.
+
+use std::arch::x86_64::*;
+
+use super::lanes::Lanes;
+
+/// AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C; with `VNNI`, the byte products too.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512<const VNNI: bool>(());
+
+impl<const VNNI: bool> Avx512<VNNI> {
+    /// # Safety
+    /// The machine has the instructions the type names.
+    #[inline(always)]
+    pub(super) unsafe fn assume() -> Self {
+        Self(())
+    }
+}
+
+/// One instruction. Who has a value of the type has the instructions.
+macro_rules! op {
+    ($name:ident($($arg:expr),*)) => {{
+        // SAFETY: the value of the type is the proof that the machine has the instruction.
+        unsafe { $name($($arg),*) }
+    }};
+}
+
+/// An instruction that reads memory: the whole of an array, from any address.
+macro_rules! load {
+    ($name:ident($memory:expr)) => {{
+        // SAFETY: the array has as many bytes as the instruction reads, and no alignment is asked
+        // for; the value of the type is the proof that the machine has it.
+        unsafe { $name($memory.as_ptr().cast()) }
+    }};
+}
+
+impl<const VNNI: bool> Lanes for Avx512<VNNI> {
+    type Bytes = __m512i;
+    type Ints = __m512i;
+    type Floats = __m512;
+
+    const TILE: usize = 8;
+
+    #[inline(always)]
+    fn bytes(self, memory: &[u8; 64]) -> __m512i {
+        load!(_mm512_loadu_si512(memory))
+    }
+
+    #[inline(always)]
+    fn byte(self, value: u8) -> __m512i {
+        op!(_mm512_set1_epi8(value as i8))
+    }
+
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_and_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_xor_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn shr(self, a: __m512i, bits: u32) -> __m512i {
+        let bits = op!(_mm_cvtsi32_si128(bits as i32));
+        op!(_mm512_srl_epi16(a, bits))
+    }
+
+    #[inline(always)]
+    fn shl(self, a: __m512i, bits: u32) -> __m512i {
+        let bits = op!(_mm_cvtsi32_si128(bits as i32));
+        op!(_mm512_sll_epi16(a, bits))
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: __m512i) -> __m512i {
+        let table = load!(_mm_loadu_si128(table));
+        let table = op!(_mm512_broadcast_i32x4(table));
+        op!(_mm512_shuffle_epi8(table, index))
+    }
+
+    #[inline(always)]
+    fn dot<const N: usize>(
+        self,
+        top: usize,
+        start: i32,
+        w: &[__m512i; N],
+        x: &[[i8; 4]; N],
+    ) -> __m512i {
+        let mut sum = self.int(start);
+        if VNNI {
+            for i in 0..N {
+                let x = self.int(bytemuck::cast(x[i]));
+                sum = op!(_mm512_dpbusd_epi32(sum, w[i], x));
+            }
+            return sum;
+        }
+        let ones = op!(_mm512_set1_epi16(1));
+        if top > 127 {
+            // Signed weights, so that no sum of two products is beyond 16 bits; `start` is in them.
+            sum = self.int(0);
+            let top = self.byte(0x80);
+            for i in 0..N {
+                let w = self.xor(w[i], top);
+                let x = self.int(bytemuck::cast(x[i]));
+                let negative = op!(_mm512_movepi8_mask(w));
+                let none = self.int(0);
+                let x = op!(_mm512_mask_sub_epi8(x, negative, none, x));
+                let magnitude = op!(_mm512_abs_epi8(w));
+                let pairs = op!(_mm512_maddubs_epi16(magnitude, x));
+                let fours = op!(_mm512_madd_epi16(pairs, ones));
+                sum = self.int_add(sum, fours);
+            }
+            return sum;
+        }
+        // As many pairs as surely fit 16 bits are summed before they are widened.
+        let safe = i16::MAX as usize / (2 * 127 * top);
+        let mut pairs = self.int(0);
+        for i in 0..N {
+            let x = self.int(bytemuck::cast(x[i]));
+            let two = op!(_mm512_maddubs_epi16(w[i], x));
+            pairs = op!(_mm512_add_epi16(pairs, two));
+            if (i + 1) % safe == 0 || i + 1 == N {
+                let fours = op!(_mm512_madd_epi16(pairs, ones));
+                sum = self.int_add(sum, fours);
+                pairs = self.int(0);
+            }
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn ints_u8(self, memory: &[u8; 16]) -> __m512i {
+        let bytes = load!(_mm_loadu_si128(memory));
+        op!(_mm512_cvtepu8_epi32(bytes))
+    }
+
+    #[inline(always)]
+    fn ints_i8(self, memory: &[u8; 16]) -> __m512i {
+        let bytes = load!(_mm_loadu_si128(memory));
+        op!(_mm512_cvtepi8_epi32(bytes))
+    }
+
+    #[inline(always)]
+    fn ints_u16(self, memory: &[u8; 32]) -> __m512i {
+        let words = load!(_mm256_loadu_si256(memory));
+        op!(_mm512_cvtepu16_epi32(words))
+    }
+
+    #[inline(always)]
+    fn int(self, value: i32) -> __m512i {
+        op!(_mm512_set1_epi32(value))
+    }
+
+    #[inline(always)]
+    fn int_and(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_and_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn int_shr(self, a: __m512i, bits: u32) -> __m512i {
+        let bits = op!(_mm_cvtsi32_si128(bits as i32));
+        op!(_mm512_srl_epi32(a, bits))
+    }
+
+    #[inline(always)]
+    fn int_shl(self, a: __m512i, bits: u32) -> __m512i {
+        let bits = op!(_mm_cvtsi32_si128(bits as i32));
+        op!(_mm512_sll_epi32(a, bits))
+    }
+
+    #[inline(always)]
+    fn int_add(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn to_floats(self, a: __m512i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn floats_f16(self, memory: &[u8; 32]) -> __m512 {
+        let halves = load!(_mm256_loadu_si256(memory));
+        op!(_mm512_cvtph_ps(halves))
+    }
+
+    #[inline(always)]
+    fn float(self, value: f32) -> __m512 {
+        op!(_mm512_set1_ps(value))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn store(self, a: __m512) -> [f32; 16] {
+        let mut out = [0.0; 16];
+        // SAFETY: the array has the 64 bytes that are written, and no alignment is asked for; the
+        // value of the type is the proof that the machine has the instruction.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), a) };
+        out
+    }
+}

@@ -1,0 +1,387 @@
+//! The block formats as vectors: 32 weights of sixteen rows at a time.
+//!
+//! A weight is `d * (q - OFFSET) + m` with an unsigned `q`. Scales have the exact values of the scalar
+//! decoder: their products fit the 24 bits of an f32.
+
+use clearway_graph::DType;
+
+use super::lanes::Lanes;
+use crate::quant::blocks::IQ4_LEVELS;
+
+/// Thirty-two weights of each of sixteen rows.
+pub(super) type Quants<L> = [<L as Lanes>::Bytes; 8];
+
+/// A block format, packed in row blocks.
+pub(super) trait Format {
+    /// The type in files.
+    const DTYPE: DType;
+    /// Bytes of a packed block.
+    const BYTES: usize = 16 * Self::DTYPE.block_bytes();
+    /// Runs of 32 weights in a block.
+    const UNITS: usize = Self::DTYPE.block_elems() / 32;
+    /// Whether each 16 weights have a scale of their own.
+    const HALVES: bool = false;
+    /// Whether there are offsets `m`.
+    const AFFINE: bool = false;
+    /// What is taken from a quant.
+    const OFFSET: i32;
+    /// Largest quant.
+    const TOP: usize;
+
+    /// Quants of a run.
+    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L>;
+
+    /// Scale and offset of a run, or of one half of it.
+    fn scales<L: Lanes>(l: L, block: &[u8], unit: usize, half: usize) -> (L::Floats, L::Floats);
+}
+
+/// Eight vectors, one for each `i`. A macro, since a closure may stay a function of its own, which the
+/// compiler gives none of the machine's vector instructions.
+macro_rules! each {
+    ($l:ident, $i:ident => $quants:expr) => {{
+        let mut all = [$l.byte(0); 8];
+        for $i in 0..8 {
+            all[$i] = $quants;
+        }
+        all
+    }};
+}
+
+/// Part of a packed block: starts at byte `at` of a plain one.
+#[inline(always)]
+fn part<const N: usize>(block: &[u8], at: usize) -> &[u8; N] {
+    const { assert!(N == 16 || N == 32 || N == 64) };
+    // Blocks have their full length, see `product::tile`; the check folds away.
+    match block.get(16 * at..).and_then(|rest| rest.first_chunk()) {
+        Some(part) => part,
+        None => crate::cpu::piece::misuse("a packed block is too short"),
+    }
+}
+
+/// Word `word` of quants that start at byte `at`.
+#[inline(always)]
+fn word<L: Lanes>(l: L, block: &[u8], at: usize, word: usize) -> L::Bytes {
+    l.bytes(part(block, at + 4 * word))
+}
+
+#[inline(always)]
+fn f16<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Floats {
+    l.floats_f16(part(block, at))
+}
+
+/// Sixteen bytes of quants at `at`: low nibbles, then high ones.
+#[inline(always)]
+fn nibbles<L: Lanes>(l: L, block: &[u8], at: usize) -> Quants<L> {
+    let mask = l.byte(15);
+    each!(l, i => l.and(l.shr(word(l, block, at, i % 4), i as u32 / 4 * 4), mask))
+}
+
+/// Nibbles with a fifth bit, whose word is at `high`.
+#[inline(always)]
+fn nibbles_and_bits<L: Lanes>(l: L, block: &[u8], at: usize, high: usize) -> Quants<L> {
+    let low = nibbles(l, block, at);
+    let high = word(l, block, high, 0);
+    let bit = l.byte(1);
+    each!(l, i => l.or(low[i], l.shl(l.and(l.shr(high, i as u32), bit), 4)))
+}
+
+/// 32 bytes of quants at `at`, in the low or the high nibbles.
+#[inline(always)]
+fn half_bytes<L: Lanes>(l: L, block: &[u8], at: usize, high: bool) -> Quants<L> {
+    let (shift, mask) = (if high { 4 } else { 0 }, l.byte(15));
+    each!(l, i => l.and(l.shr(word(l, block, at, i), shift), mask))
+}
+
+#[inline(always)]
+fn zero<L: Lanes>(l: L) -> L::Floats {
+    l.float(0.0)
+}
+
+pub(super) struct Q4_0;
+
+impl Format for Q4_0 {
+    const DTYPE: DType = DType::Q4_0;
+    const OFFSET: i32 = 8;
+    const TOP: usize = 15;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
+        nibbles(l, block, 2)
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], _: usize, _: usize) -> (L::Floats, L::Floats) {
+        (f16(l, block, 0), zero(l))
+    }
+}
+
+pub(super) struct Q4_1;
+
+impl Format for Q4_1 {
+    const DTYPE: DType = DType::Q4_1;
+    const AFFINE: bool = true;
+    const OFFSET: i32 = 0;
+    const TOP: usize = 15;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
+        nibbles(l, block, 4)
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], _: usize, _: usize) -> (L::Floats, L::Floats) {
+        (f16(l, block, 0), f16(l, block, 2))
+    }
+}
+
+pub(super) struct Q5_0;
+
+impl Format for Q5_0 {
+    const DTYPE: DType = DType::Q5_0;
+    const OFFSET: i32 = 16;
+    const TOP: usize = 31;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
+        nibbles_and_bits(l, block, 6, 2)
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], _: usize, _: usize) -> (L::Floats, L::Floats) {
+        (f16(l, block, 0), zero(l))
+    }
+}
+
+pub(super) struct Q5_1;
+
+impl Format for Q5_1 {
+    const DTYPE: DType = DType::Q5_1;
+    const AFFINE: bool = true;
+    const OFFSET: i32 = 0;
+    const TOP: usize = 31;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
+        nibbles_and_bits(l, block, 8, 4)
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], _: usize, _: usize) -> (L::Floats, L::Floats) {
+        (f16(l, block, 0), f16(l, block, 2))
+    }
+}
+
+pub(super) struct Q8_0;
+
+impl Format for Q8_0 {
+    const DTYPE: DType = DType::Q8_0;
+    const OFFSET: i32 = 128;
+    const TOP: usize = 255;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
+        // The highest bit is turned over: without a carry, that is adding 128.
+        let top = l.byte(0x80);
+        each!(l, i => l.xor(word(l, block, 2, i), top))
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], _: usize, _: usize) -> (L::Floats, L::Floats) {
+        (f16(l, block, 0), zero(l))
+    }
+}
+
+/// The levels, 128 added to each.
+const LEVELS: [u8; 16] = {
+    let mut levels = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        levels[i] = (IQ4_LEVELS[i] as i32 + 128) as u8;
+        i += 1;
+    }
+    levels
+};
+
+pub(super) struct Iq4Nl;
+
+impl Format for Iq4Nl {
+    const DTYPE: DType = DType::IQ4_NL;
+    const OFFSET: i32 = 128;
+    const TOP: usize = 255;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
+        let index = nibbles(l, block, 2);
+        each!(l, i => l.lookup(&LEVELS, index[i]))
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], _: usize, _: usize) -> (L::Floats, L::Floats) {
+        (f16(l, block, 0), zero(l))
+    }
+}
+
+pub(super) struct Iq4Xs;
+
+impl Format for Iq4Xs {
+    const DTYPE: DType = DType::IQ4_XS;
+    const OFFSET: i32 = 128;
+    const TOP: usize = 255;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
+        let index = nibbles(l, block, 8 + 16 * unit);
+        each!(l, i => l.lookup(&LEVELS, index[i]))
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], unit: usize, _: usize) -> (L::Floats, L::Floats) {
+        let low = l.ints_u8(part(block, 4 + unit / 2));
+        let low = l.int_and(l.int_shr(low, 4 * (unit as u32 % 2)), l.int(15));
+        let high = l.int_shr(l.ints_u16(part(block, 2)), 2 * unit as u32);
+        let high = l.int_shl(l.int_and(high, l.int(3)), 4);
+        let scale = l.int_add(l.int_add(low, high), l.int(-32));
+        (l.mul(f16(l, block, 0), l.to_floats(scale)), zero(l))
+    }
+}
+
+/// Six-bit scale and minimum of a Q4_K or Q5_K block, whose twelve bytes are at `at`.
+#[inline(always)]
+fn scale_and_min<L: Lanes>(l: L, block: &[u8], at: usize, unit: usize) -> (L::Floats, L::Floats) {
+    let first = l.ints_u8(part(block, at + unit % 4));
+    let second = l.ints_u8(part(block, at + unit % 4 + 4));
+    let (scale, min) = if unit < 4 {
+        (l.int_and(first, l.int(63)), l.int_and(second, l.int(63)))
+    } else {
+        let low = l.ints_u8(part(block, at + unit + 4));
+        let scale_top = l.int_shl(l.int_shr(first, 6), 4);
+        let min_top = l.int_shl(l.int_shr(second, 6), 4);
+        (l.int_add(l.int_and(low, l.int(15)), scale_top), l.int_add(l.int_shr(low, 4), min_top))
+    };
+    let d = l.mul(f16(l, block, 0), l.to_floats(scale));
+    let negative = l.mul(l.float(-1.0), f16(l, block, 2));
+    (d, l.mul(negative, l.to_floats(min)))
+}
+
+pub(super) struct Q4K;
+
+impl Format for Q4K {
+    const DTYPE: DType = DType::Q4_K;
+    const AFFINE: bool = true;
+    const OFFSET: i32 = 0;
+    const TOP: usize = 15;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
+        half_bytes(l, block, 16 + unit / 2 * 32, unit % 2 == 1)
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], unit: usize, _: usize) -> (L::Floats, L::Floats) {
+        scale_and_min(l, block, 4, unit)
+    }
+}
+
+pub(super) struct Q5K;
+
+impl Format for Q5K {
+    const DTYPE: DType = DType::Q5_K;
+    const AFFINE: bool = true;
+    const OFFSET: i32 = 0;
+    const TOP: usize = 31;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
+        let low = half_bytes(l, block, 48 + unit / 2 * 32, unit % 2 == 1);
+        let bit = l.byte(1);
+        each!(l, i => {
+            let high = l.and(l.shr(word(l, block, 16, i), unit as u32), bit);
+            l.or(low[i], l.shl(high, 4))
+        })
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], unit: usize, _: usize) -> (L::Floats, L::Floats) {
+        scale_and_min(l, block, 4, unit)
+    }
+}
+
+/// Pairs of bits of run `unit`: each four runs share 32 bytes.
+#[inline(always)]
+fn bit_pairs<L: Lanes>(l: L, block: &[u8], at: usize, unit: usize) -> Quants<L> {
+    let (at, shift, mask) = (at + unit / 4 * 32, 2 * (unit as u32 % 4), l.byte(3));
+    each!(l, i => l.and(l.shr(word(l, block, at, i), shift), mask))
+}
+
+pub(super) struct Q2K;
+
+impl Format for Q2K {
+    const DTYPE: DType = DType::Q2_K;
+    const HALVES: bool = true;
+    const AFFINE: bool = true;
+    const OFFSET: i32 = 0;
+    const TOP: usize = 3;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
+        bit_pairs(l, block, 16, unit)
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], unit: usize, half: usize) -> (L::Floats, L::Floats) {
+        let both = l.ints_u8(part(block, 2 * unit + half));
+        let (scale, min) = (l.int_and(both, l.int(15)), l.int_shr(both, 4));
+        let negative = l.mul(l.float(-1.0), f16(l, block, 82));
+        (l.mul(f16(l, block, 80), l.to_floats(scale)), l.mul(negative, l.to_floats(min)))
+    }
+}
+
+pub(super) struct Q3K;
+
+impl Format for Q3K {
+    const DTYPE: DType = DType::Q3_K;
+    const HALVES: bool = true;
+    const OFFSET: i32 = 4;
+    const TOP: usize = 7;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
+        let (low, bit) = (bit_pairs(l, block, 32, unit), l.byte(1));
+        each!(l, i => {
+            let high = l.and(l.shr(word(l, block, 0, i), unit as u32), bit);
+            l.or(low[i], l.shl(high, 2))
+        })
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], unit: usize, half: usize) -> (L::Floats, L::Floats) {
+        let i = 2 * unit + half;
+        let low = l.int_shr(l.ints_u8(part(block, 96 + i % 8)), 4 * (i as u32 / 8));
+        let high = l.int_shr(l.ints_u8(part(block, 104 + i % 4)), 2 * (i as u32 / 4));
+        let high = l.int_shl(l.int_and(high, l.int(3)), 4);
+        let scale = l.int_add(l.int_add(l.int_and(low, l.int(15)), high), l.int(-32));
+        (l.mul(f16(l, block, 108), l.to_floats(scale)), zero(l))
+    }
+}
+
+pub(super) struct Q6K;
+
+impl Format for Q6K {
+    const DTYPE: DType = DType::Q6_K;
+    const HALVES: bool = true;
+    const OFFSET: i32 = 32;
+    const TOP: usize = 63;
+
+    #[inline(always)]
+    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
+        let low = half_bytes(l, block, unit / 4 * 64 + unit % 2 * 32, unit % 4 >= 2);
+        let high = bit_pairs(l, block, 128, unit);
+        each!(l, i => l.or(low[i], l.shl(high[i], 4)))
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], unit: usize, half: usize) -> (L::Floats, L::Floats) {
+        let scale = l.ints_i8(part(block, 192 + 2 * unit + half));
+        (l.mul(f16(l, block, 208), l.to_floats(scale)), zero(l))
+    }
+}

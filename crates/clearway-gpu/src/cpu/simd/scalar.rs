@@ -1,0 +1,125 @@
+//! Sixteen rows without any special instruction.
+
+use half::f16;
+
+use super::lanes::Lanes;
+
+/// Arrays and loops.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar;
+
+impl Lanes for Scalar {
+    type Bytes = [u8; 64];
+    type Ints = [i32; 16];
+    type Floats = [f32; 16];
+
+    const TILE: usize = 1;
+
+    fn bytes(self, memory: &[u8; 64]) -> Self::Bytes {
+        *memory
+    }
+
+    fn byte(self, value: u8) -> Self::Bytes {
+        [value; 64]
+    }
+
+    fn and(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+
+    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    fn xor(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        std::array::from_fn(|i| a[i] ^ b[i])
+    }
+
+    fn shr(self, a: Self::Bytes, bits: u32) -> Self::Bytes {
+        a.map(|a| a >> bits)
+    }
+
+    fn shl(self, a: Self::Bytes, bits: u32) -> Self::Bytes {
+        a.map(|a| a << bits)
+    }
+
+    fn lookup(self, table: &[u8; 16], index: Self::Bytes) -> Self::Bytes {
+        index.map(|index| table[usize::from(index & 15)])
+    }
+
+    fn dot<const N: usize>(
+        self,
+        _top: usize,
+        start: i32,
+        w: &[Self::Bytes; N],
+        x: &[[i8; 4]; N],
+    ) -> Self::Ints {
+        let mut sums = [start; 16];
+        for (w, x) in w.iter().zip(x) {
+            for (sum, w) in sums.iter_mut().zip(w.as_chunks::<4>().0) {
+                for (&w, &x) in w.iter().zip(x) {
+                    *sum += i32::from(w) * i32::from(x);
+                }
+            }
+        }
+        sums
+    }
+
+    fn ints_u8(self, memory: &[u8; 16]) -> Self::Ints {
+        memory.map(i32::from)
+    }
+
+    fn ints_i8(self, memory: &[u8; 16]) -> Self::Ints {
+        memory.map(|byte| i32::from(byte as i8))
+    }
+
+    fn ints_u16(self, memory: &[u8; 32]) -> Self::Ints {
+        let (words, _) = memory.as_chunks::<2>();
+        std::array::from_fn(|i| i32::from(u16::from_le_bytes(words[i])))
+    }
+
+    fn int(self, value: i32) -> Self::Ints {
+        [value; 16]
+    }
+
+    fn int_and(self, a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+
+    fn int_shr(self, a: Self::Ints, bits: u32) -> Self::Ints {
+        a.map(|a| (a as u32 >> bits) as i32)
+    }
+
+    fn int_shl(self, a: Self::Ints, bits: u32) -> Self::Ints {
+        a.map(|a| a << bits)
+    }
+
+    fn int_add(self, a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+
+    fn to_floats(self, a: Self::Ints) -> Self::Floats {
+        a.map(|a| a as f32)
+    }
+
+    fn floats_f16(self, memory: &[u8; 32]) -> Self::Floats {
+        let (words, _) = memory.as_chunks::<2>();
+        std::array::from_fn(|i| f16::from_le_bytes(words[i]).to_f32())
+    }
+
+    fn float(self, value: f32) -> Self::Floats {
+        [value; 16]
+    }
+
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    fn store(self, a: Self::Floats) -> [f32; 16] {
+        a
+    }
+}

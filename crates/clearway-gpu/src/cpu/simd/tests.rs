@@ -1,0 +1,165 @@
+use half::f16;
+
+use super::packed::{Packed, pack_rows};
+use super::*;
+use crate::quant;
+
+const BLOCK_TYPES: [DType; 12] = [
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
+];
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    fn float(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 30) as f32 - 1.0
+    }
+
+    /// Sixteen rows of any bits a file may hold, but with scales that are small numbers.
+    fn rows(&mut self, dtype: DType, cols: usize) -> Vec<u8> {
+        let size = dtype.block_bytes();
+        let mut bytes: Vec<u8> =
+            (0..ROWS * cols / dtype.block_elems() * size).map(|_| self.next() as u8).collect();
+        let scales: &[usize] = match dtype {
+            DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+            DType::Q2_K => &[80, 82],
+            DType::Q3_K => &[108],
+            DType::Q6_K => &[208],
+            _ => &[0],
+        };
+        for block in bytes.chunks_exact_mut(size) {
+            for &at in scales {
+                block[at..at + 2].copy_from_slice(&f16::from_f32(self.float()).to_le_bytes());
+            }
+        }
+        bytes
+    }
+}
+
+fn multiply(products: &Products, group: &[u8], tokens: &[Vec<f32>]) -> Vec<[f32; ROWS]> {
+    let mut runs = vec![bytemuck::Zeroable::zeroed(); tokens.len() * tokens[0].len() / RUN];
+    let mut out = vec![[0.0; ROWS]; tokens.len()];
+    for (token, row) in tokens.iter().enumerate() {
+        products.round(row, token, tokens.len(), &mut runs);
+    }
+    products.multiply(group, &runs, &mut out);
+    out
+}
+
+#[test]
+fn every_set_of_instructions_gives_the_same_bits() {
+    let mut random = Random(7);
+    for dtype in BLOCK_TYPES {
+        let cols = 3 * dtype.block_elems();
+        for tokens in [1, 2, 5, 8, 13] {
+            let plain = random.rows(dtype, cols);
+            let mut group = vec![0; plain.len()];
+            pack_rows(dtype, &plain, plain.len() / ROWS, &mut group);
+            let mut inputs: Vec<Vec<f32>> =
+                (0..tokens).map(|_| (0..cols).map(|_| random.float()).collect()).collect();
+            // The ends of the range, all of one sign: sums that may not wrap round.
+            inputs[0][..32].fill(1.0);
+            inputs[0][32..64].fill(-3.0);
+            let exact = Products::with(Isa::Scalar, dtype).unwrap();
+            let expected = multiply(&exact, &group, &inputs);
+            for isa in available() {
+                let found = multiply(&Products::with(isa, dtype).unwrap(), &group, &inputs);
+                assert_eq!(found, expected, "{dtype} with {}, {tokens} tokens", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn products_are_those_of_decoded_weights_with_rounded_inputs() {
+    let mut random = Random(3);
+    for dtype in BLOCK_TYPES {
+        let cols = 2 * dtype.block_elems().max(64);
+        let plain = random.rows(dtype, cols);
+        let stride = plain.len() / ROWS;
+        let mut group = vec![0; plain.len()];
+        pack_rows(dtype, &plain, stride, &mut group);
+        // Multiples of their scale, so that rounding changes nothing.
+        let mut inputs: Vec<f32> =
+            (0..cols).map(|_| (random.next() % 255) as f32 - 127.0).collect();
+        inputs.iter_mut().step_by(RUN).for_each(|x| *x = 127.0);
+        let found = multiply(&Products::of(dtype).unwrap(), &group, &[inputs.clone()]);
+        for (row, bytes) in plain.chunks_exact(stride).enumerate() {
+            let mut weights = vec![0.0; cols];
+            quant::decode(dtype, bytes, &mut weights).unwrap();
+            let pairs = weights.iter().zip(&inputs).map(|(&w, &x)| f64::from(w) * f64::from(x));
+            let (sum, size) =
+                pairs.fold((0.0, 0.0), |(sum, size), p: f64| (sum + p, size + p.abs()));
+            let error = (f64::from(found[0][row]) - sum).abs();
+            assert!(error <= 1e-6 * size, "{dtype}, row {row}: {} for {sum}", found[0][row]);
+        }
+    }
+}
+
+#[test]
+fn inputs_are_rounded_to_the_nearest_step() {
+    let mut random = Random(5);
+    let products = Products::of(DType::Q8_0).unwrap();
+    // A matrix of one scale and ones on its diagonal gives the inputs back.
+    let mut plain = vec![0; ROWS * 34];
+    for (row, block) in plain.chunks_exact_mut(34).enumerate() {
+        block[..2].copy_from_slice(&f16::ONE.to_le_bytes());
+        block[2 + row] = 1;
+    }
+    let mut group = vec![0; plain.len()];
+    pack_rows(DType::Q8_0, &plain, 34, &mut group);
+    for _ in 0..100 {
+        let x: Vec<f32> = (0..RUN).map(|_| random.float()).collect();
+        let step = x.iter().fold(0.0, |max: f32, x| max.max(x.abs())) / 127.0;
+        for (found, x) in multiply(&products, &group, &[x.clone()])[0].iter().zip(&x) {
+            assert!((found - x).abs() <= 0.5001 * step, "{found} for {x}, step {step}");
+        }
+    }
+    let check = |x: f32, expected: fn(f32) -> bool| {
+        let mut inputs = vec![0.5; RUN];
+        inputs[3] = x;
+        let out = multiply(&products, &group, &[inputs])[0];
+        assert!(out.iter().all(|&y| expected(y)), "{x}: {out:?}");
+    };
+    check(f32::NAN, f32::is_nan);
+    check(f32::NEG_INFINITY, f32::is_nan);
+    check(1e38, |y| y == 0.0 || (y - 1e38).abs() < 1e32);
+    let zeros = multiply(&products, &group, &[vec![1e-40; RUN]])[0];
+    assert!(zeros.iter().all(|y| y.abs() <= 1e-39), "{zeros:?}");
+}
+
+#[test]
+fn missing_rows_are_zeros() {
+    let mut random = Random(11);
+    for dtype in BLOCK_TYPES {
+        let plain = random.rows(dtype, dtype.block_elems());
+        let stride = dtype.block_bytes();
+        let (mut all, mut some) = (vec![0; plain.len()], vec![1; plain.len()]);
+        pack_rows(dtype, &plain, stride, &mut all);
+        pack_rows(dtype, &plain[..5 * stride], stride, &mut some);
+        let inputs: Vec<f32> = (0..dtype.block_elems()).map(|_| random.float()).collect();
+        let products = Products::of(dtype).unwrap();
+        let expected = multiply(&products, &all, &[inputs.clone()])[0];
+        let found = multiply(&products, &some, &[inputs])[0];
+        assert_eq!(found[..5], expected[..5], "{dtype}");
+        assert_eq!(found[5..], [0.0; 11], "{dtype}");
+    }
+    assert!(Packed::of(&clearway_graph::Layout::new(DType::F16, &[32, 32]).unwrap()).is_none());
+}
