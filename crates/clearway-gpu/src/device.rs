@@ -38,8 +38,8 @@ pub trait Device: Send + Sync {
 
     /// A buffer for one weight tensor, in the order of bytes this device's products read fastest.
     /// `bytes` are rows of `layout` one after another, as model files have them. The buffer is as
-    /// long as `layout` says, but only ops that take weights may read it, as the whole tensor or as
-    /// whole rows of it; what [`Buffer::read`] gives back is the device's business.
+    /// long as `layout` says, but only ops that take weights may read it, and only as the whole
+    /// tensor; what [`Buffer::read`] gives back is the device's business.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc) and [`Buffer::write`].

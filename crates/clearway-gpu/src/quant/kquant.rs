@@ -35,10 +35,7 @@ impl Block<BLOCK_256> for BlockQ2K {
 impl Block<BLOCK_256> for BlockQ3K {
     fn decode(&self, out: &mut [f32; BLOCK_256]) {
         let d = f16_value(self.d);
-        let mut q = unpack_pairs(&self.qs);
-        for (i, q) in q.iter_mut().enumerate() {
-            *q |= (self.hmask[i % 32] >> (i / 32) & 1) << 2;
-        }
+        let q = unpack_threes(self);
         for ((out, q), scale) in out.chunks_exact_mut(16).zip(q.chunks_exact(16)).zip(self.scales())
         {
             signed(out, q, d * (i32::from(scale) - 32) as f32, 4);
@@ -79,10 +76,7 @@ impl Block<BLOCK_256> for BlockQ4K {
 
 impl Block<BLOCK_256> for BlockQ5K {
     fn decode(&self, out: &mut [f32; BLOCK_256]) {
-        let mut q = unpack_nibble_runs(&self.qs);
-        for (i, q) in q.iter_mut().enumerate() {
-            *q |= (self.qh[i % 32] >> (i / 32) & 1) << 4;
-        }
+        let q = unpack_five_runs(self);
         decode_scale_mins(out, &q, [self.d, self.dmin], &self.scales);
     }
 
@@ -105,11 +99,7 @@ impl Block<BLOCK_256> for BlockQ5K {
 impl Block<BLOCK_256> for BlockQ6K {
     fn decode(&self, out: &mut [f32; BLOCK_256]) {
         let d = f16_value(self.d);
-        let mut q = unpack_pairs(&self.qh).map(|high| high << 4);
-        for (i, q) in q.iter_mut().enumerate() {
-            let (byte, shift) = sixes_low(i);
-            *q |= self.ql[byte] >> shift & 15;
-        }
+        let q = unpack_sixes(self);
         for ((out, q), scale) in out.chunks_exact_mut(16).zip(q.chunks_exact(16)).zip(self.scales) {
             signed(out, q, d * f32::from(scale), 32);
         }
@@ -124,6 +114,34 @@ impl Block<BLOCK_256> for BlockQ6K {
         }
         Some(Self { ql, qh: pack_pairs(&quants.map(|q| q >> 4)), scales, d: d.to_le_bytes() })
     }
+}
+
+/// The codes of a Q3_K block.
+pub(super) fn unpack_threes(block: &BlockQ3K) -> [u8; BLOCK_256] {
+    let mut q = unpack_pairs(&block.qs);
+    for (i, q) in q.iter_mut().enumerate() {
+        *q |= (block.hmask[i % 32] >> (i / 32) & 1) << 2;
+    }
+    q
+}
+
+/// The codes of a Q5_K block.
+pub(super) fn unpack_five_runs(block: &BlockQ5K) -> [u8; BLOCK_256] {
+    let mut q = unpack_nibble_runs(&block.qs);
+    for (i, q) in q.iter_mut().enumerate() {
+        *q |= (block.qh[i % 32] >> (i / 32) & 1) << 4;
+    }
+    q
+}
+
+/// The codes of a Q6_K block.
+pub(super) fn unpack_sixes(block: &BlockQ6K) -> [u8; BLOCK_256] {
+    let mut q = unpack_pairs(&block.qh).map(|high| high << 4);
+    for (i, q) in q.iter_mut().enumerate() {
+        let (byte, shift) = sixes_low(i);
+        *q |= block.ql[byte] >> shift & 15;
+    }
+    q
 }
 
 /// Where the lower four bits of weight `i` of a Q6_K block lie: byte of `ql` and shift.
@@ -159,7 +177,7 @@ fn signed(out: &mut [f32], q: &[u8], scale: f32, zero: i32) {
 }
 
 /// Two bits per weight, in planes of 32 weights.
-fn unpack_pairs(qs: &[u8; 64]) -> [u8; BLOCK_256] {
+pub(super) fn unpack_pairs(qs: &[u8; 64]) -> [u8; BLOCK_256] {
     std::array::from_fn(|i| qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3)
 }
 
@@ -173,7 +191,7 @@ fn pack_pairs(q: &[u8; BLOCK_256]) -> [u8; 64] {
 }
 
 /// Four bits per weight: each run of 32 bytes holds 32 weights below and the next 32 above.
-fn unpack_nibble_runs(qs: &[u8; 128]) -> [u8; BLOCK_256] {
+pub(super) fn unpack_nibble_runs(qs: &[u8; 128]) -> [u8; BLOCK_256] {
     std::array::from_fn(|i| qs[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15)
 }
 

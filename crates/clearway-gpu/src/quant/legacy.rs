@@ -117,7 +117,7 @@ pub(super) fn pack_nibbles(q: &[u8; BLOCK_32]) -> [u8; 16] {
     std::array::from_fn(|j| q[j] & 15 | q[j + 16] << 4)
 }
 
-fn unpack_fives(qs: &[u8; 16], qh: [u8; 4]) -> [u8; BLOCK_32] {
+pub(super) fn unpack_fives(qs: &[u8; 16], qh: [u8; 4]) -> [u8; BLOCK_32] {
     let high = u32::from_le_bytes(qh);
     let mut q = unpack_nibbles(qs);
     for (j, q) in q.iter_mut().enumerate() {

@@ -12,6 +12,7 @@
 //! can hold is an error, never an infinite scale.
 
 pub mod blocks;
+pub mod codes;
 
 mod fit;
 mod fit_affine;

@@ -19,7 +19,7 @@ use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::registry::KernelRegistry;
-use crate::wgsl::{self, Job, Kernel, Operand};
+use crate::wgsl::{self, Job, Kernel, Operand, Packing};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
 pub(super) struct VulkanEncoder {
@@ -69,6 +69,10 @@ impl VulkanEncoder {
             CapturedOpKind::Custom | CapturedOpKind::Pinned => self.custom(dispatch, &job)?,
             _ => wgsl::lower(&job)?,
         };
+        let mut buffers: SmallVec<[vk::DescriptorBufferInfo; 6]> = buffers;
+        buffers.extend(
+            kernel.again.iter().map(|&operand| buffers[operand]).collect::<SmallVec<[_; 2]>>(),
+        );
         self.lowered.push(dispatch, kernel, buffers);
         Ok(())
     }
@@ -117,6 +121,27 @@ impl VulkanEncoder {
         operand: &'static str,
     ) -> Result<(vk::DescriptorBufferInfo, u32)> {
         let (piece, bytes) = (&memory.piece, view.layout.span_bytes());
+        let too_large = |bytes| GpuError::BindingTooLarge {
+            kernel: dispatch.kernel.to_string(),
+            operand,
+            device: self.context.info.name.clone(),
+            bytes,
+            limit: self.context.adapter.target.max_binding,
+        };
+        if memory.packing == Packing::Planes {
+            if view.offset != 0 || bytes != view.buf_len {
+                return Err(GpuError::TransferMismatch {
+                    what: "packed weights",
+                    found: format!("{bytes} bytes at byte {} of {}", view.offset, view.buf_len),
+                    expected: "the whole tensor".into(),
+                });
+            }
+            if piece.len > self.context.adapter.target.max_binding {
+                return Err(too_large(piece.len));
+            }
+            let (offset, range) = (piece.offset, piece.len);
+            return Ok((vk::DescriptorBufferInfo { buffer: piece.buffer, offset, range }, 0));
+        }
         let end = view.offset.checked_add(bytes).filter(|&end| end <= piece.len);
         if end.is_none() {
             let (buf_id, offset) = (view.buf_id, view.offset);
@@ -138,15 +163,8 @@ impl VulkanEncoder {
         let shift = start % device_align;
         // Whole words: halves of 32-bit accesses must not fall off the end.
         let range = (shift + bytes).next_multiple_of(4);
-        let limit = self.context.adapter.target.max_binding;
-        if range > limit {
-            return Err(GpuError::BindingTooLarge {
-                kernel: dispatch.kernel.to_string(),
-                operand,
-                device: self.context.info.name.clone(),
-                bytes: range,
-                limit,
-            });
+        if range > self.context.adapter.target.max_binding {
+            return Err(too_large(range));
         }
         let info = vk::DescriptorBufferInfo { buffer: piece.buffer, offset: start - shift, range };
         Ok((info, shift as u32))

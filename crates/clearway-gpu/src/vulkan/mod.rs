@@ -8,6 +8,7 @@
 //! | `instance` | the loader, devices and what they can do |
 //! | `context` | one opened device: queue, clock of finished work, errors |
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
+//! | `weights` | weight tensors packed for kernels |
 //! | `pipeline`, `cache` | kernels compiled once, in memory and on disk |
 //! | `encoder` | from dispatches to bindings and kernels |
 //! | `program` | the recorded commands |
@@ -21,10 +22,11 @@ mod memory;
 mod pipeline;
 mod program;
 mod transfer;
+mod weights;
 
 use std::sync::{Arc, PoisonError};
 
-use clearway_graph::FusedRequest;
+use clearway_graph::{FusedRequest, Layout};
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder};
 use crate::error::{GpuError, Result};
@@ -144,6 +146,11 @@ impl Device for VulkanDevice {
 
     fn alloc(&self, bytes: u64) -> Result<Buffer> {
         Ok(self.keep(bytes, VulkanMemory::zeroed(&self.context, bytes)?))
+    }
+
+    fn upload_weights(&self, layout: &Layout, bytes: &[u8]) -> Result<Buffer> {
+        let memory = weights::upload(&self.context, layout, bytes)?;
+        Ok(self.keep(layout.span_bytes(), memory))
     }
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {

@@ -20,8 +20,12 @@
 //!
 //! | module | ops |
 //! |---|---|
-//! | `lower` | which kernel for which op |
+//! | `choose` | the fastest kernel for a job |
+//! | `lower` | the general kernel of each op |
 //! | `source` | preamble and text |
+//! | `planes`, `chunks` | block weights in planes, and how kernels read them |
+//! | `matvec` | products of few rows |
+//! | `planar` | other ops on weights in planes |
 //! | `elementwise` | maps, sums, copies, fills, joins, sum of experts |
 //! | `rows` | norms, softmax, rotary embedding, cache writes |
 //! | `select` | gather, arg max, top k, router |
@@ -31,8 +35,13 @@
 
 mod attention;
 mod blocks;
+mod choose;
+mod chunks;
 mod elementwise;
 mod lower;
+mod matvec;
+mod planar;
+pub mod planes;
 mod product;
 mod rows;
 mod select;
@@ -40,7 +49,7 @@ mod source;
 #[cfg(all(test, feature = "vulkan"))]
 mod tests;
 
-pub use lower::lower;
+pub use choose::lower;
 pub use source::{Source, View};
 
 use clearway_graph::{BindingRole, CapturedOpKind, Layout};
@@ -112,6 +121,8 @@ pub struct Kernel {
     pub source: String,
     /// Workgroups in each dimension.
     pub groups: [u32; 3],
-    /// The uniform block; empty if the text reads none.
+    /// The uniform block.
     pub words: Vec<u32>,
+    /// Operands that are bound once more behind all others.
+    pub again: Vec<usize>,
 }

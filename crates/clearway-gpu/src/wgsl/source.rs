@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clearway_graph::{BindingRole, DType};
 
-use super::{Job, Kernel, Operand, Packing};
+use super::{Job, Kernel, Operand, Packing, planes};
 
 /// How a kernel sees the memory of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub enum View {
 pub struct Source<'a> {
     job: &'a Job<'a>,
     views: Vec<View>,
+    /// Operands that are bound once more, as words.
+    again: Vec<usize>,
     args: Vec<u32>,
     enables: String,
     constants: String,
@@ -36,6 +38,7 @@ impl<'a> Source<'a> {
         Self {
             job,
             views: vec![View::Elements; job.operands.len()],
+            again: Vec::new(),
             args: job.params.to_vec(),
             enables: String::new(),
             constants: String::new(),
@@ -47,6 +50,13 @@ impl<'a> Source<'a> {
     #[must_use]
     pub fn view(mut self, operand: usize, view: View) -> Self {
         self.views[operand] = view;
+        self
+    }
+
+    /// Binds an operand that is only read once more as words: `s_x` beside `b_x`.
+    #[must_use]
+    pub fn words_too(mut self, operand: usize) -> Self {
+        self.again.push(operand);
         self
     }
 
@@ -99,10 +109,17 @@ impl<'a> Source<'a> {
         for (index, operand) in self.job.operands.iter().enumerate() {
             self.binding(&mut text, index, operand);
         }
+        for (index, &operand) in self.again.iter().enumerate() {
+            let (slot, name) = (self.job.operands.len() + index, self.job.operands[operand].name);
+            let _ = writeln!(
+                text,
+                "@group(0) @binding({slot}) var<storage, read> s_{name}: array<u32>;"
+            );
+        }
         text.push_str(&self.constants);
         text.push_str(&self.body);
         let words = self.words();
-        Kernel { source: text, groups, words }
+        Kernel { source: text, groups, words, again: self.again }
     }
 
     /// The uniform block: one record for each operand, then the constants of the op.
@@ -114,7 +131,7 @@ impl<'a> Source<'a> {
             let _ = writeln!(text, "    {}: Operand,", operand.name);
         }
         let _ = writeln!(text, "    args: array<vec4<u32>, {quads}>,\n}}");
-        let binding = self.job.operands.len();
+        let binding = self.job.operands.len() + self.again.len();
         let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> P: Params;");
         text.push_str("fn arg(k: u32) -> u32 { return P.args[k / 4u][k % 4u]; }\n");
         text.push_str("fn argf(k: u32) -> f32 { return bitcast<f32>(arg(k)); }\n");
@@ -129,7 +146,14 @@ impl<'a> Source<'a> {
             words.extend(operand.layout.strides4());
             let dtype = operand.layout.dtype();
             let unit = if dtype.is_quantised() { 1 } else { dtype.block_bytes() as u32 };
-            words.extend([operand.shift / unit, 0, 0, 0]);
+            let mut place = [operand.shift / unit, 0, 0, 0];
+            if operand.in_planes() {
+                let chunks = (operand.layout.elems() / planes::CHUNK) as u64;
+                let (starts, _) = planes::offsets(dtype, chunks);
+                place[1..]
+                    .copy_from_slice(&[1, 2, 3].map(|plane: usize| (starts[plane] / 4) as u32));
+            }
+            words.extend(place);
         }
         words.extend(&self.args);
         words.resize(words.len().next_multiple_of(4).max(12 * operands.len() + 4), 0);

@@ -1,0 +1,93 @@
+//! Weight tensors on the device: block formats packed into planes on all cores while they travel.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use clearway_graph::Layout;
+
+use super::context::Context;
+use super::memory::VulkanMemory;
+use crate::device::DeviceMemory;
+use crate::error::{GpuError, Result};
+use crate::wgsl::{Packing, planes};
+
+/// Blocks a thread packs at a time. A multiple of 64 chunks, so that its part of every plane is
+/// whole 16-byte words.
+const BLOCKS: usize = 8192;
+
+/// Memory that holds a weight tensor the way kernels like it.
+pub(super) fn upload(
+    context: &Arc<Context>,
+    layout: &Layout,
+    bytes: &[u8],
+) -> Result<VulkanMemory> {
+    let expected = layout.span_bytes();
+    if bytes.len() as u64 != expected {
+        return Err(GpuError::TransferMismatch {
+            what: "weights",
+            found: format!("{} bytes", bytes.len()),
+            expected: format!("{expected} for {layout}"),
+        });
+    }
+    if !planes::supports(layout) {
+        let memory = VulkanMemory::new(context, expected, Packing::Plain)?;
+        memory.write(0, bytes)?;
+        return Ok(memory);
+    }
+    let dtype = layout.dtype();
+    let chunks_per_block = (dtype.block_elems() / planes::CHUNK) as u64;
+    let chunks = (layout.elems() / planes::CHUNK) as u64;
+    let (starts, end) = planes::offsets(dtype, chunks);
+    let memory = VulkanMemory::new(context, end, Packing::Planes)?;
+    let parts: Vec<&[u8]> = bytes.chunks(BLOCKS * dtype.block_bytes()).collect();
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(part) = parts.get(index) else { return };
+            let first = (index * BLOCKS) as u64 * chunks_per_block;
+            if let Err(error) = upload_part(&memory, layout, part, first, &starts) {
+                failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                next.store(parts.len(), Ordering::Relaxed);
+            }
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 1..cores.min(parts.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(memory),
+    }
+}
+
+/// Packs some blocks, the first of which is chunk `first`, and writes their part of each plane.
+fn upload_part(
+    memory: &VulkanMemory,
+    layout: &Layout,
+    blocks: &[u8],
+    first: u64,
+    starts: &[u64],
+) -> Result<()> {
+    let dtype = layout.dtype();
+    let packed = planes::pack(dtype, blocks).ok_or_else(|| GpuError::TransferMismatch {
+        what: "weights",
+        found: format!("{} bytes", blocks.len()),
+        expected: format!("whole blocks of {dtype}"),
+    })?;
+    let count = (blocks.len() / dtype.block_bytes() * dtype.block_elems() / planes::CHUNK) as u64;
+    let (part_starts, end) = planes::offsets(dtype, count);
+    let used = planes::count(dtype);
+    for plane in 0..used {
+        let part_end = if plane + 1 < used { part_starts[plane + 1] } else { end };
+        let bytes = &packed[part_starts[plane] as usize..part_end as usize];
+        // Every part but the last holds whole words, so it begins where the one before it ends.
+        memory.write(starts[plane] + planes::bytes_before(dtype, plane, first), bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+
+// A few rows of activations times block weights, through packed 8-bit dots.
+//
+// The workgroup rounds the activations to 8 bits with a scale for each 32, as the weights have it;
+// then teams of TEAM lanes take ROWS rows of weights each, a chunk of 32 to a lane.
+// Constants: K, N, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS.
+const CHUNKS = K / 32u;
+const TEAMS = WG / TEAM;
+
+var<workgroup> quants: array<vec4<u32>, COLS * TILE * 2u>;
+// Scale, scale times the sum of the first half, of the second half.
+var<workgroup> scales: array<vec4<f32>, COLS * TILE>;
+
+fn load_x(first: u32, count: u32, lane: u32, expert_row: u32) {
+    for (var i = lane; i < COLS * count * 8u; i += WG) {
+        let col = i / (count * 8u);
+        let word = i % (count * 8u);
+        let at = x_row(col, expert_row) + first * 32u + word * 4u;
+        let v = vec4<f32>(get_x(at), get_x(at + 1u), get_x(at + 2u), get_x(at + 3u));
+        let a = abs(v);
+        var top = max(max(a.x, a.y), max(a.z, a.w));
+        top = max(top, subgroupShuffleXor(top, 1u));
+        top = max(top, subgroupShuffleXor(top, 2u));
+        top = max(top, subgroupShuffleXor(top, 4u));
+        let scale = top / 127.0;
+        let inverse = select(0.0, 127.0 / top, top > 0.0);
+        let q = vec4<i32>(round(v * inverse));
+        let packed = u32(q.x & 255) | (u32(q.y & 255) << 8u) | (u32(q.z & 255) << 16u) | (u32(q.w & 255) << 24u);
+        var sum = q.x + q.y + q.z + q.w;
+        sum += subgroupShuffleXor(sum, 1u);
+        sum += subgroupShuffleXor(sum, 2u);
+        let other = subgroupShuffleXor(sum, 4u);
+        let chunk = col * TILE + word / 8u;
+        quants[chunk * 2u + (word % 8u) / 4u][word % 4u] = packed;
+        if (word % 8u == 0u) {
+            scales[chunk] = vec4<f32>(scale, scale * f32(sum), scale * f32(other), 0.0);
+        }
+    }
+}
+
+fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
+    return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
+}
+
+fn dot_chunk(w: Chunk, x: u32) -> f32 {
+    let lo = dot16(w.lo, quants[2u * x]);
+    let hi = dot16(w.hi, quants[2u * x + 1u]);
+    let s = scales[x];
+    var sum: f32;
+    if (HALVES) {
+        sum = s.x * (w.d.x * f32(lo) + w.d.y * f32(hi));
+    } else {
+        sum = s.x * w.d.x * f32(lo + hi);
+    }
+    if (MINIMUM) {
+        if (HALVES) {
+            sum += w.m.x * s.y + w.m.y * s.z;
+        } else {
+            sum += w.m.x * (s.y + s.z);
+        }
+    }
+    return sum;
+}
+
+@compute @workgroup_size(WG)
+fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+    let expert = expert_of(group);
+    let team = lid / TEAM;
+    let lane = lid % TEAM;
+    let row0 = (group_row(group) * TEAMS + team) * ROWS;
+    var sums: array<f32, ROWS * COLS>;
+    for (var i = 0u; i < ROWS * COLS; i++) {
+        sums[i] = 0.0;
+    }
+    for (var first = 0u; first < CHUNKS; first += TILE) {
+        let count = min(TILE, CHUNKS - first);
+        if (first > 0u) {
+            workgroupBarrier();
+        }
+        load_x(first, count, lid, expert.row);
+        workgroupBarrier();
+        for (var j = lane; j < count; j += TEAM) {
+            for (var r = 0u; r < ROWS; r++) {
+                let row = expert.first + min(row0 + r, N - 1u);
+                let w = load_chunk(row * CHUNKS + first + j);
+                for (var t = 0u; t < COLS; t++) {
+                    sums[r * COLS + t] += dot_chunk(w, t * TILE + j);
+                }
+            }
+        }
+    }
+    for (var i = 0u; i < ROWS * COLS; i++) {
+        var sum = sums[i];
+        for (var step = TEAM / 2u; step > 0u; step /= 2u) {
+            sum += subgroupShuffleXor(sum, step);
+        }
+        let row = row0 + i / COLS;
+        if (lane == 0u && row < N) {
+            finish(i % COLS, row, sum, expert);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Weights in planes on Vulkan: every type, through every op that takes them.
+#![allow(clippy::unwrap_used)] // shared functions are not tests in clippy's eyes
+
+use clearway_gpu::ops::reference::{RefTensor, reference};
+use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
+use clearway_gpu::{Device, GpuError, KernelRegistry, Upload, quant, record};
+use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout};
+
+const TYPES: [DType; 13] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 40) as f32 / (1 << 24) as f32) * 2.0 - 1.0
+    }
+
+    fn many(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.next()).collect()
+    }
+}
+
+fn open() -> Option<VulkanDevice> {
+    match VulkanDevice::open(VulkanOptions { disk_cache: false, ..VulkanOptions::default() }) {
+        Ok(device) => Some(device),
+        Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A weight tensor on the device, and its exact values.
+fn weights(
+    device: &dyn Device,
+    dtype: DType,
+    shape: &[usize],
+    random: &mut Random,
+) -> (clearway_graph::TensorView, clearway_gpu::Buffer, RefTensor) {
+    let values = random.many(shape.iter().product());
+    let layout = Layout::new(dtype, shape).unwrap();
+    let mut bytes = vec![0; layout.span_bytes() as usize];
+    quant::encode(dtype, &values, &mut bytes).unwrap();
+    let mut exact = vec![0.0; values.len()];
+    quant::decode(dtype, &bytes, &mut exact).unwrap();
+    let buffer = device.upload_weights(&layout, &bytes).unwrap();
+    let view = buffer.view(0, layout).unwrap();
+    (view, buffer, RefTensor::new(dtype, shape, exact.iter().map(|&v| f64::from(v)).collect()))
+}
+
+/// Runs one op whose inputs are given and compares; `slack` says how far each element may be off.
+#[track_caller]
+fn compare(
+    device: &dyn Device,
+    kind: Kind,
+    inputs: &[(clearway_graph::TensorView, RefTensor)],
+    params: &[u32],
+    shape: &[usize],
+    what: &str,
+    slack: impl Fn(usize) -> f64,
+) {
+    let mut operands: Vec<RefTensor> = inputs.iter().map(|(_, tensor)| tensor.clone()).collect();
+    operands.push(RefTensor::output(DType::F32, shape));
+    let expected = reference(kind, &operands, params).unwrap().remove(0).data;
+    let elems: usize = shape.iter().product();
+    let result = device.upload(&vec![f32::NAN; elems]).unwrap();
+    let mut views: Vec<_> = inputs.iter().map(|(view, _)| *view).collect();
+    views.push(result.tensor(DType::F32, shape).unwrap());
+    let mut graph = ComputeGraph::new();
+    record(&mut graph, kind, &views, params, "").unwrap();
+    let mut encoder = device.encoder(&KernelRegistry::new());
+    graph.encode_sequential(&mut *encoder).unwrap();
+    encoder.commit().unwrap();
+    encoder.wait().unwrap();
+    let found: Vec<f32> = result.read_vec(0, elems).unwrap();
+    for (i, (&found, &expected)) in found.iter().zip(&expected).enumerate() {
+        let error = (f64::from(found) - expected).abs();
+        assert!(
+            error <= slack(i),
+            "{what}: element {i} is {found}, not {expected} (±{})",
+            slack(i)
+        );
+    }
+}
+
+/// What rounding activations to 8 bits with a scale for each 32 may cost a dot product, and the
+/// rounding of f32 sums.
+fn slack(x: &[f64], w: &[f64], rounded: bool) -> f64 {
+    let product: f64 = x.iter().zip(w).map(|(x, w)| (x * w).abs()).sum();
+    let rounding: f64 = x
+        .chunks(32)
+        .zip(w.chunks(32))
+        .map(|(x, w)| {
+            let top = x.iter().fold(0.0_f64, |top, x| top.max(x.abs()));
+            w.iter().map(|w| w.abs()).sum::<f64>() * top * 0.5001 / 127.0
+        })
+        .sum();
+    product * 2e-5 + 1e-6 + if rounded { rounding } else { 0.0 }
+}
+
+#[test]
+fn products_agree_for_every_type() {
+    let Some(device) = open() else { return };
+    let mut random = Random(7);
+    for dtype in TYPES {
+        for (rows, outer, inner) in [
+            (1, 33, 256),
+            (1, 7, 1536),
+            (2, 40, 512),
+            (3, 20, 768),
+            (5, 18, 256),
+            (8, 65, 512),
+            (9, 70, 256),
+            (70, 130, 512),
+        ] {
+            let (w, _keep, w_ref) = weights(&device, dtype, &[outer, inner], &mut random);
+            let x = random.many(rows * inner);
+            let x_buffer = device.upload(&x).unwrap();
+            let x_ref = RefTensor::new(
+                DType::F32,
+                &[rows, inner],
+                x.iter().map(|&v| f64::from(v)).collect(),
+            );
+            let x_view = x_buffer.tensor(DType::F32, &[rows, inner]).unwrap();
+            let rounded = dtype.is_quantised();
+            let allowed = |i: usize| {
+                let (t, n) = (i / outer, i % outer);
+                slack(&x_ref.data[t * inner..][..inner], &w_ref.data[n * inner..][..inner], rounded)
+            };
+            let what = format!("{dtype} {rows}x{outer}x{inner}");
+            let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone())];
+            compare(&device, Kind::MatMul, &inputs, &[], &[rows, outer], &what, allowed);
+            let c = random.many(outer);
+            let c_buffer = device.upload(&c).unwrap();
+            let c_ref =
+                RefTensor::new(DType::F32, &[outer], c.iter().map(|&v| f64::from(v)).collect());
+            let c_view = c_buffer.tensor(DType::F32, &[outer]).unwrap();
+            let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone()), (c_view, c_ref)];
+            compare(&device, Kind::MatMulAdd, &inputs, &[], &[rows, outer], &what, allowed);
+        }
+    }
+}
+
+#[test]
+fn experts_agree_for_every_type() {
+    let Some(device) = open() else { return };
+    let mut random = Random(8);
+    let (experts, outer, inner, rows, used) = (4, 20, 256, 3, 2);
+    let ids: [u32; 6] = [1, 3, 0, 2, 7, 1]; // one of them is no expert
+    for dtype in TYPES {
+        for own in [false, true] {
+            let (w, _keep, w_ref) = weights(&device, dtype, &[experts, outer, inner], &mut random);
+            let shape: &[usize] = if own { &[rows, used, inner] } else { &[rows, inner] };
+            let x = random.many(shape.iter().product());
+            let x_buffer = device.upload(&x).unwrap();
+            let x_ref =
+                RefTensor::new(DType::F32, shape, x.iter().map(|&v| f64::from(v)).collect());
+            let ids_buffer = device.upload(&ids).unwrap();
+            let ids_ref = RefTensor::new(DType::U32, &[rows, used], ids.map(f64::from).to_vec());
+            let inputs = [
+                (x_buffer.tensor(DType::F32, shape).unwrap(), x_ref.clone()),
+                (w, w_ref.clone()),
+                (ids_buffer.tensor(DType::U32, &[rows, used]).unwrap(), ids_ref),
+            ];
+            let allowed = |i: usize| {
+                let (pair, n) = (i / outer, i % outer);
+                let id = ids[pair] as usize;
+                if id >= experts {
+                    return 0.0;
+                }
+                let x = &x_ref.data[if own { pair } else { pair / used } * inner..][..inner];
+                slack(x, &w_ref.data[(id * outer + n) * inner..][..inner], dtype.is_quantised())
+            };
+            let what = format!("{dtype}, rows of their own: {own}");
+            let shape = [rows, used, outer];
+            compare(&device, Kind::MatMulExperts, &inputs, &[], &shape, &what, allowed);
+        }
+    }
+}
+
+#[test]
+fn gathered_rows_are_exact_for_every_type() {
+    let Some(device) = open() else { return };
+    let mut random = Random(9);
+    let ids: [u32; 5] = [3, 0, 9, 3, 1]; // one of them is beyond the table
+    for dtype in TYPES {
+        let (table, _keep, table_ref) = weights(&device, dtype, &[5, 512], &mut random);
+        let ids_buffer = device.upload(&ids).unwrap();
+        let ids_ref = RefTensor::new(DType::U32, &[5], ids.map(f64::from).to_vec());
+        let inputs =
+            [(table, table_ref.clone()), (ids_buffer.tensor(DType::U32, &[5]).unwrap(), ids_ref)];
+        let params = [2.0_f32.to_bits()];
+        // One rounding of the sum of scale and minimum.
+        compare(&device, Kind::Gather, &inputs, &params, &[5, 512], dtype.name(), |_| 2e-6);
+    }
+}
