@@ -1,23 +1,121 @@
 //! Which device a command runs on.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clearway::Device;
 use clearway::cpu::CpuDevice;
 
-/// The device of `--device`.
-pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>> {
-    match name {
-        "auto" | "cpu" => Ok(Arc::new(match threads {
-            Some(threads) => CpuDevice::with_threads(threads),
-            None => CpuDevice::new(),
-        })),
-        other => bail!("unknown device `{other}`; `clearway devices` lists what there is"),
+/// What `--device` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceName {
+    /// The fastest there is.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// A device with a Vulkan driver: the first, or the one of this number.
+    Vulkan(Option<usize>),
+}
+
+/// `--device` and what goes with it.
+#[derive(clap::Args)]
+pub struct DeviceArgs {
+    /// Device: auto, cpu, vulkan or vulkan:N.
+    #[arg(long, value_name = "D", default_value_t = DeviceName::Auto, env = "CLEARWAY_DEVICE")]
+    pub device: DeviceName,
+    /// Threads of the CPU; all cores without it.
+    #[arg(short = 't', long, value_name = "THREADS", env = "CLEARWAY_THREADS",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+}
+
+impl DeviceArgs {
+    /// Opens the device. Where the choice was ours, one line on stderr says what it was.
+    pub fn open(&self) -> Result<Arc<dyn Device>> {
+        let device = self.device.open(self.threads())?;
+        if self.device == DeviceName::Auto {
+            eprintln!("device: {}", describe(&*device));
+        }
+        Ok(device)
     }
+
+    /// Threads of the CPU that were asked for.
+    pub fn threads(&self) -> Option<usize> {
+        self.threads.map(|threads| threads as usize)
+    }
+}
+
+/// Name and description of a device on one line.
+pub fn describe(device: &dyn Device) -> String {
+    let info = device.info();
+    format!("{}, {}", info.name, info.description)
+}
+
+/// The device of a name.
+pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>> {
+    name.parse::<DeviceName>().map_err(|error| anyhow!(error))?.open(threads)
 }
 
 /// Every device of this machine, the one `auto` means first.
 pub fn all() -> Vec<Arc<dyn Device>> {
     vec![Arc::new(CpuDevice::new())]
+}
+
+impl DeviceName {
+    /// Opens the device.
+    pub fn open(self, threads: Option<usize>) -> Result<Arc<dyn Device>> {
+        match self {
+            Self::Auto | Self::Cpu => Ok(Arc::new(match threads {
+                Some(threads) => CpuDevice::with_threads(threads),
+                None => CpuDevice::new(),
+            })),
+            Self::Vulkan(_) => {
+                bail!("no Vulkan device was found; `clearway devices` lists what there is")
+            }
+        }
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name.split_once(':') {
+            None if name == "auto" => Ok(Self::Auto),
+            None if name == "cpu" => Ok(Self::Cpu),
+            None if name == "vulkan" => Ok(Self::Vulkan(None)),
+            Some(("vulkan", index)) if index.parse::<usize>().is_ok() => {
+                Ok(Self::Vulkan(index.parse().ok()))
+            }
+            _ => Err("devices are auto, cpu, vulkan and vulkan:N".into()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Vulkan(None) => f.write_str("vulkan"),
+            Self::Vulkan(Some(index)) => write!(f, "vulkan:{index}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for name in ["auto", "cpu", "vulkan", "vulkan:0", "vulkan:12"] {
+            assert_eq!(name.parse::<DeviceName>().unwrap().to_string(), name);
+        }
+        for odd in ["", "gpu", "cpu:0", "vulkan:", "vulkan:x", "vulkan:-1", "Vulkan"] {
+            assert!(odd.parse::<DeviceName>().is_err(), "{odd}");
+        }
+    }
 }

@@ -1,19 +1,35 @@
 //! The `clearway` command.
 //!
-//! Errors go to stderr with exit status 1, usage errors with 2. `--json` prints one object.
+//! Errors go to stderr with exit status 1, usage errors with 2, an interrupt with 130. `--json`
+//! prints one object, except that of `bench`, which prints an array as llama-bench does.
 
 mod commands;
 mod device;
+mod generate;
+mod interrupt;
+mod memory;
 mod model;
+mod progress;
+mod sampling;
 mod shape;
+mod stats;
 
+use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use clearway_llm::fetch::FetchError;
+use console::Style;
 
 /// A GPU graph runtime with a language-model engine.
 #[derive(Parser)]
 #[command(name = "clearway", version, about, arg_required_else_help = true)]
+#[command(after_help = "Examples:
+  clearway run -p \"Why is the sky blue?\"
+  clearway chat -m model.gguf
+  clearway bench -m model.gguf --json
+
+Without -m the default model is used, which is fetched once. `clearway COMMAND -h` says more.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -23,14 +39,22 @@ struct Cli {
 enum Command {
     /// Answer one prompt.
     Run(commands::run::Args),
+    /// Talk with a model.
+    Chat(commands::chat::Args),
+    /// Measure the speed of a model.
+    Bench(commands::bench::Args),
+    /// Fetch a model.
+    Pull(commands::pull::Args),
+    /// List the fetched models.
+    List(commands::list::Args),
+    /// Show what a model file holds and what it needs.
+    Show(commands::show::Args),
     /// Show the devices Clearway can run on.
     Devices(commands::devices::Args),
     /// Record, optimise and prove the graph of a model, and show what was decided.
     Inspect(commands::inspect::Args),
     /// Place values in memory: the rows of a file, or the values of a model.
     Plan(commands::plan::Args),
-    /// Show what a model file holds.
-    Show(commands::show::Args),
     /// Show the tokens of a text.
     Tokenize(commands::tokenize::Args),
     /// Show the logits after some tokens.
@@ -41,20 +65,37 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Run(args) => commands::run::run(&args),
+        Command::Chat(args) => commands::chat::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+        Command::Pull(args) => commands::pull::run(&args),
+        Command::List(args) => commands::list::run(&args),
+        Command::Show(args) => commands::show::run(&args),
         Command::Devices(args) => commands::devices::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
-        Command::Run(args) => commands::run::run(&args),
-        Command::Show(args) => commands::show::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        // `clearway show | head`: nobody reads on, and nothing is wrong.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            let red = Style::new().for_stderr().red().bold();
+            eprintln!("{} {error:#}", red.apply_to("error:"));
+            if is_interrupt(&error) { interrupt::STATUS.into() } else { ExitCode::FAILURE }
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let pipe = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    error.downcast_ref().is_some_and(pipe)
+}
+
+fn is_interrupt(error: &anyhow::Error) -> bool {
+    error.is::<interrupt::Interrupted>()
+        || matches!(error.downcast_ref(), Some(FetchError::Stopped))
 }

@@ -1,45 +1,77 @@
 //! `-m MODEL` and the device it runs on.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use clearway::Device;
 use clearway_llm::engine::{Engine, EngineOptions};
+use clearway_llm::fetch::{Cache, ModelName};
 use clearway_llm::gguf::Gguf;
 
-use crate::device;
+use crate::device::DeviceArgs;
+use crate::progress::{Bar, FetchBar};
+use crate::{interrupt, memory};
+
+/// Which model.
+#[derive(clap::Args)]
+pub struct NameArgs {
+    /// Model: a GGUF file, smollm2:135m, or hf:USER/REPO[:FILE].
+    #[arg(short = 'm', long = "model", value_name = "MODEL", env = "CLEARWAY_MODEL",
+          default_value_t = ModelName::default())]
+    pub model: ModelName,
+}
 
 /// Which model, where, and how much of it.
 #[derive(clap::Args)]
 pub struct ModelArgs {
-    /// Model file (GGUF).
-    #[arg(short = 'm', long = "model", value_name = "MODEL", env = "CLEARWAY_MODEL")]
-    pub model: PathBuf,
-    /// Tokens the model can look at.
+    #[command(flatten)]
+    pub name: NameArgs,
+    /// Tokens the model can look at; the model's own context, at most 4096, without it.
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     pub ctx_size: Option<usize>,
-    /// Device: auto or cpu.
-    #[arg(long, value_name = "D", default_value = "auto", env = "CLEARWAY_DEVICE")]
-    pub device: String,
-    /// Threads of the CPU.
-    #[arg(short = 't', long, value_name = "THREADS", env = "CLEARWAY_THREADS")]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
-impl ModelArgs {
-    /// Maps the file.
+impl NameArgs {
+    /// Maps the file, which is fetched if it is not there.
     pub fn open(&self) -> Result<Gguf> {
         open(&self.model)
     }
+}
 
+impl ModelArgs {
     /// Puts the model on its device.
-    pub fn engine(&self, gguf: &Gguf) -> Result<Engine> {
-        let device = device::open(&self.device, self.threads)?;
+    pub fn engine(&self, gguf: &Gguf) -> Result<(Engine, Arc<dyn Device>)> {
         let options = EngineOptions { context: self.ctx_size, ..EngineOptions::default() };
-        Ok(Engine::new(gguf, device, options)?)
+        let device = self.device.open()?;
+        Ok((load(gguf, device.clone(), options)?, device))
     }
 }
 
-/// Maps a model file.
-pub fn open(path: &PathBuf) -> Result<Gguf> {
-    Gguf::open(path).with_context(|| format!("cannot open model {}", path.display()))
+/// Puts a model on a device, if it fits.
+pub fn load(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Engine> {
+    memory::Needed::by(gguf, options.context)?.check(&*device)?;
+    let total = gguf.tensor_bytes();
+    let bar = Bar::new("loading");
+    let mut progress = |done| bar.at(done, Some(total));
+    Ok(Engine::with_progress(gguf, device, options, &mut progress)?)
+}
+
+/// Maps the file of a model, which is fetched if it is not there.
+pub fn open(name: &ModelName) -> Result<Gguf> {
+    let path = fetch(name)?;
+    Gguf::open(&path).with_context(|| format!("cannot open model {name}"))
+}
+
+/// The file of a model, which is fetched if it is not there.
+pub fn fetch(name: &ModelName) -> Result<PathBuf> {
+    let cache = match name {
+        // A file of the user's own needs no cache.
+        ModelName::File(_) => Cache::at(""),
+        _ => Cache::of_user()?,
+    };
+    interrupt::catch();
+    Ok(cache.fetch(name, &mut FetchBar::default())?)
 }

@@ -1,14 +1,20 @@
 //! `clearway devices`
 
+use std::io::Write;
+
 use anyhow::Result;
 use serde_json::json;
 
 use super::print_json;
-use crate::device;
+use crate::{device, memory};
 
 /// Arguments of `clearway devices`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  clearway devices\n  clearway devices --json")]
+#[command(after_help = "Examples:
+  clearway devices
+  clearway devices --json
+
+The names are what --device and CLEARWAY_DEVICE take.")]
 pub struct Args {
     /// Print one JSON object.
     #[arg(long)]
@@ -32,11 +38,12 @@ pub fn run(args: &Args) -> Result<()> {
             .collect();
         return print_json(&json!({ "devices": list }));
     }
+    let mut out = std::io::stdout().lock();
     for (index, device) in devices.iter().enumerate() {
         let info = device.info();
-        let gib = info.memory_bytes as f64 / f64::from(1 << 30);
+        let memory = memory::size(info.memory_bytes);
         let auto = if index == 0 { "  (auto)" } else { "" };
-        println!("{:<10} {}, {gib:.1} GiB{auto}", info.name, info.description);
+        writeln!(out, "{:<10} {}, {memory}{auto}", info.name, info.description)?;
     }
     Ok(())
 }

@@ -1,16 +1,20 @@
 //! `clearway eval`
 
-use anyhow::{Context, Result};
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
 use clearway_llm::engine::{Sampler, SamplerOptions};
 use serde_json::json;
 
 use super::print_json;
+use crate::interrupt;
 use crate::model::ModelArgs;
 
 /// Arguments of `clearway eval`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  clearway eval -m model.gguf --tokens \"504 3575 282\" --top 5 -n 8 --json")]
+  clearway eval --tokens \"504 3575 282\" --top 5 -n 8
+  clearway eval -m model.gguf --device cpu --tokens \"504 3575 282\" --json")]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -35,8 +39,12 @@ pub fn run(args: &Args) -> Result<()> {
         .split_whitespace()
         .map(|id| id.parse::<u32>().with_context(|| format!("`{id}` is not a token id")))
         .collect::<Result<Vec<_>>>()?;
-    let gguf = args.model.open()?;
-    let mut engine = args.model.engine(&gguf)?;
+    if tokens.is_empty() {
+        bail!("no tokens were given; --tokens takes ids separated by spaces");
+    }
+    let gguf = args.model.name.open()?;
+    let (mut engine, _device) = args.model.engine(&gguf)?;
+    interrupt::catch();
     let logits = engine.eval(&tokens)?;
     let mut best: Vec<(usize, f32)> = logits.iter().copied().enumerate().collect();
     best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -50,6 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut greedy = Vec::new();
     let mut next = logits;
     for index in 0..args.n_predict {
+        interrupt::check()?;
         let token = sampler.sample(&next);
         greedy.push(token);
         if index + 1 < args.n_predict {
@@ -64,12 +73,13 @@ pub fn run(args: &Args) -> Result<()> {
             "greedy": greedy,
         }));
     }
+    let mut out = std::io::stdout().lock();
     for (token, logit) in best {
-        println!("{token:>8} {logit:>10.4}");
+        writeln!(out, "{token:>8} {logit:>10.4}")?;
     }
-    println!("logsumexp {logsumexp:.4}");
+    writeln!(out, "logsumexp {logsumexp:.4}")?;
     if !greedy.is_empty() {
-        println!("greedy {greedy:?}");
+        writeln!(out, "greedy {greedy:?}")?;
     }
     Ok(())
 }

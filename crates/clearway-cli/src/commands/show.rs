@@ -1,48 +1,137 @@
 //! `clearway show`
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::Write;
 
 use anyhow::Result;
-use clearway_llm::engine;
+use clearway::CompileOptions;
+use clearway_llm::fetch::ModelName;
+use clearway_llm::gguf::Gguf;
+use console::Style;
+use serde_json::json;
 
-use crate::model;
+use super::print_json;
+use crate::memory::{Needed, size};
+use crate::shape::Step;
+use crate::{device, model};
 
 /// Arguments of `clearway show`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  clearway show model.gguf")]
+#[command(after_help = "Examples:
+  clearway show
+  clearway show model.gguf -c 8192
+  clearway show hf:user/repo:Q4_K_M --json")]
 pub struct Args {
-    /// Model file (GGUF).
-    model: PathBuf,
+    /// Model: a GGUF file, smollm2:135m, or hf:USER/REPO[:FILE].
+    #[arg(value_name = "MODEL", env = "CLEARWAY_MODEL", default_value_t = ModelName::default())]
+    model: ModelName,
+    /// Tokens of context to count memory for; the model's own, at most 4096, without it.
+    #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
+    ctx_size: Option<usize>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
 }
 
-/// Shows what a model file holds.
+/// Number and bytes of the tensors of each type.
+type Types = BTreeMap<String, (usize, u64)>;
+
+/// Shows what a model file holds and what it needs.
 pub fn run(args: &Args) -> Result<()> {
     let gguf = model::open(&args.model)?;
-    println!("{} (GGUF {})", args.model.display(), gguf.version());
-    println!("metadata");
-    for (key, value) in gguf.metadata().iter() {
-        println!("  {key} = {value}");
-    }
-    let mut types: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    let mut types = Types::new();
     for tensor in gguf.tensors() {
         let entry = types.entry(tensor.dtype().to_string()).or_default();
         entry.0 += 1;
         entry.1 += tensor.bytes().len() as u64;
     }
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    println!("tensors");
-    for (dtype, (count, bytes)) in types {
-        println!("  {dtype:<8} {count:>5} tensors {:>10.1} MiB", mib(bytes));
+    let needs = Needed::by(&gguf, args.ctx_size).and_then(|needed| {
+        let arena = arena(&needed)?;
+        Ok((needed, arena))
+    });
+    if args.json { print_object(&gguf, &types, &needs) } else { print(args, &gguf, &types, &needs) }
+}
+
+/// Bytes of the arena of a decode step. That of a prefill step grows with the tokens it reads.
+fn arena(needed: &Needed) -> Result<u64> {
+    let ctx_size = u32::try_from(needed.context).unwrap_or(u32::MAX);
+    let step = Step { shape: needed.shape.clone(), tokens: 1, ctx_size };
+    let compiled = step.compile(&step.record()?, &CompileOptions::default())?;
+    Ok(compiled.stats().arena_bytes)
+}
+
+type Needs = Result<(Needed, u64)>;
+
+fn print(args: &Args, gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let bold = Style::new().bold();
+    let parts = if gguf.parts() > 1 { format!(", {} files", gguf.parts()) } else { String::new() };
+    let bytes = size(gguf.file_bytes());
+    writeln!(out, "{} (GGUF {}, {bytes}{parts})", args.model, gguf.version())?;
+    writeln!(out, "{}", bold.apply_to("metadata"))?;
+    for (key, value) in gguf.metadata().iter() {
+        writeln!(out, "  {key} = {value}")?;
     }
-    match engine::model_shape(&gguf) {
-        Ok(shape) => {
-            let row = 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim;
-            println!("memory");
-            println!("  weights  {:>10.1} MiB", mib(gguf.tensor_bytes()));
-            println!("  cache    {:>10.1} MiB for 4096 tokens in f16", mib(row as u64 * 4096));
-        }
-        Err(error) => println!("cannot be run: {error}"),
+    writeln!(out, "{}", bold.apply_to("tensors"))?;
+    for (dtype, (count, bytes)) in types {
+        writeln!(out, "  {dtype:<8} {count:>5} tensors {:>10}", size(*bytes))?;
+    }
+    writeln!(out, "{}", bold.apply_to("memory"))?;
+    let (needed, arena) = match needs {
+        Ok(needs) => needs,
+        Err(error) => return Ok(writeln!(out, "  cannot be run: {error:#}")?),
+    };
+    writeln!(out, "  {:<8} {:>10}", "weights", size(needed.weights))?;
+    writeln!(
+        out,
+        "  {:<8} {:>10} for {} tokens in f16",
+        "cache",
+        size(needed.cache),
+        needed.context
+    )?;
+    writeln!(out, "  {:<8} {:>10} for a decode step", "arena", size(*arena))?;
+    for device in device::all() {
+        let info = device.info();
+        let fits = if needed.check(&*device).is_ok() { "fits" } else { "does not fit" };
+        let (wanted, has) = (size(needed.total() + arena), size(info.memory_bytes));
+        writeln!(out, "  {:<8} {wanted:>10} of {has}: {fits}", info.name)?;
     }
     Ok(())
+}
+
+fn print_object(gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
+    let metadata: serde_json::Map<_, _> = gguf
+        .metadata()
+        .iter()
+        .map(|(key, value)| (key.to_string(), value.to_string().into()))
+        .collect();
+    let types: serde_json::Map<_, _> = types
+        .iter()
+        .map(|(dtype, (count, bytes))| (dtype.clone(), json!({ "tensors": count, "bytes": bytes })))
+        .collect();
+    let memory = match needs {
+        Err(error) => json!({ "error": format!("{error:#}") }),
+        Ok((needed, arena)) => {
+            let devices = device::all();
+            let fits = devices.iter().map(|device| {
+                let fits = needed.check(&**device).is_ok();
+                let info = device.info();
+                json!({ "name": info.name, "memory_bytes": info.memory_bytes, "fits": fits })
+            });
+            json!({
+                "weight_bytes": needed.weights,
+                "cache_bytes": needed.cache,
+                "arena_bytes": arena,
+                "context": needed.context,
+                "devices": fits.collect::<Vec<_>>(),
+            })
+        }
+    };
+    print_json(&json!({
+        "version": gguf.version(),
+        "file_bytes": gguf.file_bytes(),
+        "metadata": metadata,
+        "tensors": types,
+        "memory": memory,
+    }))
 }

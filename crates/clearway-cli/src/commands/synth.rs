@@ -1,15 +1,21 @@
 //! `clearway synth`
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clearway_llm::gguf::synth::{Synth, SynthQuant, SynthShape};
 
+use crate::progress::Bar;
+use crate::{interrupt, memory};
+
 /// Arguments of `clearway synth`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   clearway synth llama-1b q8_0 llama-1b-q8_0.gguf
-  clearway synth smollm2-135m q4_1 smollm2.gguf")]
+  clearway synth smollm2-135m q4_1 smollm2.gguf
+
+The file has no vocabulary: it can be measured, but not talked to.")]
 pub struct Args {
     /// Built-in shape: smollm2-135m, llama-1b or llama-8b.
     shape: SynthShape,
@@ -25,7 +31,18 @@ pub struct Args {
 /// Writes a model of random weights, for speed tests.
 pub fn run(args: &Args) -> Result<()> {
     let synth = Synth { shape: args.shape, quant: args.quant, seed: args.seed };
-    synth.write_file(&args.file, |_| Ok(()))?;
-    println!("{} written", args.file.display());
-    Ok(())
+    let total = synth.file_bytes()?;
+    interrupt::catch();
+    let bar = Bar::new("writing");
+    let written = synth.write_file(&args.file, |done| {
+        bar.at(done, Some(total));
+        // Any kind but `Interrupted`, which writers take as a wish to try again.
+        interrupt::check().map_err(io::Error::other)
+    });
+    drop(bar);
+    if written.is_err() {
+        interrupt::check()?;
+    }
+    let size = memory::size(written?);
+    Ok(writeln!(io::stdout(), "{} written, {size}", args.file.display())?)
 }

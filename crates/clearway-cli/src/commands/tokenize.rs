@@ -1,6 +1,6 @@
 //! `clearway tokenize`
 
-use std::path::PathBuf;
+use std::io::Write;
 
 use anyhow::Result;
 use clearway_llm::engine;
@@ -8,17 +8,16 @@ use clearway_llm::text::EncodeOptions;
 use serde_json::json;
 
 use super::print_json;
-use crate::model;
+use crate::model::NameArgs;
 
 /// Arguments of `clearway tokenize`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  clearway tokenize -m model.gguf \"Hello, world\"
+  clearway tokenize \"Hello, world\"
   clearway tokenize -m model.gguf --json \"<|im_start|>user\"")]
 pub struct Args {
-    /// Model file (GGUF).
-    #[arg(short = 'm', long = "model", value_name = "MODEL", env = "CLEARWAY_MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    name: NameArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -28,15 +27,16 @@ pub struct Args {
 
 /// Shows the tokens of a text.
 pub fn run(args: &Args) -> Result<()> {
-    let gguf = model::open(&args.model)?;
+    let gguf = args.name.open()?;
     let tokenizer = engine::tokenizer(&gguf)?;
     let tokens = tokenizer.encode(&args.text, EncodeOptions::PROMPT)?;
     if args.json {
         return print_json(&json!({ "tokens": tokens }));
     }
+    let mut out = std::io::stdout().lock();
     for token in tokens {
         let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-        println!("{token:>8}  {:?}", String::from_utf8_lossy(bytes));
+        writeln!(out, "{token:>8}  {:?}", String::from_utf8_lossy(bytes))?;
     }
     Ok(())
 }

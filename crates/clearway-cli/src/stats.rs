@@ -1,0 +1,42 @@
+//! Timings at the end of an answer, on stderr.
+
+use std::time::Duration;
+
+use clearway::Device;
+use clearway_llm::engine::Engine;
+use console::Style;
+
+use crate::device::describe;
+use crate::generate::Answer;
+use crate::memory;
+
+/// Load, prefill and decode, peak memory and device.
+pub fn print(load: Duration, answer: &Answer, device: &dyn Device) {
+    // Dim on a terminal, plain elsewhere.
+    let dim = Style::new().for_stderr().dim();
+    let line = |name: &str, text: String| {
+        eprintln!("{}", dim.apply_to(format!("{name:<8}{text}")));
+    };
+    line("load", format!("{:>9.0} ms", load.as_secs_f64() * 1e3));
+    for (name, pace) in [("prefill", answer.prefill), ("decode", answer.decode)] {
+        let plural = if pace.tokens == 1 { "" } else { "s" };
+        line(name, format!("{:>9.1} tok/s  ({} token{plural})", pace.rate(), pace.tokens));
+    }
+    if let Some(peak) = memory::peak() {
+        line("peak", format!("{:>9.1} MiB", peak as f64 / f64::from(1 << 20)));
+    }
+    line("device", format!("  {}", describe(device)));
+}
+
+/// What the decode step is made of, once it is compiled.
+pub fn print_step(engine: &Engine) {
+    let Some(stats) = engine.decode_stats().map(|stats| &stats.compile) else { return };
+    eprintln!(
+        "a decode step is {} dispatches in {} groups with {} barriers, after {} fusions; arena {}",
+        stats.dispatches,
+        stats.groups,
+        stats.barriers,
+        stats.fusions,
+        memory::size(stats.arena_bytes),
+    );
+}
