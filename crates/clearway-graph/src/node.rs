@@ -268,18 +268,14 @@ impl Dispatch {
         })
     }
 
-    /// The input that an output binding lies exactly over, if this dispatch was placed so. Its bytes
-    /// are then to be read and written through one binding.
+    /// The input that an output binding lies exactly over, if this dispatch was placed so: the same
+    /// bytes seen the same way, as the kernel's contract allows. A backend reads and writes them
+    /// through one binding.
     pub fn placed_over(&self, output: usize) -> Option<usize> {
         let written = self.bindings.get(output)?;
-        let lies_over = |pair: &&InPlace| {
-            let read = self.bindings.get(usize::from(pair.input));
-            usize::from(pair.output) == output
-                && read.is_some_and(|read| {
-                    (read.buf_id, read.offset) == (written.buf_id, written.offset)
-                })
-        };
-        self.in_place.iter().find(lies_over).map(|pair| usize::from(pair.input))
+        let pairs = self.in_place.iter().filter(|pair| usize::from(pair.output) == output);
+        let mut inputs = pairs.map(|pair| usize::from(pair.input));
+        inputs.find(|&input| input != output && self.bindings.get(input) == Some(written))
     }
 
     /// Whether passes may move it or move others across it.

@@ -120,6 +120,10 @@ pub(super) struct Operand {
     /// For weights in row blocks: where among them the tensor lies. `start` and `bytes` are then those
     /// of the whole buffer.
     pub(super) packed: Option<PackedView>,
+    /// The operand that this output lies exactly over.
+    pub(super) over: Option<usize>,
+    /// An output lies over it: it is reached through that output alone.
+    pub(super) aliased: bool,
 }
 
 // SAFETY: the pointer is only followed by pieces of a running program, whose list is proven.
@@ -169,9 +173,9 @@ pub struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     /// # Safety
-    /// `grid` fits every written operand, no written operand overlaps another operand, all operands
-    /// lie in live memory, and nobody else touches the bytes this piece owns or writes the bytes it
-    /// reads while it exists.
+    /// `grid` fits every written operand, no written operand overlaps another operand but an aliased
+    /// one that it lies exactly over, all operands lie in live memory, and nobody else touches the
+    /// bytes this piece owns or writes the bytes it reads while it exists.
     pub(super) unsafe fn new(
         operands: &'a [Operand],
         params: &'a [u32],
@@ -211,6 +215,12 @@ impl<'a> Piece<'a> {
         self.operands.len()
     }
 
+    /// The operand that an output lies exactly over, as its contract allows: it is read where it is
+    /// written, in [`dst_row`](Self::dst_row), and nowhere else.
+    pub fn over(&self, output: usize) -> Option<usize> {
+        self.operands[output].over
+    }
+
     /// Layout of an operand.
     pub fn layout(&self, operand: usize) -> &'a Layout {
         &self.operands[operand].layout
@@ -240,8 +250,9 @@ impl<'a> Piece<'a> {
     pub fn src_bytes(&self, operand: usize) -> &'a [u8] {
         let operand = &self.operands[operand];
         assert!(operand.role == BindingRole::Read, "operand is written; use dst_row");
-        // SAFETY: `bytes` bytes from `start` are inside a live buffer, and by the contract of `new`
-        // nobody writes them while this piece exists.
+        assert!(!operand.aliased, "an output lies over this operand; read it in dst_row");
+        // SAFETY: `bytes` bytes from `start` are inside a live buffer, no output of this dispatch lies
+        // over them, and by the contract of `new` nobody else writes them while this piece exists.
         unsafe { std::slice::from_raw_parts(operand.start, operand.bytes) }
     }
 

@@ -73,8 +73,9 @@ impl CpuEncoder {
             .iter()
             .zip(roles)
             .map(|(view, role)| self.operand(view, role))
-            .collect::<Result<SmallVec<_>>>()?;
+            .collect::<Result<SmallVec<[Operand; 6]>>>()?;
         reject_overlap(dispatch, &operands)?;
+        let operands = with_aliases(dispatch, operands);
         let grid = kernel.grid(&dispatch.bindings, &dispatch.params);
         let name = dispatch.kernel.clone();
         let written = operands.iter().filter(|o| o.role != BindingRole::Read);
@@ -145,11 +146,13 @@ impl CpuEncoder {
                 return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
             let (start, bytes) = (memory.start(), memory.len());
-            return Ok(Operand { start, bytes, layout: view.layout, role, packed });
+            let layout = view.layout;
+            return Ok(Operand { start, bytes, layout, role, packed, over: None, aliased: false });
         }
         // SAFETY: the offset is inside the allocation, checked above.
         let start = unsafe { memory.start().add(view.offset as usize) };
-        Ok(Operand { start, bytes: bytes as usize, layout: view.layout, role, packed: None })
+        let (bytes, layout) = (bytes as usize, view.layout);
+        Ok(Operand { start, bytes, layout, role, packed: None, over: None, aliased: false })
     }
 
     fn take_program(&mut self) -> Result<CpuProgram> {
@@ -165,7 +168,8 @@ impl CpuEncoder {
     }
 }
 
-/// Shared and exclusive slices of the same bytes must never exist side by side.
+/// Shared and exclusive slices of the same bytes must never exist side by side. An operand that an
+/// output lies exactly over is handed out as that output alone.
 fn reject_overlap(dispatch: &Dispatch, operands: &[Operand]) -> Result<()> {
     let bytes = |o: &Operand| (o.start.addr(), o.start.addr() + o.bytes);
     for (written, a) in operands.iter().enumerate() {
@@ -174,7 +178,8 @@ fn reject_overlap(dispatch: &Dispatch, operands: &[Operand]) -> Result<()> {
         }
         let ((a0, a1), others) = (bytes(a), operands.iter().map(bytes).enumerate());
         for (other, (b0, b1)) in others {
-            if other != written && a0 < b1 && b0 < a1 {
+            let in_place = dispatch.placed_over(written) == Some(other);
+            if other != written && a0 < b1 && b0 < a1 && !in_place {
                 return Err(GpuError::OperandOverlap {
                     kernel: dispatch.kernel.to_string(),
                     dispatch: dispatch.id,
@@ -185,6 +190,21 @@ fn reject_overlap(dispatch: &Dispatch, operands: &[Operand]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Notes which outputs lie over which operands.
+fn with_aliases(
+    dispatch: &Dispatch,
+    mut operands: SmallVec<[Operand; 6]>,
+) -> SmallVec<[Operand; 6]> {
+    for output in 0..operands.len() {
+        let written = operands[output].role != BindingRole::Read;
+        if let Some(input) = dispatch.placed_over(output).filter(|_| written) {
+            operands[output].over = Some(input);
+            operands[input].aliased = true;
+        }
+    }
+    operands
 }
 
 impl CommandEncoder for CpuEncoder {

@@ -37,7 +37,9 @@ pub fn contract(kind: CapturedOpKind, operands: usize) -> Option<&'static Kernel
                     let operands = spec.operands.iter();
                     let bound: Vec<_> = operands
                         .filter(|operand| with_optional || !operand.optional)
-                        .map(|operand| BindingContract::new(operand.name, operand.role))
+                        .map(|operand| {
+                            BindingContract::new(operand.name, operand.role).over(operand.over)
+                        })
                         .collect();
                     let key = (spec.kind, bound.len());
                     contracts.entry(key).or_insert_with(|| KernelContract::new(spec.name, bound));

@@ -14,6 +14,9 @@ pub struct Operand {
     pub role: BindingRole,
     /// May be left out.
     pub optional: bool,
+    /// Operands this output may lie exactly over: each of their elements is read only to write the
+    /// same element of the output, and before that.
+    pub over: &'static [u16],
 }
 
 /// How a 32-bit constant is read.
@@ -49,19 +52,23 @@ pub struct OpSpec {
 }
 
 const fn read(name: &'static str) -> Operand {
-    Operand { name, role: BindingRole::Read, optional: false }
+    Operand { name, role: BindingRole::Read, optional: false, over: &[] }
 }
 
 const fn write(name: &'static str) -> Operand {
-    Operand { name, role: BindingRole::Write, optional: false }
+    write_over(name, &[])
+}
+
+const fn write_over(name: &'static str, over: &'static [u16]) -> Operand {
+    Operand { name, role: BindingRole::Write, optional: false, over }
 }
 
 const fn write_if_read(name: &'static str) -> Operand {
-    Operand { name, role: BindingRole::Write, optional: true }
+    Operand { name, role: BindingRole::Write, optional: true, over: &[] }
 }
 
 const fn update(name: &'static str) -> Operand {
-    Operand { name, role: BindingRole::ReadWrite, optional: false }
+    Operand { name, role: BindingRole::ReadWrite, optional: false, over: &[] }
 }
 
 const fn float(name: &'static str) -> ParamSpec {
@@ -90,14 +97,14 @@ pub static OPS: &[OpSpec] = &[
     op(Kind::Gather, "gather", &[read("table"), read("ids"), write("y")], &[float("scale")], check::gather),
     op(Kind::RmsNorm, "rms_norm", &[read("x"), write("y")], &[float("eps")], check::unary),
     op(Kind::LayerNorm, "layer_norm", &[read("x"), read("w"), read("b"), write("y")], &[float("eps")], check::layer_norm),
-    op(Kind::Add, "add", &[read("a"), read("b"), write("y")], &[], check::binary),
-    op(Kind::Mul, "mul", &[read("a"), read("b"), write("y")], &[], check::binary),
-    op(Kind::Scale, "scale", &[read("x"), write("y")], &[float("s")], check::unary),
-    op(Kind::Silu, "silu", &[read("x"), write("y")], &[], check::unary),
-    op(Kind::Gelu, "gelu", &[read("x"), write("y")], &[], check::unary),
-    op(Kind::SiluMul, "silu_mul", &[read("gate"), read("up"), write("y")], &[], check::gated),
-    op(Kind::GeluMul, "gelu_mul", &[read("gate"), read("up"), write("y")], &[], check::gated),
-    op(Kind::SoftCap, "soft_cap", &[read("x"), write("y")], &[float("cap")], check::soft_cap),
+    op(Kind::Add, "add", &[read("a"), read("b"), write_over("y", &[0, 1])], &[], check::binary),
+    op(Kind::Mul, "mul", &[read("a"), read("b"), write_over("y", &[0, 1])], &[], check::binary),
+    op(Kind::Scale, "scale", &[read("x"), write_over("y", &[0])], &[float("s")], check::unary),
+    op(Kind::Silu, "silu", &[read("x"), write_over("y", &[0])], &[], check::unary),
+    op(Kind::Gelu, "gelu", &[read("x"), write_over("y", &[0])], &[], check::unary),
+    op(Kind::SiluMul, "silu_mul", &[read("gate"), read("up"), write_over("y", &[0, 1])], &[], check::gated),
+    op(Kind::GeluMul, "gelu_mul", &[read("gate"), read("up"), write_over("y", &[0, 1])], &[], check::gated),
+    op(Kind::SoftCap, "soft_cap", &[read("x"), write_over("y", &[0])], &[float("cap")], check::soft_cap),
     op(Kind::MatMul, "matmul", &[read("x"), read("w"), write("y")], &[], check::matmul),
     op(Kind::MatMulExperts, "matmul_experts", &[read("x"), read("w"), read("ids"), write("y")], &[], check::matmul_experts),
     op(Kind::RouterTopK, "router_top_k", &[read("logits"), write("ids"), write("weights")], &[int("mode"), int("renorm"), float("scale")], check::router),

@@ -189,9 +189,7 @@ fn candidates(dispatch: &Dispatch, graph: &ComputeGraph) -> impl Iterator<Item =
         let output = dispatch.bindings.get(usize::from(pair.output))?;
         let (a, b) = (whole_value(input, graph)?, whole_value(output, graph)?);
         let once = dispatch.values().filter(|&value| value == a).count() == 1;
-        let same = input.layout.dtype() == output.layout.dtype()
-            && input.layout.elems() == output.layout.elems()
-            && input.layout.cols() == output.layout.cols();
+        let same = input.layout == output.layout;
         (once && same && a != b).then_some((a, b))
     })
 }

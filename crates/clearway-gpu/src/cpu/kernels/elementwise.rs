@@ -1,10 +1,13 @@
 //! Ops on each element by itself.
 
+use std::ops::Range;
+
 use clearway_graph::TensorView;
+use half::slice::HalfFloatSliceExt;
 
 use super::cut;
 use super::math;
-use super::rows::{CHUNK, Sink, Source};
+use super::rows::{Buffer, CHUNK, Sink, Source};
 use crate::cpu::{Grid, Piece};
 
 /// Cut for an op that only moves memory.
@@ -56,6 +59,12 @@ fn unary(piece: &mut Piece<'_>, f: impl Fn(f32) -> f32) {
     let (mut x_buffer, mut y_buffer) = ([0.0; CHUNK], [0.0; CHUNK]);
     let cols = piece.cols();
     for row in piece.rows() {
+        if piece.over(1).is_some() {
+            update(Sink::row(piece, 1, row), &mut y_buffer, |_, y| {
+                y.iter_mut().for_each(|y| *y = f(*y));
+            });
+            continue;
+        }
         let x = Source::row(piece, 0, row, cols.clone());
         Sink::row(piece, 1, row).fill(&mut y_buffer, |range, y| {
             for (y, &x) in y.iter_mut().zip(x.chunk(range, &mut x_buffer)) {
@@ -67,6 +76,11 @@ fn unary(piece: &mut Piece<'_>, f: impl Fn(f32) -> f32) {
 
 #[inline(always)]
 fn binary(piece: &mut Piece<'_>, f: impl Fn(f32, f32) -> f32) {
+    match piece.over(2) {
+        Some(0) => return binary_over(piece, 1, |y, b| f(y, b)),
+        Some(_) => return binary_over(piece, 0, |y, a| f(a, y)),
+        None => {}
+    }
     let (mut a_buffer, mut b_buffer, mut y_buffer) = ([0.0; CHUNK], [0.0; CHUNK], [0.0; CHUNK]);
     let cols = piece.cols();
     for row in piece.rows() {
@@ -79,5 +93,45 @@ fn binary(piece: &mut Piece<'_>, f: impl Fn(f32, f32) -> f32) {
                 *y = f(a, b);
             }
         });
+    }
+}
+
+/// A binary op whose output lies over the operand that is not `other`.
+#[inline(always)]
+fn binary_over(piece: &mut Piece<'_>, other: usize, f: impl Fn(f32, f32) -> f32) {
+    let (mut buffer, mut y_buffer) = ([0.0; CHUNK], [0.0; CHUNK]);
+    let cols = piece.cols();
+    for row in piece.rows() {
+        let x = Source::row_or_only(piece, other, row, cols.clone());
+        update(Sink::row(piece, 2, row), &mut y_buffer, |range, y| {
+            for (y, &x) in y.iter_mut().zip(x.chunk(range, &mut buffer)) {
+                *y = f(*y, x);
+            }
+        });
+    }
+}
+
+/// Has `f` change all elements of a row, a chunk at a time, with the roundings of reading and writing
+/// them apart.
+#[inline(always)]
+fn update(mut row: Sink<'_>, buffer: &mut Buffer, mut f: impl FnMut(Range<usize>, &mut [f32])) {
+    let len = match &row {
+        Sink::F32(row) => row.len(),
+        Sink::F16(row) => row.len(),
+        Sink::Bf16(row) => row.len(),
+    };
+    for start in (0..len).step_by(CHUNK) {
+        let range = start..len.min(start + CHUNK);
+        let chunk = &mut buffer[..range.len()];
+        match &mut row {
+            Sink::F32(row) => {
+                f(range.clone(), &mut row[range]);
+                continue;
+            }
+            Sink::F16(row) => row[range.clone()].convert_to_f32_slice(chunk),
+            Sink::Bf16(row) => row[range.clone()].convert_to_f32_slice(chunk),
+        }
+        f(range, chunk);
+        row.store(start, chunk);
     }
 }
