@@ -1,4 +1,5 @@
 //! Every case of the op suite lowers to text that compiles.
+#![allow(clippy::unwrap_used, clippy::panic)] // shared functions are not tests in clippy's eyes
 
 use std::collections::BTreeMap;
 

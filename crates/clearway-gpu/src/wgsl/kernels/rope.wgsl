@@ -6,10 +6,22 @@ fn parts(k: u32) -> vec2<f32> {
     return vec2<f32>(argf(4u + 2u * k), argf(5u + 2u * k));
 }
 
+// The upper half of the digits, so that products of halves are exact. By bits: what a compiler knows
+// of sums it may simplify, and what it does not fuse in an `fma` would be lost.
+fn upper(x: f32) -> f32 {
+    return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u);
+}
+
 // The low part is what rounding took from the product of the high ones, and the mixed products.
 fn product_of(a: vec2<f32>, b: vec2<f32>) -> vec2<f32> {
     let p = a.x * b.x;
-    return vec2<f32>(p, fma(a.x, b.y, fma(a.y, b.x, fma(a.x, b.x, -p))));
+    let ah = upper(a.x);
+    let bh = upper(b.x);
+    let al = a.x - ah;
+    let bl = b.x - bh;
+    // Each product is exact, contracted or not.
+    let lost = (((ah * bh - p) + ah * bl) + al * bh) + al * bl;
+    return vec2<f32>(p, lost + fma(a.x, b.y, a.y * b.x));
 }
 
 // Sine and cosine of some turns, at most a few of them.
@@ -27,9 +39,12 @@ fn sin_cos_of(turns: f32) -> vec2<f32> {
     );
 }
 
-fn turns_of(position: f32, frequency: vec2<f32>) -> vec2<f32> {
-    let p = position * frequency.x;
-    return vec2<f32>(p - round(p), fma(position, frequency.y, fma(position, frequency.x, -p)));
+// Turns at a position of at most 12 digits, without whole ones: products are exact.
+fn turns_of(position: f32, frequency: vec2<f32>) -> f32 {
+    let high = upper(frequency.x);
+    let a = position * high;
+    let b = position * (frequency.x - high);
+    return fma(position, frequency.y, (a - round(a)) + (b - round(b)));
 }
 
 // Sine and cosine of a pair at a position.
@@ -40,12 +55,13 @@ fn angle_of(pair: u32, position: u32) -> vec2<f32> {
     }
     let factor = get_factors(pair);
     let q = frequency.x / factor;
-    let rest = fma(-q, factor, frequency.x) + frequency.y;
+    let back = product_of(vec2<f32>(q, 0.0), vec2<f32>(factor, 0.0));
+    let rest = ((frequency.x - back.x) - back.y) + frequency.y;
     frequency = vec2<f32>(q, rest / factor);
-    // Both parts of the position are exact.
-    let far = turns_of(f32(position & 0xfffff000u), frequency);
-    let near = turns_of(f32(position & 0xfffu), frequency);
-    return sin_cos_of((far.x + near.x) + (far.y + near.y));
+    let turns = turns_of(f32(position & 0xfffu), frequency)
+        + turns_of(f32(position & 0xfff000u), frequency)
+        + turns_of(f32(position & 0xff000000u), frequency);
+    return sin_cos_of(turns);
 }
 
 // Items of a head: pairs that turn, then elements that stay.

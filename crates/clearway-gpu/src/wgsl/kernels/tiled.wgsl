@@ -17,9 +17,9 @@ fn main(
     let rows = P.y.shape.z;
     let outer = P.y.shape.w;
     let inner = P.x.shape.w;
-    let parts = (outer - 1u) / TILE + 1u;
-    let first_row = group / parts * TILE;
-    let first_col = group % parts * TILE;
+    let across = (outer - 1u) / TILE + 1u;
+    let first_row = group / across * TILE;
+    let first_col = group % across * TILE;
     if (first_row >= rows) { return; }
     var sums = array<vec4<f32>, 4>();
     for (var start = 0u; start < inner; start += DEPTH) {
@@ -38,14 +38,17 @@ fn main(
             }
         }
         workgroupBarrier();
+        // A sum for each step: fewer roundings of the large one.
+        var parts = array<vec4<f32>, 4>();
         for (var k = 0u; k < DEPTH; k++) {
             let x = xs[k * PITCH + thread / QUADS];
             let w = ws[k * PITCH + thread % QUADS];
-            sums[0] = fma(vec4<f32>(x.x), w, sums[0]);
-            sums[1] = fma(vec4<f32>(x.y), w, sums[1]);
-            sums[2] = fma(vec4<f32>(x.z), w, sums[2]);
-            sums[3] = fma(vec4<f32>(x.w), w, sums[3]);
+            parts[0] = fma(vec4<f32>(x.x), w, parts[0]);
+            parts[1] = fma(vec4<f32>(x.y), w, parts[1]);
+            parts[2] = fma(vec4<f32>(x.z), w, parts[2]);
+            parts[3] = fma(vec4<f32>(x.w), w, parts[3]);
         }
+        for (var i = 0u; i < 4u; i++) { sums[i] += parts[i]; }
         workgroupBarrier();
     }
     for (var i = 0u; i < 4u; i++) {
