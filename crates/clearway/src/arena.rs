@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
 
-/// Memory of a device laid out by a [`MemoryPlan`]: a buffer for each slab. It lives as long as the
-/// executable graph that uses it.
+/// Memory of a device laid out by a [`MemoryPlan`]: a buffer for each slab, the f16 shadow included
+/// where there is one. It lives as long as the executable graph that uses it.
 #[derive(Debug)]
 pub struct Arena {
     plan: Arc<MemoryPlan>,
@@ -106,6 +106,29 @@ impl Arena {
         Ok(slab.read_vec(offset, (len / size) as usize)?)
     }
 
+    /// Whether a value has an f16 shadow: the f16 of the f32 at byte `o` lies at byte `o / 2` of a
+    /// second buffer.
+    pub fn has_shadow(&self, value: NodeId) -> bool {
+        self.shadow(value).is_ok()
+    }
+
+    /// Where the shadow of a value starts, in bytes from the start of its slab.
+    ///
+    /// # Errors
+    /// [`Error::NotInArena`] if it has none.
+    pub fn shadow_offset(&self, value: NodeId) -> Result<u64> {
+        self.offset(self.shadow(value)?)
+    }
+
+    /// Reads the shadow of a value back. It holds what the last run wrote; a value the host has
+    /// uploaded since gets its shadow with the next run.
+    ///
+    /// # Errors
+    /// As [`shadow_offset`](Self::shadow_offset), and what the device reports.
+    pub fn read_shadow(&self, value: NodeId) -> Result<Vec<half::f16>> {
+        self.read(self.shadow(value)?)
+    }
+
     /// Writes raw bytes at `offset` of the arena; slabs follow each other.
     ///
     /// # Errors
@@ -132,6 +155,11 @@ impl Arena {
     /// The buffers of its slabs.
     pub fn slabs(&self) -> &[Buffer] {
         &self.slabs
+    }
+
+    fn shadow(&self, value: NodeId) -> Result<NodeId> {
+        let shadow = self.plan.shadows().iter().find(|(of, _)| *of == value);
+        shadow.map(|(_, shadow)| *shadow).ok_or(Error::NotInArena(value))
     }
 
     fn window(&self, value: NodeId) -> Result<(&Buffer, u64, u64)> {

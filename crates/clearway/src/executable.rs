@@ -40,7 +40,12 @@ impl Executable {
     ) -> Result<Self> {
         let device = &**executor.device();
         let mut kernels = executor.kernels();
-        let options = CompileOptions { align: device.info().arena_align, ..*options };
+        let info = device.info();
+        let options = CompileOptions {
+            align: info.arena_align,
+            max_slab_bytes: options.max_slab_bytes.min(info.max_buffer_bytes),
+            ..*options
+        };
         let mut arena = None;
         let started = Instant::now();
         let compiled = compile(recorded, &mut kernels, device, &options, |plan: &MemoryPlan| {

@@ -6,8 +6,8 @@ use std::time::Instant;
 use clearway_gpu::{Buffer, Encoder, GpuError, KernelRegistry, Ops, ops};
 use clearway_graph::pipeline::CompileOptions;
 use clearway_graph::{
-    BarrierWalk, CapturedNode, CapturedOpKind, ComputeGraph, Dispatch, KernelContract, Layout,
-    TensorView,
+    BarrierWalk, CapturedNode, CapturedOpKind, ComputeGraph, DType, Dispatch, KernelContract,
+    Layout, TensorView,
 };
 use rustc_hash::FxHashMap;
 
@@ -88,6 +88,22 @@ impl<'e> GraphSession<'e> {
             (None, Mode::Direct { .. }) if self.buffers.contains_key(&view.buf_id) => Ok(()),
             _ => Err(Error::ForeignTensor { buf_id: view.buf_id }),
         }
+    }
+
+    /// A result as f16, for the ops that read it so. In a recorded session that is its shadow in the
+    /// arena, which is written anew only if the result was written since.
+    ///
+    /// # Errors
+    /// [`clearway_graph::GraphError::NoShadow`] unless `x` is a whole f32 result of this pass.
+    pub fn half(&mut self, x: TensorView) -> Result<TensorView> {
+        if matches!(self.mode, Mode::Direct { .. }) {
+            return Ok(self.copy(x, DType::F16)?);
+        }
+        let (shadow, fresh) = self.graph.shadow(&x)?;
+        if !fresh {
+            self.copy_into(x, shadow)?;
+        }
+        Ok(shadow)
     }
 
     /// Calls a user's kernel with all its operands, in the order of its contract.
