@@ -30,13 +30,8 @@ pub fn print(load: Duration, answer: &Answer, device: &dyn Device) {
 
 /// What the decode step is made of, once it is compiled.
 pub fn print_step(engine: &Engine) {
-    let Some(stats) = engine.decode_stats().map(|stats| &stats.compile) else { return };
-    eprintln!(
-        "a decode step is {} dispatches in {} groups with {} barriers, after {} fusions; arena {}",
-        stats.dispatches,
-        stats.groups,
-        stats.barriers,
-        stats.fusions,
-        memory::size(stats.arena_bytes),
-    );
+    let Some(stats) = engine.decode_stats() else { return };
+    for line in clearway_inspect::stats_lines(&stats.compile) {
+        eprintln!("{line}");
+    }
 }

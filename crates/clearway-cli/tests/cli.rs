@@ -112,7 +112,6 @@ fn usage_errors_have_status_2_and_say_what_there_is() {
     for args in [
         &["inspect", "--shape", "llama-8b", "--frob"][..],
         &["inspect", "--shape", "llama-8b", "--tokens", "0"],
-        &["inspect"],
         &["plan"],
         &["nonsense"],
     ] {

@@ -1,26 +1,67 @@
 //! `clearway inspect`
 
-use std::time::Instant;
+mod source;
 
-use anyhow::Result;
-use clearway::pipeline::Compiled;
-use serde_json::json;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
-use super::print_json;
-use crate::shape::{Step, Switches};
+use anyhow::{Context, Result};
+use clearway::{GraphExecutor, KernelRegistry};
+use clearway_inspect::{InspectOptions, Report};
+use clearway_llm::fetch::ModelName;
+use clearway_llm::model::ModelShape;
+
+use crate::device::{DeviceArgs, DeviceName};
+use crate::shape::{self, Switches};
+use source::Source;
 
 /// Arguments of `clearway inspect`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   clearway inspect --shape llama-8b
-  clearway inspect --shape qwen3-30b-a3b --tokens 512 --json
-  clearway inspect --shape smollm2-135m --no-fuse --list")]
+  clearway inspect --shape qwen3-30b-a3b --tokens 512 --html page.html
+  clearway inspect -m model.gguf --measure --html page.html --trace trace.json
+  clearway inspect --shape smollm2-135m --no-fuse --list
+The page opens in any browser, the trace in the Perfetto UI (https://ui.perfetto.dev).")]
 pub struct Args {
-    #[command(flatten)]
-    step: Step,
-    /// Print one JSON object.
+    /// Model: a GGUF file, smollm2:135m, or hf:USER/REPO[:FILE].
+    #[arg(short = 'm', long = "model", value_name = "MODEL", env = "CLEARWAY_MODEL",
+          default_value_t = ModelName::default())]
+    model: ModelName,
+    /// Built-in shape instead, without weights.
+    #[arg(long, value_name = "NAME", value_parser = shape::parse)]
+    shape: Option<ModelShape>,
+    /// Tokens of the step: 1 for decode, more for prefill.
+    #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    tokens: u32,
+    /// Rows of the KV cache; at least the tokens. A measured step stands at its end.
+    #[arg(short = 'c', long = "ctx-size", value_name = "ROWS", default_value_t = 4096)]
+    ctx_size: u32,
+    /// Plan for this device, with its kernels and its alignment; for any GPU without it.
+    #[arg(long, value_name = "D", env = "CLEARWAY_DEVICE")]
+    device: Option<DeviceName>,
+    /// Threads of the CPU; all cores without it.
+    #[arg(short = 't', long, value_name = "THREADS", env = "CLEARWAY_THREADS",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Run the step on the device and show its times; a shape has weights of zeros.
+    #[arg(long)]
+    measure: bool,
+    /// Write the page.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write a trace for the Perfetto UI.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print one JSON object, with the lists behind the page.
     #[arg(long)]
     json: bool,
+    /// Write the JSON object to a file.
+    #[arg(short = 'o', value_name = "FILE", requires = "json")]
+    output: Option<PathBuf>,
+    /// Print the summary; without another form it is printed anyway.
+    #[arg(long)]
+    text: bool,
     /// Print the final list, with the reason of each barrier.
     #[arg(long, conflicts_with = "json")]
     list: bool,
@@ -28,64 +69,77 @@ pub struct Args {
     switches: Switches,
 }
 
-/// Records, optimises, proves and prints.
+/// Records, optimises, proves, measures where asked, and writes every form that was asked for.
 pub fn run(args: &Args) -> Result<()> {
-    let started = Instant::now();
-    let recorded = args.step.record()?;
-    let compiled = args.step.compile(&recorded, &args.switches.options())?;
-    let seconds = started.elapsed().as_secs_f64();
-    if args.json {
-        return print_json(&summary(args, &compiled, seconds));
+    let source = Source::open(args)?;
+    let step = source.record(args)?;
+    let named = match (args.device, args.measure) {
+        (None, false) => None,
+        (name, _) => {
+            let device = name.unwrap_or(DeviceName::Auto);
+            Some(DeviceArgs { device, threads: args.threads }.open()?)
+        }
+    };
+    let any = DeviceName::Cpu.open(Some(1))?;
+    let mut compile = args.switches.options();
+    if let Some(device) = &named {
+        compile.align = device.info().arena_align;
     }
+    let options = InspectOptions {
+        compile,
+        buffers: step.externals.iter().map(|e| (e.view.buf_id, e.name.clone())).collect(),
+        ..InspectOptions::default()
+    };
+    let device = named.as_ref().unwrap_or(&any);
+    let mut report =
+        clearway_inspect::inspect(&step.graph, &mut KernelRegistry::new(), &**device, &options)?;
+    report.name = source.title(args);
+    report.shape = Some(source.shape().name.clone());
+    report.tokens = Some(args.tokens);
+    report.device = named.as_ref().map(|device| device.info().name.clone());
+    if args.measure {
+        let executor = GraphExecutor::on(device.clone());
+        let buffers = source.bind(&step, &**device, args)?;
+        let mut executable = executor.compile(&step.graph, &buffers, &compile)?;
+        let times = clearway_inspect::measure(&executor, &mut executable)
+            .with_context(|| format!("cannot measure on {}", device.info().name))?;
+        report.attach(&times)?;
+    }
+    write_forms(args, &report)?;
     if args.list {
-        print!("{}", compiled.graph().to_text());
+        let compiled = source::compile_only(&step.graph, &**device, &compile)?;
+        print(&compiled.graph().to_text())?;
     }
-    print_summary(args, &compiled, seconds);
     Ok(())
 }
 
-fn summary(args: &Args, compiled: &Compiled, seconds: f64) -> serde_json::Value {
-    let stats = compiled.stats();
-    json!({
-        "shape": args.step.shape.name,
-        "tokens": args.step.tokens,
-        "recorded": stats.recorded,
-        "dispatches": stats.dispatches,
-        "groups": stats.groups,
-        "barriers": stats.barriers,
-        "longest_chain": stats.longest_chain,
-        "false_barriers": stats.false_barriers,
-        "fusions": stats.fusions,
-        "moved": stats.moved,
-        "arena_bytes": stats.arena_bytes,
-        "arena_lower_bound": stats.arena_lower_bound,
-        "seconds": seconds,
-    })
+fn write_forms(args: &Args, report: &Report) -> Result<()> {
+    if let Some(path) = &args.html {
+        write_file(path, &report.to_html()?)?;
+    }
+    if let Some(path) = &args.trace {
+        write_file(path, &report.to_trace()?)?;
+    }
+    match &args.output {
+        Some(path) if args.json => write_file(path, &report.to_json()?)?,
+        _ if args.json => print(&format!("{}\n", report.to_json()?))?,
+        _ => {}
+    }
+    let asked = args.html.is_some() || args.trace.is_some() || args.json || args.list;
+    if args.text || !asked {
+        print(&report.to_text())?;
+    }
+    Ok(())
 }
 
-fn print_summary(args: &Args, compiled: &Compiled, seconds: f64) {
-    let stats = compiled.stats();
-    let (shape, tokens) = (&args.step.shape, args.step.tokens);
-    let plural = if tokens == 1 { "token" } else { "tokens" };
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    println!(
-        "{}: {} layers, {:.2} G parameters, a step of {tokens} {plural}",
-        shape.name,
-        shape.layers,
-        shape.parameters() as f64 / 1e9,
-    );
-    println!("  recorded        {:>8} dispatches", stats.recorded);
-    println!("  fused           {:>8} pairs, {} dispatches left", stats.fusions, stats.dispatches);
-    println!("  scheduled       {:>8} groups, longest chain {}", stats.groups, stats.longest_chain);
-    println!("                  {:>8} dispatches moved earlier", stats.moved);
-    println!(
-        "  barriers        {:>8}, of them {} because memory is shared",
-        stats.barriers, stats.false_barriers
-    );
-    println!(
-        "  arena           {:>8.2} MiB, at least {:.2} are live at once",
-        mib(stats.arena_bytes),
-        mib(stats.arena_lower_bound)
-    );
-    println!("  proven: groups, value flow, replay; {:.1} ms in all", seconds * 1e3);
+fn write_file(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Prints; a reader that has gone away has seen enough.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.context("cannot print"),
+    }
 }

@@ -1,0 +1,167 @@
+// Two views side by side, the front of bytes against barriers, and the measured times.
+const FIGURES = [
+  ["dispatches", "Dispatches", count], ["groups", "Groups", count], ["barriers", "Barriers", count],
+  ["false_barriers", "Barriers for memory alone", count], ["longest_chain", "Longest chain", count],
+  ["fusions", "Fusions", count], ["moved", "Dispatches moved earlier", count],
+  ["arena_bytes", "Arena", bytes], ["arena_lower_bound", "Arena, lower bound", bytes], ["estimated_ns", "Estimated time", time],
+];
+const LESS_IS_BETTER = new Set(["dispatches", "groups", "barriers", "false_barriers", "arena_bytes", "estimated_ns"]);
+
+const compare = {
+  start() {
+    const other = views.has("in_order") ? "in_order" : viewItems[viewItems.length - 1][0];
+    [this.left, this.right] = ["compiled", other];
+    segmented($("left-view"), viewItems, this.left, (key) => { this.left = key; this.show(); });
+    segmented($("right-view"), viewItems, this.right, (key) => { this.right = key; this.show(); });
+    this.paint = painter(() => this.draw());
+    this.canvases = ["left", "right"].map((side) => el("canvas", { "data-side": side, role: "img" }));
+    this.captions = this.canvases.map(() => el("figcaption"));
+    $("compare-strips").replaceChildren(...this.canvases.map((canvas, at) =>
+      el("figure", {}, this.captions[at], el("div", { class: "stage" }, canvas))));
+    this.show();
+  },
+
+  show() {
+    const [a, b] = [views.get(this.left), views.get(this.right)];
+    const change = ([key, , form]) => {
+      const by = b.summary[key] - a.summary[key];
+      if (!Number.isFinite(by) || by === 0) return el("span", { class: "quiet" }, "same");
+      const tone = LESS_IS_BETTER.has(key) ? (by < 0 ? "better" : "worse") : undefined;
+      return el("span", { class: tone }, `${by > 0 ? "+" : "−"}${form(Math.abs(by))}`);
+    };
+    new Table($("compare-table"), `${a.title} against ${b.title}`, [
+      { title: "Figure", text: ([, title]) => title },
+      { title: a.title, num: true, text: ([key, , form]) => form(a.summary[key]) },
+      { title: b.title, num: true, text: ([key, , form]) => form(b.summary[key]) },
+      { title: "Difference", num: true, node: change },
+    ], { rows: FIGURES });
+    this.moved = this.differing(a, b);
+    const note = this.moved === null
+      ? "The two lists hold different dispatches, so groups are not compared one by one."
+      : `${plural(this.moved.size, "dispatch")} stand${this.moved.size === 1 ? "s" : ""} in another group, outlined.`;
+    [a, b].forEach((view, at) => {
+      this.captions[at].textContent = `${view.title}: ${plural(view.groups, "group")}${at === 1 ? `. ${note}` : ""}`;
+      this.canvases[at].setAttribute("aria-label", this.captions[at].textContent);
+    });
+    $("compare-strips").dataset.differing = this.moved === null ? "" : String(this.moved.size);
+    this.paint();
+  },
+
+  /** Rows that stand in another group; nothing if the lists are not the same. */
+  differing(a, b) {
+    if (a.rows !== b.rows) return null;
+    const rows = a.order.filter((row, place) => b.group[b.placeOf.get(row)] !== a.group[place]);
+    return new Set(rows);
+  },
+
+  draw() {
+    const pair = [views.get(this.left), views.get(this.right)];
+    const groups = Math.max(...pair.map((view) => view.groups), 1);
+    pair.forEach((view, at) => {
+      const { ctx, width, height } = surface(this.canvases[at], 74);
+      // One scale for both: the shorter list ends earlier.
+      const scale = width / groups;
+      const lane = (height - 4) / view.lanes;
+      view.order.forEach((row, place) => {
+        const [x, y] = [view.group[place] * scale, 2 + view.lane[place] * lane];
+        const [w, h] = [Math.max(1, scale - (scale > 4 ? 1 : 0)), Math.max(1, lane - (lane > 4 ? 1 : 0))];
+        const moved = this.moved && this.moved.has(row);
+        ctx.globalAlpha = this.moved && !moved ? 0.45 : 1;
+        ctx.fillStyle = palette[family(view.rows[row].op)];
+        ctx.fillRect(x, y, w, h);
+        if (moved && w > 3) { ctx.strokeStyle = palette.mark; ctx.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1); }
+      });
+      ctx.globalAlpha = 1;
+    });
+  },
+};
+
+const front = {
+  start() {
+    const points = report.front;
+    if (points.length === 0) {
+      $("front-text").textContent = report.dispatch_list.length > 4000 ? "Lists of this length have no front: each point would plan all of it again." : "No front was computed for this list.";
+      return;
+    }
+    const cuts = points.length - 1;
+    $("front-text").textContent = `${cuts === 0 ? "No single barrier more would make the arena smaller." : `${plural(cuts, "schedule")} with fewer bytes and more barriers; the first point is the list as compiled.`} Hollow points are what other planners make of the same list.`;
+    const peers = [["lives counted in nodes", report.node_order], ["free list in execution order", report.free_list]].filter(([, plan]) => plan);
+    $("front-plot").replaceChildren(this.plot(points, peers));
+    const rows = [...points.map((p, at) => ({ name: at === 0 ? "as compiled" : `cut ${at}`, ...p })),
+      ...peers.map(([name, plan]) => ({ name, ...plan }))];
+    new Table($("front-table"), "Points of the front", [
+      { title: "Schedule", text: (row) => row.name },
+      { title: "Groups", num: true, text: (row) => count(row.groups), key: (row) => row.groups },
+      { title: "Arena", num: true, text: (row) => bytes(row.arena_bytes), key: (row) => row.arena_bytes },
+      { title: "Estimated time", num: true, text: (row) => (row.estimated_ns === undefined ? "" : time(row.estimated_ns)) },
+    ], { rows, size: 12 });
+  },
+
+  plot(points, peers) {
+    const [width, height, left, right, top, bottom] = [900, 300, 84, 30, 18, 42];
+    const all = [...points, ...peers.map(([, plan]) => plan)];
+    const span = (values) => {
+      const [low, high] = [Math.min(...values), Math.max(...values)];
+      const pad = Math.max((high - low) * 0.08, high * 0.02, 1);
+      return [Math.max(0, low - pad), high + pad];
+    };
+    const [g0, g1] = span(all.map((p) => p.groups));
+    const [b0, b1] = span(all.map((p) => p.arena_bytes));
+    const x = (groups) => left + ((groups - g0) / (g1 - g0)) * (width - left - right);
+    const y = (size) => height - bottom - ((size - b0) / (b1 - b0)) * (height - top - bottom);
+    const svg = (tag, props, ...children) => {
+      const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [key, value] of Object.entries(props)) node.setAttribute(key, String(value));
+      node.append(...children);
+      return node;
+    };
+    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Arena bytes against groups, ${plural(all.length, "point")}; the table below has the numbers` });
+    for (let at = 0; at <= 4; at += 1) {
+      const size = b0 + ((b1 - b0) * at) / 4;
+      root.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: y(size), y2: y(size) }),
+        svg("text", { x: left - 8, y: y(size) + 4, "text-anchor": "end" }, bytes(Math.round(size))));
+    }
+    const marks = new Set([0, 1, 2, 3, 4].map((at) => Math.round(g0 + ((g1 - g0) * at) / 4)).filter((groups) => groups >= g0 && groups <= g1));
+    for (const groups of marks) root.append(svg("text", { x: x(groups), y: height - bottom + 18, "text-anchor": "middle" }, count(groups)));
+    root.append(svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, "groups"));
+    for (const [name, plan] of peers) {
+      const end = x(plan.groups) > width / 2;
+      root.append(svg("circle", { class: "peer", cx: x(plan.groups), cy: y(plan.arena_bytes), r: 5 }, svg("title", {}, `${name}: ${count(plan.groups)} groups, ${bytes(plan.arena_bytes)}`)),
+        svg("text", { x: x(plan.groups) + (end ? -10 : 10), y: y(plan.arena_bytes) + 4, "text-anchor": end ? "end" : "start" }, name));
+    }
+    const steps = points.map((p, at) => (at === 0 ? `M${x(p.groups)} ${y(p.arena_bytes)}` : `H${x(p.groups)} V${y(p.arena_bytes)}`)).join(" ");
+    root.append(svg("path", { class: "run", d: steps }));
+    points.forEach((p, at) => root.append(svg("circle", { class: at === 0 ? "now" : "dot", cx: x(p.groups), cy: y(p.arena_bytes), r: at === 0 ? 6 : 4 },
+      svg("title", {}, `${count(p.groups)} groups, ${bytes(p.arena_bytes)}, ${time(p.estimated_ns)}`))));
+    const now = points[0];
+    root.append(svg("text", { x: x(now.groups) + 11, y: y(now.arena_bytes) - 8 }, "as compiled"));
+    return root;
+  },
+};
+
+const times = {
+  start() {
+    if (!measured) return;
+    $("time").hidden = $("nav-time").hidden = false;
+    const barrier = measured.barrier_ns === null ? "The device does not tell what a barrier costs." : `A barrier alone costs ${time(measured.barrier_ns)}, all of them ${percent(measured.barrier_ns * report.barriers / Math.max(1, measured.total_ns))} of a run.`;
+    $("time-text").textContent = `One run takes ${time(measured.total_ns)} on ${measured.device}, by its ${measured.clock.toUpperCase()} clock, the median of ${plural(measured.runs, "run")}. ${barrier} Lost is what a group takes beyond the time of its bytes at ${measured.bytes_per_ns.toFixed(1)} GB/s. A run with a barrier after every dispatch takes ${time(measured.serialised_ns)}.`;
+    const group = (row) => report.group_list[row.group];
+    const names = (row) => report.dispatch_list.slice(group(row).first, group(row).first + group(row).dispatches).map((d) => short(d.label || d.op, 40)).join(", ");
+    new Table($("lost-table"), "Groups that lose the most time", [
+      { title: "Group", text: (row) => count(row.group), key: (row) => row.group },
+      { title: "Lost", num: true, text: (row) => time(row.lost_ns), key: (row) => row.lost_ns },
+      { title: "Measured", num: true, text: (row) => time(row.measured_ns), key: (row) => row.measured_ns },
+      { title: "Bandwidth", num: true, text: (row) => percent(group(row).bandwidth_share ?? 0), key: (row) => group(row).bandwidth_share ?? 0 },
+      { title: "Barrier", num: true, text: (row) => (group(row).barrier_share === undefined || group(row).barrier_share === null ? "" : percent(group(row).barrier_share)) },
+      { title: "Dispatches", name: true, text: (row) => short(names(row), 160) },
+    ], { rows: measured.top_lost, pick: (row) => reasons.open({ kind: "dispatch", at: group(row).first }) });
+    const slow = [...report.dispatch_list].sort((a, b) => b.serialised_ns - a.serialised_ns);
+    new Table($("serial-table"), "Dispatches in the serialised mode", [
+      { title: "Dispatch", text: (row) => `#${row.id}`, key: (row) => row.id },
+      { title: "Op", text: (row) => row.op, key: (row) => row.op },
+      { title: "Label", name: true, text: (row) => short(row.label), key: (row) => row.label },
+      { title: "Time (serialised)", num: true, text: (row) => time(row.serialised_ns), key: (row) => row.serialised_ns },
+      { title: "Bytes", num: true, text: (row) => bytes(row.read_bytes + row.write_bytes), key: (row) => row.read_bytes + row.write_bytes },
+    ], { rows: slow, size: 12, pick: (row) => reasons.open({ kind: "dispatch", at: report.dispatch_list.indexOf(row) }) });
+  },
+};

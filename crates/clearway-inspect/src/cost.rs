@@ -1,0 +1,70 @@
+//! Bytes a dispatch moves, and the time that takes by the cost model.
+//!
+//! Declared ranges are the largest a dispatch may touch, which is right for hazards and wrong for time:
+//! a table of which a few rows are picked, experts of which a few are used, a cache into which one row is
+//! written. Where shapes tell how much it is at most in one step, that counts.
+
+use clearway_graph::place::CostModel;
+use clearway_graph::{CapturedOpKind, Dispatch};
+
+/// Bytes read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    pub read: u64,
+    pub write: u64,
+}
+
+impl Traffic {
+    pub(crate) const fn total(self) -> u64 {
+        self.read + self.write
+    }
+}
+
+/// What a dispatch moves in one run, at most.
+pub(crate) fn traffic(dispatch: &Dispatch) -> Traffic {
+    let mut sum = Traffic::default();
+    for access in dispatch.accesses() {
+        let declared = access.range.p1 - access.range.p0;
+        let bytes =
+            touched(dispatch, usize::from(access.binding), access.range.is_write(), declared);
+        match access.range.is_write() {
+            true => sum.write += bytes,
+            false => sum.read += bytes,
+        }
+    }
+    sum
+}
+
+fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u64 {
+    use CapturedOpKind as Kind;
+    // A list built by hand may bind anything.
+    let layout = |index: usize| dispatch.bindings.get(index).map(|view| view.layout);
+    let elems = |index: usize| layout(index).map_or(0, |layout| layout.elems() as u64);
+    // Rows picked of those there are, the rest untouched.
+    let share = |picked: u64, of: u64| match of {
+        0 => declared,
+        _ => (u128::from(declared) * u128::from(picked.min(of)) / u128::from(of)) as u64,
+    };
+    match (dispatch.kind, binding) {
+        (Kind::Gather, 0) => share(elems(1), layout(0).map_or(0, |table| table.rows() as u64)),
+        (Kind::MatMulExperts, 1) => {
+            share(elems(2), layout(1).map_or(0, |experts| u64::from(experts.shape4()[1])))
+        }
+        // Rows outside the written ones keep their bytes: nothing is read.
+        (Kind::KvWrite, 2) | (Kind::RopeKvWrite, 4) if !write => 0,
+        (Kind::KvWrite | Kind::RopeKvWrite, 2 | 4) if write => share(elems(0), elems(binding)),
+        _ => declared,
+    }
+}
+
+/// Estimated time of a dispatch alone, without the barrier.
+pub(crate) fn dispatch_ns(cost: &CostModel, traffic: Traffic) -> f64 {
+    (traffic.total() as f64 / cost.bytes_per_ns).max(cost.dispatch_ns)
+}
+
+/// Estimated time of a group: its bytes at full bandwidth or its launches, whichever is longer, and the
+/// barrier.
+pub(crate) fn group_ns(cost: &CostModel, bytes: u64, dispatches: u32) -> f64 {
+    let moved = bytes as f64 / cost.bytes_per_ns;
+    cost.barrier_ns + moved.max(cost.dispatch_ns * f64::from(dispatches))
+}

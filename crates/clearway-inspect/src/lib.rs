@@ -1,0 +1,49 @@
+//! What the runtime decided and what it cost, to look at.
+//!
+//! [`inspect`] takes any recorded [`ComputeGraph`](clearway::ComputeGraph) through all stages, with
+//! and without each of them, and gives a [`Report`]: plain data that is written as a page
+//! ([`Report::to_html`]), as a trace for the Perfetto UI ([`Report::to_trace`]), as JSON
+//! ([`Report::to_json`]) and as text ([`Report::to_text`]). A list that is compiled already is
+//! reported by [`Report::of`]. [`measure`] adds the times of a device.
+//!
+//! ```
+//! use clearway::{DType, KernelRegistry, Ops, Recorder, cpu::CpuDevice};
+//! use clearway_inspect::{InspectOptions, inspect};
+//!
+//! let mut pass = Recorder::default();
+//! let x = pass.external("x", DType::F32, &[2, 64])?;
+//! let (a, b) = (pass.silu(x)?, pass.scale(x, 2.0)?);
+//! let y = pass.add(a, b)?;
+//! pass.mark_output(y)?;
+//! let (graph, _) = pass.into_parts();
+//!
+//! let device: &dyn clearway::Device = &CpuDevice::with_threads(1);
+//! let report = inspect(&graph, &mut KernelRegistry::new(), device, &InspectOptions::default())?;
+//! assert_eq!((report.summary.dispatches, report.summary.groups), (3, 2));
+//! let page = report.to_html()?; // open it in any browser
+//! assert!(page.starts_with("<!doctype html>"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod collect;
+mod compare;
+mod cost;
+mod error;
+mod html;
+mod lanes;
+mod logical;
+mod measure;
+mod memory;
+mod report;
+mod text;
+mod trace;
+
+pub use compare::{InspectOptions, inspect};
+pub use error::{InspectError, Result};
+pub use measure::{Measurement, measure};
+pub use report::{
+    BarrierRow, DispatchRow, Front, FusionRow, GroupRow, LostTime, Measured, MoveRow, Placed,
+    RecordedRow, RefusedFusionRow, Report, Summary, VERSION, ValueRow, ViewRow,
+};
+pub use text::{bytes_text, ns_text, stats_lines};

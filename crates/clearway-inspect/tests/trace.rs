@@ -1,0 +1,144 @@
+//! The trace against the rules of the trace event format: every begin has its end, times grow, flows
+//! connect slices, instants have a scope.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
+
+mod common;
+
+use std::collections::HashMap;
+
+use clearway::cpu::CpuDevice;
+use clearway::{GraphExecutor, Profile, ProfileClock, ProfileMode, ProfileSpan};
+use clearway_inspect::{Measurement, Report};
+use common::{graph, json, report};
+use serde_json::Value;
+
+type Track = (u64, u64);
+
+/// A slice: its track, its name, begin and end.
+struct Slice {
+    track: Track,
+    name: String,
+    begin: f64,
+    end: f64,
+}
+
+/// Checks a trace as a whole and gives its slices.
+fn check(trace: &Value) -> Vec<Slice> {
+    let events = trace["traceEvents"].as_array().unwrap();
+    let mut now = 0.0;
+    let mut open: HashMap<Track, Vec<(String, f64)>> = HashMap::new();
+    let mut slices = Vec::new();
+    let mut flows: HashMap<u64, Vec<(&str, Track, f64)>> = HashMap::new();
+    for event in events {
+        let phase = event["ph"].as_str().unwrap();
+        let track = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+        let at = event["ts"].as_f64().unwrap();
+        let name = event["name"].as_str().unwrap().to_owned();
+        assert!(at >= now, "time goes back at {event}");
+        now = at;
+        match phase {
+            "M" => assert!(event["args"].is_object()),
+            "B" => open.entry(track).or_default().push((name, at)),
+            "E" => {
+                let (begun, begin) = open.get_mut(&track).and_then(Vec::pop).unwrap();
+                assert_eq!(begun, name, "an end closes the slice that was begun last");
+                slices.push(Slice { track, name, begin, end: at });
+            }
+            "i" => assert!(["g", "p", "t"].contains(&event["s"].as_str().unwrap())),
+            "s" | "f" => {
+                assert_eq!(phase == "f", event["bp"] == "e");
+                flows.entry(event["id"].as_u64().unwrap()).or_default().push((phase, track, at));
+            }
+            other => panic!("unknown phase {other}"),
+        }
+    }
+    assert!(open.values().all(Vec::is_empty), "a slice is not closed");
+    for ends in flows.values() {
+        let [("s", from, start), ("f", to, end)] = ends[..] else {
+            panic!("a flow has two ends: {ends:?}")
+        };
+        assert!(start <= end);
+        for (track, at) in [(from, start), (to, end)] {
+            let inside = |s: &&Slice| s.track == track && s.begin <= at && at <= s.end;
+            assert!(slices.iter().any(|slice| inside(&slice)), "a flow ends outside of slices");
+        }
+    }
+    slices
+}
+
+fn times_of(report: &Report) -> Measurement {
+    let spans = |count: usize, step: u64| {
+        // One part takes no time at all: clocks are coarse.
+        let end = |at: u64| if at == 1 { at * step } else { (at + 1) * step };
+        let span = |at: u64| ProfileSpan { start_ns: at * step, end_ns: end(at) };
+        (0..count as u64).map(span).collect::<Vec<_>>()
+    };
+    let profile = |mode, spans| Profile {
+        mode,
+        clock: ProfileClock::Gpu,
+        spans,
+        submit_ns: 1_500,
+        wait_ns: 90_000,
+        barrier_ns: Some(100),
+    };
+    Measurement {
+        device: "test".into(),
+        groups: profile(ProfileMode::Groups, spans(report.group_list.len(), 1_000)),
+        serialised: profile(ProfileMode::Serialised, spans(report.dispatch_list.len(), 700)),
+        runs: 1,
+        copy_bytes_per_ns: Some(10.0),
+    }
+}
+
+fn instants(trace: &Value) -> usize {
+    trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "i").count()
+}
+
+#[test]
+fn an_estimate_is_a_valid_trace_and_says_what_it_is() {
+    let report = report(&graph());
+    let trace = json(&report.to_trace().unwrap());
+    let slices = check(&trace);
+    assert_eq!(slices.len(), report.dispatch_list.len());
+    assert_eq!(instants(&trace), report.barrier_list.len());
+    assert!(trace["otherData"]["times"].as_str().unwrap().starts_with("estimate"));
+    assert!(trace.to_string().contains("schedule (estimate)"));
+    let arrows: usize = report.dispatch_list.iter().map(|row| row.after.len()).sum();
+    let flows = trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "s").count();
+    assert_eq!(flows, arrows);
+}
+
+#[test]
+fn measured_times_have_tracks_of_their_own_for_each_mode_and_the_host() {
+    let mut report = report(&graph());
+    let times = times_of(&report);
+    report.attach(&times).unwrap();
+    let trace = json(&report.to_trace().unwrap());
+    let slices = check(&trace);
+    let on = |pid: u64| slices.iter().filter(|slice| slice.track.0 == pid).collect::<Vec<_>>();
+    assert_eq!(on(2).len(), report.dispatch_list.len());
+    assert_eq!(on(3).len(), report.dispatch_list.len());
+    let host: Vec<_> = on(1).iter().map(|slice| &*slice.name).collect();
+    assert_eq!(host, ["submit", "wait"]);
+    let first = on(2).iter().map(|slice| slice.begin).fold(f64::MAX, f64::min);
+    assert_eq!(first, 1.5, "work starts when it is handed over");
+}
+
+#[test]
+fn a_real_run_is_a_valid_trace() {
+    use clearway::{CompileOptions, DType, Layout, Ops};
+    let executor = GraphExecutor::new(CpuDevice::with_threads(2));
+    let mut pass = executor.begin_recorded().unwrap();
+    let mut x = pass.input(Layout::new(DType::F32, &[4, 64]).unwrap()).unwrap();
+    for _ in 0..20 {
+        let (a, b) = (pass.silu(x).unwrap(), pass.gelu(x).unwrap());
+        x = pass.add(a, b).unwrap();
+    }
+    pass.output(x).unwrap();
+    let recorded = pass.graph().clone();
+    let align = executor.device().info().arena_align;
+    let mut executable = pass.compile(&CompileOptions { align, ..Default::default() }).unwrap();
+    let mut report = report(&recorded);
+    report.attach(&clearway_inspect::measure(&executor, &mut executable).unwrap()).unwrap();
+    assert_eq!(check(&json(&report.to_trace().unwrap())).len(), 2 * report.dispatch_list.len() + 2);
+}
