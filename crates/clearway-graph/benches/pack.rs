@@ -10,14 +10,40 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::Duration;
 
+use clearway_graph::ComputeGraph;
 use clearway_graph::pack::{Effort, Item, PackOptions, check, csv, pack};
+use clearway_graph::place::plan;
+use clearway_graph::testkit::{decoder_like, random_dag};
 use criterion::{Criterion, criterion_group, criterion_main};
 
 fn heuristic() -> PackOptions {
     PackOptions { effort: Effort::Heuristic, ..PackOptions::default() }
 }
 
-/// What planning costs inside the runtime: these reach the lower bound with the first greedy order.
+/// What the place stage costs inside the runtime: lives, classes, offsets of a scheduled list.
+fn plans(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("plan");
+    group.sample_size(10).measurement_time(Duration::from_secs(5));
+    let scheduled = |recorded: &ComputeGraph| {
+        let mut list = recorded.clone();
+        list.reorder();
+        list.place_barriers();
+        list
+    };
+    for (name, dispatches) in [("decoder, 640 dispatches", 640), ("100k dispatches", 100_000)] {
+        let list = scheduled(&decoder_like(dispatches));
+        let made = plan(&list, 256).expect("it fits 64 bits");
+        assert_eq!(made.total_bytes(), made.lower_bound(), "{name}");
+        group.bench_function(name, |bencher| bencher.iter(|| plan(black_box(&list), 256)));
+    }
+    let list = scheduled(&random_dag(1, 8));
+    group.bench_function("random, 301 dispatches", |bencher| {
+        bencher.iter(|| plan(black_box(&list), 256));
+    });
+    group.finish();
+}
+
+/// What placing costs inside the runtime: these reach the lower bound with the first greedy order.
 fn graphs(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pack/graph");
     let sets = [
@@ -83,5 +109,5 @@ fn hard(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, graphs, large, hard);
+criterion_group!(benches, plans, graphs, large, hard);
 criterion_main!(benches);

@@ -4,9 +4,12 @@
 use clearway_graph::place::{
     CostModel, PlaceOptions, alias_classes, fit_budget, front, lifetimes, live_bytes, plan,
 };
-use clearway_graph::testkit::{Run, Shape, random_dag, random_graph};
+use clearway_graph::testkit::{Run, Shape, random_dag, random_graph, record_op};
 use clearway_graph::verify::{Placement, verify};
-use clearway_graph::{ComputeGraph, GraphError, MemoryPlan, schedule};
+use clearway_graph::{
+    BarrierReason, CapturedNode, CapturedOpKind, ComputeGraph, DType, GraphError, Layout,
+    MemoryPlan, schedule,
+};
 
 const SLAB: usize = usize::MAX >> 1;
 const ALIGN: u64 = 256;
@@ -157,6 +160,36 @@ fn a_budget_trades_groups_for_bytes_and_says_what_is_reachable() {
     let smallest = points.last().unwrap().bytes;
     let error = fit_budget(&list, &PlaceOptions::aligned(ALIGN), &cost, smallest - 1).unwrap_err();
     assert_eq!(error, GraphError::BudgetTooSmall { budget: smallest - 1, smallest });
+}
+
+/// Branches that make a large value each and reduce it: side by side they need all of them, one after
+/// another only one or two.
+#[test]
+fn a_budget_reorders_what_no_cut_can() {
+    let mut recorded = ComputeGraph::new();
+    let row = Layout::new(DType::F32, &[1, 1024]).unwrap();
+    let id = Layout::new(DType::U32, &[1]).unwrap();
+    for _ in 0..6 {
+        let (large, small) = (recorded.declare_value(row), recorded.declare_value(id));
+        record_op(&mut recorded, CapturedOpKind::Fill, &[large]);
+        record_op(&mut recorded, CapturedOpKind::ArgMax, &[large, small]);
+        recorded.mark_output(small.value().unwrap()).unwrap();
+    }
+    let list = scheduled(&recorded);
+    let options = PlaceOptions::aligned(ALIGN);
+    let points = front(&list, &options, &CostModel::default(), 0).unwrap();
+    assert_eq!((points[0].groups, points[0].bytes / 4096), (2, 6));
+    let last = points.last().unwrap();
+    assert_eq!(last.bytes / 4096, 1, "one large value at a time");
+    for point in &points {
+        assert_eq!(prove(&recorded, &point.graph, &point.plan).map(|_| ()), Ok(()));
+    }
+    let reasons = last.graph.nodes().iter().filter_map(|node| match node {
+        CapturedNode::Barrier(reason) => Some(matches!(reason, BarrierReason::Memory)),
+        CapturedNode::Dispatch(_) => None,
+    });
+    let reasons: Vec<bool> = reasons.collect();
+    assert!(reasons.contains(&true) && reasons.contains(&false), "hazards and memory: {reasons:?}");
 }
 
 #[test]

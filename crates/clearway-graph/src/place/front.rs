@@ -2,7 +2,8 @@
 //!
 //! Where the arena is too large, the group with the most live bytes is cut in two: what frees more
 //! than it makes goes first, and the barrier between lets the second half lie over what the first let
-//! go. Every accepted cut is a point of the front.
+//! go. Where no cut helps any more, the list is scheduled anew under a limit of live bytes. The
+//! schedules that need fewer bytes than all with as few groups are the front.
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use super::{MemoryPlan, PlaceOptions, plan_with};
 use crate::error::{GraphError, Result};
 use crate::graph::ComputeGraph;
 use crate::node::{BarrierReason, CapturedNode, Dispatch};
+use crate::schedule::bounded::{Preference, within};
 
 /// What time a device takes, roughly: enough to compare schedules of one list.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -61,8 +63,8 @@ pub struct FrontPoint {
     pub plan: MemoryPlan,
 }
 
-/// The points from the fewest groups to the fewest bytes that single cuts reach; each has fewer bytes
-/// and more groups than the one before. Stops at the first that fits `enough` bytes.
+/// The points from the fewest groups to the fewest bytes that were found; each has fewer bytes and more
+/// groups than the one before. Stops at the first that fits `enough` bytes.
 ///
 /// # Errors
 /// As [`plan_with`].
@@ -79,12 +81,50 @@ pub fn front(
             break;
         };
         current = point(cut, options, cost)?;
-        if current.bytes < points[points.len() - 1].bytes {
-            points.push(current.clone());
-        }
+        points.push(current.clone());
     }
+    for preference in [Preference::Urgent, Preference::Lean] {
+        rescheduled(graph, preference, options, cost, enough, &mut points)?;
+    }
+    points.sort_by_key(|point| (point.groups, point.bytes));
+    let mut least = u64::MAX;
+    points.retain(|point| {
+        let better = point.bytes < least;
+        least = least.min(point.bytes);
+        better
+    });
+    let fits = points.iter().position(|point| point.bytes <= enough);
+    points.truncate(fits.map_or(points.len(), |at| at + 1));
     Ok(points)
 }
+
+/// Schedules whose live bytes stay within ever lower limits, each a little below what the one before
+/// needed.
+fn rescheduled(
+    graph: &ComputeGraph,
+    preference: Preference,
+    options: &PlaceOptions,
+    cost: &CostModel,
+    enough: u64,
+    points: &mut Vec<FrontPoint>,
+) -> Result<()> {
+    let mut limit = points[0].bytes;
+    while limit > enough {
+        limit -= (limit / LIMIT_STEPS).max(1);
+        // The budget itself is tried, whatever the steps.
+        limit = limit.max(enough);
+        let Some(list) = within(graph, limit, preference) else {
+            break;
+        };
+        let made = point(list, options, cost)?;
+        limit = limit.min(made.bytes);
+        points.push(made);
+    }
+    Ok(())
+}
+
+/// A limit is lowered by this fraction of itself.
+const LIMIT_STEPS: u64 = 64;
 
 /// The schedule with the fewest added groups that fits a budget.
 ///

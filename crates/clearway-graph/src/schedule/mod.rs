@@ -4,6 +4,7 @@
 //! anything across a dispatch that is unannotated or pinned: such a dispatch cuts the list into
 //! sections that are ordered by themselves.
 
+pub(crate) mod bounded;
 mod hazards;
 mod levels;
 mod lookahead;
