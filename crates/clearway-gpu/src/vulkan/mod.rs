@@ -153,6 +153,10 @@ impl Device for VulkanDevice {
         Ok(self.keep(layout.span_bytes(), memory))
     }
 
+    fn rounds_activations(&self) -> bool {
+        true // products of few rows with weights in planes
+    }
+
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {
         let memory = self.context.memory(buf_id)?;
         Ok(Buffer::with_id(buf_id, memory.piece.len, memory))

@@ -264,7 +264,8 @@ pub(super) fn to_spirv(source: &str, checks: bool) -> std::result::Result<Vec<u3
         .validate(&module)
         .map_err(|error| error.emit_to_string(source))?;
     let policy = if checks {
-        naga::proc::BoundsCheckPolicy::ReadZeroSkipWrite
+        // The other guard is not there for atomics.
+        naga::proc::BoundsCheckPolicy::Restrict
     } else {
         naga::proc::BoundsCheckPolicy::Unchecked
     };
