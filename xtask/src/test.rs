@@ -1,8 +1,8 @@
 //! `cargo xtask test`: everything that must hold, with the minutes it took.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -81,13 +81,17 @@ pub fn run(only: Option<Part>) -> Result<bool> {
     if wants(Part::Build) {
         lint(&root, &mut outcome);
     }
+    if wants(Part::Browser) {
+        need_chromium();
+    }
     if only != Some(Part::Build) {
         let selection = only.map_or(&["--workspace"][..], Part::selection);
-        test(&root, seed, selection, &mut outcome)?;
+        test(&root, seed, selection, wants(Part::Golden), &mut outcome)?;
     }
     for (part, example) in examples(&root)? {
         if wants(part) {
-            outcome.step(part, &format!("example {example}"), &mut built(&root, &example));
+            let path = format!("examples/{example}");
+            outcome.step(part, &format!("example {example}"), &mut built(&root, &path));
         }
     }
     println!("\n{}", size::summary(&root)?);
@@ -105,14 +109,26 @@ fn lint(root: &Path, outcome: &mut Outcome) {
     outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"));
 }
 
-fn test(root: &Path, seed: u64, selection: &[&str], outcome: &mut Outcome) -> Result<()> {
+fn test(
+    root: &Path,
+    seed: u64,
+    selection: &[&str],
+    golden: bool,
+    outcome: &mut Outcome,
+) -> Result<()> {
     let command = |more: &[&str]| {
         let mut command = cargo(root, &["test", "--all-features", "--no-fail-fast"]);
         command.args(selection).args(more).env("CLEARWAY_SEED", seed.to_string());
         command
     };
     outcome.step(Part::Build, "build of tests", &mut command(&["--no-run"]));
-    let (suites, content) = run::tests("tests", &mut command(&[]))?;
+    let mut tests = command(&[]);
+    // Where a browser is missing the test then fails instead of saying that it was not run.
+    tests.env("CLEARWAY_NEED_BROWSER", "1");
+    if golden && let Some(model) = default_model(root, outcome) {
+        tests.env("CLEARWAY_GOLDEN_MODEL", model);
+    }
+    let (suites, content) = run::tests("tests", &mut tests)?;
     let failed: u64 = suites.iter().map(|suite| suite.failed).sum();
     for suite in &suites {
         outcome.passed += suite.passed;
@@ -125,6 +141,28 @@ fn test(root: &Path, seed: u64, selection: &[&str], outcome: &mut Outcome) -> Re
         outcome.broken.push("cargo test".to_owned());
     }
     Ok(())
+}
+
+/// The file of the default model, which the golden tests run; fetched unless it is in the cache.
+fn default_model(root: &Path, outcome: &mut Outcome) -> Option<PathBuf> {
+    const NAME: &str = "smollm2:135m";
+    let start = Instant::now();
+    println!("\n== default model");
+    let mut pull = built(root, "clearway");
+    let output = pull.args(["pull", NAME]).stderr(Stdio::inherit()).output();
+    *outcome.times.entry(Part::Golden).or_default() += start.elapsed();
+    match output {
+        Ok(output) if output.status.success() => {
+            let path = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+            println!("{path}");
+            Some(path.into())
+        }
+        _ => {
+            outcome.failed += 1;
+            outcome.broken.push("default model".to_owned());
+            None
+        }
+    }
 }
 
 /// Names of all examples, with the part each belongs to.
@@ -145,11 +183,11 @@ fn examples(root: &Path) -> Result<Vec<(Part, String)>> {
     Ok(found)
 }
 
-/// An example as `cargo test` has built it: `cargo run` would resolve features for one crate alone
+/// A program as `cargo test` has built it: `cargo run` would resolve features for one crate alone
 /// and build everything again.
-fn built(root: &Path, example: &str) -> Command {
+fn built(root: &Path, program: &str) -> Command {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let mut command = Command::new(root.join(target).join("debug/examples").join(example));
+    let mut command = Command::new(root.join(target).join("debug").join(program));
     command.current_dir(root);
     command
 }
@@ -171,6 +209,31 @@ fn need_component(component: &str, subcommand: &str) -> Result<()> {
     bail!(
         "{component} is missing: run `rustup component add {component}`, or install it with the package that brought cargo"
     )
+}
+
+/// Installs the browser of the browser tests where it is missing and where we may; they say themselves what to
+/// do otherwise.
+fn need_chromium() {
+    let runs = |program: &str, args: &[&str]| {
+        let output = Command::new(program).args(args).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let there = || {
+        ["chromium", "chromium-browser", "google-chrome"]
+            .iter()
+            .any(|name| runs(name, &["--version"]))
+    };
+    if there() {
+        return;
+    }
+    println!("installing chromium");
+    let installed = runs("apt-get", &["install", "--yes", "chromium"])
+        || (runs("apt-get", &["update"]) && runs("apt-get", &["install", "--yes", "chromium"]));
+    if !installed || !there() {
+        println!(
+            "chromium is missing and could not be installed: run `apt-get install chromium` as root"
+        );
+    }
 }
 
 /// What was run so far.

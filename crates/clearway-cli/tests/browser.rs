@@ -115,13 +115,19 @@ fn click_a_barrier(browser: &mut Browser, report: &Value, what: &str) {
     let hazard = barrier["hazard"].as_str().unwrap();
     assert_eq!(title, format!("Barrier {number}: {hazard}"), "{what}");
     let reason = browser.text("document.querySelector('#barrier-reason').textContent");
-    for end in ["earlier", "later"] {
+    let name = |end: &str| {
         let row = &report["dispatch_list"][barrier[end].as_u64().unwrap() as usize];
-        let name = format!("{} {}", row["op"].as_str().unwrap(), row["label"].as_str().unwrap());
-        assert!(reason.contains(&name), "{what}: {reason} does not name {name}");
-    }
-    let verb = if hazard == "RAW" { " reads what " } else { " overwrites what " };
-    assert!(reason.contains(verb) && reason.contains("bytes "), "{what}: {reason}");
+        format!("{} {}", row["op"].as_str().unwrap(), row["label"].as_str().unwrap())
+    };
+    let (second, first) = match hazard {
+        "RAW" => ("reads", "writes"),
+        "WAR" => ("overwrites", "reads"),
+        _ => ("overwrites", "writes"),
+    };
+    let words = format!("{} {second} what {} {first}: ", name("later"), name("earlier"));
+    let [p0, p1] = ["p0", "p1"].map(|key| grouped(barrier[key].as_u64().unwrap()));
+    assert!(reason.starts_with(&words), "{what}: {reason}");
+    assert!(reason.contains(&format!("bytes {p0} to {p1} (")), "{what}: {reason}");
 }
 
 fn search_a_dispatch(browser: &mut Browser, report: &Value, what: &str) {

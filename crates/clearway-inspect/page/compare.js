@@ -147,14 +147,24 @@ const times = {
     $("time-text").textContent = `One run takes ${time(measured.total_ns)} on ${measured.device}, by its ${measured.clock.toUpperCase()} clock, the median of ${plural(measured.runs, "run")}. ${barrier} Lost is what a group takes beyond the time of its bytes at ${measured.bytes_per_ns.toFixed(1)} GB/s. A run with a barrier after every dispatch takes ${time(measured.serialised_ns)}.`;
     const group = (row) => report.group_list[row.group];
     const names = (row) => report.dispatch_list.slice(group(row).first, group(row).first + group(row).dispatches).map((d) => short(d.label || d.op, 40)).join(", ");
+    const share = (value) => (value === undefined || value === null ? "" : percent(value));
     new Table($("lost-table"), "Groups that lose the most time", [
       { title: "Group", text: (row) => count(row.group), key: (row) => row.group },
       { title: "Lost", num: true, text: (row) => time(row.lost_ns), key: (row) => row.lost_ns },
       { title: "Measured", num: true, text: (row) => time(row.measured_ns), key: (row) => row.measured_ns },
       { title: "Bandwidth", num: true, text: (row) => percent(group(row).bandwidth_share ?? 0), key: (row) => group(row).bandwidth_share ?? 0 },
-      { title: "Barrier", num: true, text: (row) => (group(row).barrier_share === undefined || group(row).barrier_share === null ? "" : percent(group(row).barrier_share)) },
+      { title: "Barrier", num: true, text: (row) => share(group(row).barrier_share) },
       { title: "Dispatches", name: true, text: (row) => short(names(row), 160) },
     ], { rows: measured.top_lost, pick: (row) => reasons.open({ kind: "dispatch", at: group(row).first }) });
+    new Table($("group-table"), "All groups", [
+      { title: "Group", text: (at) => count(at), key: (at) => at },
+      { title: "Dispatches", num: true, text: (at) => count(report.group_list[at].dispatches), key: (at) => report.group_list[at].dispatches },
+      { title: "Bytes", num: true, text: (at) => bytes(report.group_list[at].bytes), key: (at) => report.group_list[at].bytes },
+      { title: "Measured", num: true, text: (at) => time(report.group_list[at].measured_ns), key: (at) => report.group_list[at].measured_ns },
+      { title: "Bandwidth", num: true, text: (at) => share(report.group_list[at].bandwidth_share), key: (at) => report.group_list[at].bandwidth_share ?? 0 },
+      { title: "Barrier", num: true, text: (at) => share(report.group_list[at].barrier_share), key: (at) => report.group_list[at].barrier_share ?? 0 },
+      { title: "Estimated", num: true, text: (at) => time(report.group_list[at].estimated_ns), key: (at) => report.group_list[at].estimated_ns },
+    ], { rows: report.group_list.map((_, at) => at), pick: (at) => reasons.open({ kind: "dispatch", at: report.group_list[at].first }) });
     const slow = [...report.dispatch_list].sort((a, b) => b.serialised_ns - a.serialised_ns);
     new Table($("serial-table"), "Dispatches in the serialised mode", [
       { title: "Dispatch", text: (row) => `#${row.id}`, key: (row) => row.id },

@@ -18,7 +18,7 @@ class Lanes {
     this.view = view;
     this.selected = null;
     // Large enough to read; the strip below shows all of it.
-    this.scale = Math.max(this.least, Math.min(124, Math.max(this.width / 8, 76)));
+    this.scale = Math.max(this.least, Math.min(124, Math.max(this.width / 8, 112)));
     this.move(0);
   }
 
@@ -59,10 +59,11 @@ class Lanes {
     const step = Math.max(1, Math.floor(1 / scale));
     ctx.font = FONT;
     ctx.textBaseline = "middle";
+    // Under the boxes, so that words stay readable.
+    this.drawFlow(ctx);
     for (let group = first - (first % step); group <= last; group += step) this.drawGroup(ctx, group);
     if (scale >= 5) this.drawBarriers(ctx, first, last, height);
     this.drawNumbers(ctx, first, last);
-    this.drawFlow(ctx);
   }
 
   box(place) {

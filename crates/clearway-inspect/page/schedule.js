@@ -118,9 +118,13 @@ const schedule = {
     node.replaceChildren(
       el("h3", {}, `${row.op} ${row.label}`),
       el("div", { class: "pairs" },
-        pair("dispatch", `#${row.id}`), pair("group", count(view.group[at])), pair("lane", count(view.lane[at])), pair("writes", row.shape),
+        pair("dispatch", `#${row.id}`), pair("group", count(view.group[at])), pair("lane", count(view.lane[at])), pair("result", row.shape),
         pair("reads", bytes(row.read_bytes)), pair("writes", bytes(row.write_bytes)), ...times,
-        group && group.measured_ns !== undefined ? pair("its group, measured", time(group.measured_ns)) : null,
+        ...(group && group.measured_ns !== undefined ? [
+          pair("its group, measured", time(group.measured_ns)),
+          pair("bandwidth of the group", percent(group.bandwidth_share ?? 0)),
+          group.barrier_share === undefined ? null : pair("barrier of the group", percent(group.barrier_share)),
+        ] : group ? [pair("its group, estimated", time(group.estimated_ns))] : []),
         row.kernel ? pair("kernel", row.kernel) : null),
       row.origins && row.origins.length > 0 ? el("p", {}, `Fused from ${row.origins.map((id) => nameOf(recordedById.get(id))).join(" + ")}.`) : "",
       links("Waits for", before) ?? "", links("Waited for by", after) ?? "", this.barrierLine(view.group[at]) ?? "");
