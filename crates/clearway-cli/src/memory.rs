@@ -31,8 +31,11 @@ impl Needed {
         let (mut weights, mut row) = (0_u64, 0_u64);
         for external in model::record(&shape, &options)?.externals {
             let bytes = external.view.layout.span_bytes();
-            let sum = if external.name.starts_with("cache.") { &mut row } else { &mut weights };
-            *sum = sum.saturating_add(bytes);
+            if external.name.starts_with("cache.") {
+                row = row.saturating_add(bytes);
+            } else if gguf.find_tensor(&external.name).is_some() {
+                weights = weights.saturating_add(bytes);
+            }
         }
         let cache = row.saturating_mul(context as u64);
         Ok(Self { shape, context, weights, cache })

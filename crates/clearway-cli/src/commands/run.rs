@@ -26,7 +26,13 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The prompt.
-    #[arg(short = 'p', long, value_name = "TEXT", required_unless_present = "file")]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "TEXT",
+        required_unless_present = "file",
+        allow_hyphen_values = true
+    )]
     prompt: Option<String>,
     /// File with the prompt; - for standard input.
     #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "prompt")]

@@ -52,9 +52,11 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json { print_object(&gguf, &types, &needs) } else { print(args, &gguf, &types, &needs) }
 }
 
-/// Bytes of the arena of a decode step. That of a prefill step grows with the tokens it reads.
+/// Bytes of the arena of a decode step. That of a prefill step grows with the tokens it reads; a
+/// cache beyond the model's own context, which may be too large to record, adds nothing.
 fn arena(needed: &Needed) -> Result<u64> {
-    let ctx_size = u32::try_from(needed.context).unwrap_or(u32::MAX);
+    let rows = needed.context.min(needed.shape.context);
+    let ctx_size = u32::try_from(rows).unwrap_or(u32::MAX);
     let step = Step { shape: needed.shape.clone(), tokens: 1, ctx_size };
     let compiled = step.compile(&step.record()?, &CompileOptions::default())?;
     Ok(compiled.stats().arena_bytes)

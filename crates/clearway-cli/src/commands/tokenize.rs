@@ -22,6 +22,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Text; special tokens in it are parsed.
+    #[arg(allow_hyphen_values = true)]
     text: String,
 }
 

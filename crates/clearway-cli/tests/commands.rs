@@ -1,0 +1,254 @@
+//! The commands that run models, on a tiny one.
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+
+mod common;
+use common::{Folder, clearway, command, failure, signal, stderr, stdout, tiny_model, with_input};
+
+use serde_json::Value;
+
+/// A folder with `m.gguf`, and the path of it.
+fn model(test: &str) -> (Folder, String) {
+    let folder = Folder::new(test);
+    let path = folder.path("m.gguf");
+    tiny_model(&path, "llama", true);
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&clearway(args))).unwrap()
+}
+
+#[test]
+fn run_answers_on_stdout_and_tells_timings_on_stderr() {
+    let (_folder, m) = model("run");
+    let base = ["run", "-m", &m, "-p", "Hi", "-n", "20"];
+    let output = clearway(&base);
+    let text = stdout(&output);
+    assert!(text.trim_end().chars().count() > 3 && text.ends_with('\n'), "{text:?}");
+    let notes = stderr(&output);
+    for word in ["device: cpu", "load", "prefill", "decode", "tok/s", "peak", "MiB"] {
+        assert!(notes.contains(word), "{word}: {notes}");
+    }
+    assert!(!notes.contains('\u{1b}'), "no colours and no bars outside a terminal: {notes:?}");
+    assert_eq!(stdout(&clearway(&base)), text, "the same seed, the same text");
+    let seeded = stdout(&clearway(&[&base[..], &["-s", "5"]].concat()));
+    assert_ne!(seeded, text);
+    let named = clearway(&[&base[..], &["--device", "cpu", "--stats"]].concat());
+    assert!(!stderr(&named).contains("device: cpu"), "only `auto` is announced");
+    assert!(stderr(&named).contains("groups (longest chain"), "{}", stderr(&named));
+    let piped = with_input(&["run", "-m", &m, "-f", "-", "-n", "20"], "Hi");
+    assert_eq!(stdout(&piped), text);
+    let raw = stdout(&clearway(&[&base[..], &["--raw"]].concat()));
+    assert_ne!(raw, text, "without the template the prompt is another");
+}
+
+#[test]
+fn what_cannot_be_run_is_said() {
+    let (folder, m) = model("wrong");
+    let odd = folder.path("odd.gguf");
+    tiny_model(&odd, "mamba", true);
+    let dumb = folder.path("dumb.gguf");
+    tiny_model(&dumb, "llama", false);
+    let (odd, dumb) = (odd.to_str().unwrap(), dumb.to_str().unwrap());
+    std::fs::write(folder.path("text.gguf"), "not a model").unwrap();
+    let text = folder.path("text.gguf");
+    let long = "x".repeat(2000);
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&["run", "-m", &m, "-p", ""], &["the prompt is empty", "-p"]),
+        (&["run", "-m", &m, "-p", &long], &["tokens", "context holds 1024", "-c"]),
+        (&["run", "-m", odd, "-p", "x"], &["`mamba` is not supported", "llama"]),
+        (&["run", "-m", dumb, "-p", "x"], &["no vocabulary"]),
+        (&["run", "-m", text.to_str().unwrap(), "-p", "x"], &["text.gguf"]),
+        (&["run", "-m", "absent.gguf", "-p", "x"], &["absent.gguf", "smollm2:135m"]),
+        (&["run", "-m", &m, "-p", "x", "-c", "40000000000000"], &["too large", "-c"]),
+        (&["eval", "-m", &m, "--tokens", ""], &["no tokens were given"]),
+        (&["eval", "-m", &m, "--tokens", "1 900"], &["token 900 does not exist"]),
+    ];
+    for (args, words) in cases {
+        let message = failure(&clearway(args));
+        assert!(words.iter().all(|word| message.contains(word)), "{args:?}: {message}");
+    }
+    for usage in [
+        &["run", "-m", &m][..],
+        &["run", "-m", &m, "-p", "x", "--device", "toaster"],
+        &["run", "-m", &m, "-p", "x", "--top-p", "7"],
+        &["run", "-m", "hf:nobody", "-p", "x"],
+        &["bench", "-m", &m, "-r", "0"],
+        &["pull"],
+    ] {
+        assert_eq!(clearway(usage).status.code(), Some(2), "{usage:?}");
+    }
+}
+
+#[test]
+fn a_chat_has_turns_commands_and_an_end() {
+    let (folder, m) = model("chat");
+    let (text, messages) = (folder.path("chat.txt"), folder.path("chat.json"));
+    let lines = [
+        "Hello",
+        "/save",
+        "And again?",
+        &format!("/save {}", text.display()),
+        &format!("/save {}", messages.display()),
+        "/nonsense",
+        "/clear",
+        "/save /nonexistent/folder/file",
+        "/help",
+        "/exit",
+        "never reached",
+    ];
+    let chat = ["chat", "-m", &m, "-n", "8", "--temp", "0", "--system", "Be brief."];
+    let output = with_input(&chat, &(lines.join("\n") + "\n"));
+    let (said, notes) = (stdout(&output), stderr(&output));
+    assert!(said.contains("/clear") && said.contains("the chat is empty again"), "{said}");
+    for word in ["/save needs", "there is no /nonsense", "cannot write /nonexistent/folder/file"] {
+        assert!(notes.contains(word), "{word}: {notes}");
+    }
+    let saved: Value = serde_json::from_slice(&std::fs::read(messages).unwrap()).unwrap();
+    let roles: Vec<_> =
+        saved["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!(saved["messages"][3]["content"], "And again?");
+    let answer = saved["messages"][2]["content"].as_str().unwrap();
+    assert!(said.contains(answer), "{said:?} has {answer:?}");
+    assert!(std::fs::read_to_string(text).unwrap().contains("user: And again?"));
+    assert_eq!(folder.files().len(), 3, "nothing partial is left: {:?}", folder.files());
+}
+
+#[test]
+fn a_turn_that_reuses_the_cache_answers_as_one_that_does_not() {
+    let (folder, m) = model("reuse");
+    let talk = |name: &str, lines: &str, limit: &str| {
+        let file = folder.path(name);
+        let input = format!("{lines}\n/save {}\n", file.display());
+        let chat = ["chat", "-m", &m, "-n", limit, "--temp", "0"];
+        stdout(&with_input(&chat, &input));
+        let saved: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        saved["messages"].as_array().unwrap().clone()
+    };
+    let twice = talk("twice.json", "Hello\nHow are you?", "6");
+    // The same conversation, as one prompt to a fresh process.
+    let prompt: String = twice[..3]
+        .iter()
+        .map(|message| {
+            let (role, content) = (message["role"].as_str(), message["content"].as_str());
+            format!("<|im_start|>{}\n{}<|im_end|>\n", role.unwrap(), content.unwrap())
+        })
+        .collect();
+    let file = folder.path("prompt");
+    std::fs::write(&file, prompt + "<|im_start|>assistant\n").unwrap();
+    let file = file.to_str().unwrap();
+    let whole =
+        stdout(&clearway(&["run", "-m", &m, "-f", file, "--raw", "-n", "6", "--temp", "0"]));
+    assert_eq!(whole.trim_end_matches('\n'), twice[3]["content"].as_str().unwrap());
+}
+
+#[test]
+fn a_full_context_is_said_and_the_chat_goes_on() {
+    let (_folder, m) = model("full");
+    let long = "y".repeat(100);
+    let input = format!("{long}\nHi\n/clear\nHi\n");
+    let output = with_input(&["chat", "-m", &m, "-c", "64", "-n", "200"], &input);
+    let (said, notes) = (stdout(&output), stderr(&output));
+    assert!(notes.contains("no room for this") && notes.contains("/clear"), "{notes}");
+    assert!(notes.contains("the context of 64 tokens is full"), "{notes}");
+    assert!(said.contains("the chat is empty again"), "{said}");
+    let run = clearway(&["run", "-m", &m, "-c", "64", "-n", "200", "-p", "Hi"]);
+    assert!(run.status.success() && stderr(&run).contains("context holds 64"), "{}", stderr(&run));
+}
+
+#[test]
+fn bench_measures_every_length() {
+    let folder = Folder::new("bench");
+    let path = folder.path("m.gguf");
+    tiny_model(&path, "llama", false);
+    let m = path.to_str().unwrap();
+    let measured = json(&["bench", "-m", m, "-p", "8,16", "-n", "4,0", "-r", "3", "--json"]);
+    let tests: Vec<_> =
+        measured.as_array().unwrap().iter().map(|t| t["test"].as_str().unwrap()).collect();
+    assert_eq!(tests, ["pp8", "pp16", "tg4"]);
+    for test in measured.as_array().unwrap() {
+        assert_eq!((&test["model"], &test["device"]), (&"tiny f32".into(), &"cpu".into()));
+        assert!(test["avg_ts"].as_f64().unwrap() > 0.0 && test["stddev_ts"].is_f64(), "{test}");
+        assert_eq!(test["samples_ts"].as_array().unwrap().len(), 3);
+    }
+    let table = stdout(&clearway(&["bench", "-m", m, "-p", "8", "-n", "2", "-r", "2"]));
+    let rows: Vec<_> = table.lines().collect();
+    assert_eq!(rows.len(), 4, "{table}");
+    for (row, words) in
+        [(0, &["model", "size", "params", "device", "threads", "t/s"][..]), (3, &["tg2", " ± "])]
+    {
+        assert!(words.iter().all(|word| rows[row].contains(word)), "{table}");
+    }
+    let nothing = failure(&clearway(&["bench", "-m", m, "-p", "0", "-n", "0"]));
+    assert!(nothing.contains("nothing to measure"));
+}
+
+#[test]
+fn tokens_and_logits_are_shown() {
+    let (_folder, m) = model("tokens");
+    let tokens = json(&["tokenize", "-m", &m, "--json", "<|im_start|>é-"]);
+    assert_eq!(tokens["tokens"], serde_json::json!([256, 0xc3, 0xa9, b'-']));
+    let text = stdout(&clearway(&["tokenize", "-m", &m, "-dash"]));
+    assert_eq!(text.lines().count(), 5, "{text}");
+    let eval = json(&["eval", "-m", &m, "--tokens", "72 105", "--top", "3", "-n", "4", "--json"]);
+    assert_eq!(eval["top"].as_array().unwrap().len(), 3);
+    assert_eq!(eval["greedy"].as_array().unwrap().len(), 4);
+    assert_eq!(eval["greedy"][0], eval["top"][0][0]);
+    assert!(eval["logsumexp"].as_f64().unwrap() >= eval["top"][0][1].as_f64().unwrap());
+}
+
+#[test]
+fn show_counts_memory_and_names_what_cannot_be_run() {
+    let (folder, m) = model("show");
+    let shown = json(&["show", &m, "-c", "100", "--json"]);
+    let memory = &shown["memory"];
+    // Two layers of keys and values, 16 wide, in f16.
+    assert_eq!(memory["cache_bytes"], 2 * 2 * 16 * 2 * 100);
+    assert_eq!(memory["devices"][0]["fits"], true);
+    assert_eq!(shown["tensors"]["f32"]["bytes"], memory["weight_bytes"]);
+    assert!(memory["arena_bytes"].as_u64().unwrap() > 0);
+    let large = stdout(&clearway(&["show", &m, "-c", "4000000000"]));
+    assert!(large.contains("does not fit") && large.contains("general.name"), "{large}");
+    let odd = folder.path("odd.gguf");
+    tiny_model(&odd, "mamba", false);
+    let odd = stdout(&clearway(&["show", odd.to_str().unwrap()]));
+    assert!(odd.contains("cannot be run") && odd.contains("mamba"), "{odd}");
+}
+
+#[test]
+fn every_command_shows_examples() {
+    for command in ["run", "chat", "bench", "pull", "list", "show", "tokenize", "eval", "synth"] {
+        for help in ["-h", "--help"] {
+            let text = stdout(&clearway(&[command, help]));
+            assert!(text.contains("Examples:\n  clearway"), "{command}: {text}");
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_synth_without_a_trace_and_run_after_its_token() {
+    let folder = Folder::new("interrupt");
+    let file = folder.path("big.gguf");
+    let mut synth = command(&["synth", "llama-8b", "f16", file.to_str().unwrap()]).spawn().unwrap();
+    while folder.files().is_empty() {
+        assert!(synth.try_wait().unwrap().is_none(), "16 GB are not written yet");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    signal("INT", synth.id());
+    assert_eq!(synth.wait().unwrap().code(), Some(130));
+    assert!(folder.files().is_empty(), "{:?}", folder.files());
+
+    // Generates until the context is full, which takes long enough to be interrupted.
+    let (_folder, m) = model("interrupt-run");
+    let mut run = command(&["run", "-m", &m, "-p", "Hi", "--raw", "-n", "100000", "-c", "100000"]);
+    let mut run = run.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut first = [0];
+    std::io::Read::read_exact(run.stdout.as_mut().unwrap(), &mut first).unwrap();
+    signal("INT", run.id());
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(output.stdout.last(), Some(&b'\n'), "the line is ended");
+}
