@@ -147,6 +147,10 @@ fn a_budget_trades_groups_for_bytes_and_says_what_is_reachable() {
     let cost = CostModel::default();
     let points = front(&list, &PlaceOptions::aligned(ALIGN), &cost, 0).unwrap();
     assert!(points.len() > 2, "the front has several points");
+    println!("groups       bytes  estimated us");
+    for point in &points {
+        println!("{:>6} {:>11} {:>13.1}", point.groups, point.bytes, point.time_ns / 1e3);
+    }
     for pair in points.windows(2) {
         assert!(pair[1].bytes < pair[0].bytes && pair[1].groups > pair[0].groups);
         assert!(pair[1].time_ns > pair[0].time_ns);
