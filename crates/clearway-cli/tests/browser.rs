@@ -165,11 +165,33 @@ fn switch_the_view(browser: &mut Browser, report: &Value, what: &str) {
             assert!(label.contains(&format!("{number} {word}")), "{what}: {label}, {key} {number}");
         }
     }
+    let differing = browser.text("document.querySelector('#compare-strips').dataset.differing");
+    assert_eq!(differing, in_other_company(report).to_string(), "{what}");
     browser.click("#right-view [data-key=without_reuse]");
     let cell = browser.text("document.querySelector('#compare-table tbody tr:nth-child(2) td:nth-child(3)').textContent");
     let other =
         report["views"].as_array().unwrap().iter().find(|v| v["key"] == "without_reuse").unwrap();
     assert_eq!(cell, grouped(other["groups"].as_u64().unwrap()), "{what}");
+}
+
+/// Dispatches that run beside others in the recorded order than in the compiled one.
+fn in_other_company(report: &Value) -> usize {
+    let numbers = |list: &Value| -> Vec<u64> {
+        list.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
+    };
+    let views = report["views"].as_array().unwrap();
+    let view = views.iter().find(|view| view["key"] == "in_order").unwrap();
+    let (order, other) = (numbers(&view["order"]), numbers(&view["group"]));
+    let rows = report["dispatch_list"].as_array().unwrap();
+    let group: Vec<u64> = rows.iter().map(|row| row["group"].as_u64().unwrap()).collect();
+    let mut second = vec![0; rows.len()];
+    for (&row, &group) in order.iter().zip(&other) {
+        second[row as usize] = group;
+    }
+    let beside = |groups: &[u64], row: usize| -> Vec<usize> {
+        (0..rows.len()).filter(|&at| groups[at] == groups[row]).collect()
+    };
+    (0..rows.len()).filter(|&row| beside(&group, row) != beside(&second, row)).count()
 }
 
 /// Names from outside are text: seen as they are, run by nobody.

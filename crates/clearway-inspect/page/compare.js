@@ -38,7 +38,8 @@ const compare = {
     this.moved = this.differing(a, b);
     const note = this.moved === null
       ? "The two lists hold different dispatches, so groups are not compared one by one."
-      : `${plural(this.moved.size, "dispatch")} stand${this.moved.size === 1 ? "s" : ""} in another group, outlined.`;
+      : this.moved.size === 0 ? "All dispatches run beside the same others."
+        : `${plural(this.moved.size, "dispatch")} run${this.moved.size === 1 ? "s" : ""} beside others than in the first, highlighted.`;
     [a, b].forEach((view, at) => {
       this.captions[at].textContent = `${view.title}: ${plural(view.groups, "group")}${at === 1 ? `. ${note}` : ""}`;
       this.canvases[at].setAttribute("aria-label", this.captions[at].textContent);
@@ -47,11 +48,15 @@ const compare = {
     this.paint();
   },
 
-  /** Rows that stand in another group; nothing if the lists are not the same. */
+  /** Rows whose group holds other dispatches in the second view; nothing if the lists are not the same. */
   differing(a, b) {
     if (a.rows !== b.rows) return null;
-    const rows = a.order.filter((row, place) => b.group[b.placeOf.get(row)] !== a.group[place]);
-    return new Set(rows);
+    const company = (view) => {
+      const groups = Array.from({ length: view.groups }, (_, g) => Array.from(view.order.slice(view.starts[g], view.starts[g + 1])).sort((x, y) => x - y).join());
+      return (row) => groups[view.group[view.placeOf.get(row)]];
+    };
+    const [left, right] = [company(a), company(b)];
+    return new Set(a.order.filter((row) => left(row) !== right(row)));
   },
 
   draw() {
@@ -86,7 +91,8 @@ const front = {
     const cuts = points.length - 1;
     $("front-text").textContent = `${cuts === 0 ? "No single barrier more would make the arena smaller." : `${plural(cuts, "schedule")} with fewer bytes and more barriers; the first point is the list as compiled.`} Hollow points are what other planners make of the same list.`;
     const peers = [["lives counted in nodes", report.node_order], ["free list in execution order", report.free_list]].filter(([, plan]) => plan);
-    $("front-plot").replaceChildren(this.plot(points, peers));
+    this.draw = () => $("front-plot").replaceChildren(this.plot(points, peers));
+    this.draw();
     const rows = [...points.map((p, at) => ({ name: at === 0 ? "as compiled" : `cut ${at}`, ...p })),
       ...peers.map(([name, plan]) => ({ name, ...plan }))];
     new Table($("front-table"), "Points of the front", [
@@ -98,7 +104,8 @@ const front = {
   },
 
   plot(points, peers) {
-    const [width, height, left, right, top, bottom] = [900, 300, 84, 30, 18, 42];
+    const width = Math.max(300, Math.min(940, $("front-plot").clientWidth - 20));
+    const [height, left, right, top, bottom] = [300, 78, 24, 18, 42];
     const all = [...points, ...peers.map(([, plan]) => plan)];
     const span = (values) => {
       const [low, high] = [Math.min(...values), Math.max(...values)];
@@ -121,7 +128,7 @@ const front = {
       root.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: y(size), y2: y(size) }),
         svg("text", { x: left - 8, y: y(size) + 4, "text-anchor": "end" }, bytes(Math.round(size))));
     }
-    const marks = new Set([0, 1, 2, 3, 4].map((at) => Math.round(g0 + ((g1 - g0) * at) / 4)).filter((groups) => groups >= g0 && groups <= g1));
+    const marks = new Set((width < 500 ? [0, 2, 4] : [0, 1, 2, 3, 4]).map((at) => Math.round(g0 + ((g1 - g0) * at) / 4)).filter((groups) => groups >= g0 && groups <= g1));
     for (const groups of marks) root.append(svg("text", { x: x(groups), y: height - bottom + 18, "text-anchor": "middle" }, count(groups)));
     root.append(svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, "groups"));
     for (const [name, plan] of peers) {

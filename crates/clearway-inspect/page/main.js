@@ -39,6 +39,7 @@ function redraw() {
   schedule.lanes.move(schedule.lanes.x);
   arena.paint();
   compare.paint();
+  if (front.draw) front.draw();
 }
 
 palette.read();

@@ -8,7 +8,9 @@ use std::collections::HashMap;
 
 use clearway::cpu::CpuDevice;
 use clearway::{GraphExecutor, Profile, ProfileClock, ProfileMode, ProfileSpan};
-use clearway_inspect::{Measurement, Report};
+use clearway_graph::fuse::TestCatalog;
+use clearway_graph::testkit::{Run, Shape, random_graph};
+use clearway_inspect::{InspectOptions, Measurement, Report, inspect};
 use common::{graph, json, report};
 use serde_json::Value;
 
@@ -141,4 +143,30 @@ fn a_real_run_is_a_valid_trace() {
     let mut report = report(&recorded);
     report.attach(&clearway_inspect::measure(&executor, &mut executable).unwrap()).unwrap();
     assert_eq!(check(&json(&report.to_trace().unwrap())).len(), 2 * report.dispatch_list.len() + 2);
+}
+
+/// Unknown access, pinned dispatches, overlapping buffers, lists that run once: all of it is reported, and
+/// what is reported agrees with itself.
+#[test]
+fn random_lists_are_reported_and_traced() {
+    for seed in Run::from_env("inspected lists", 10).seeds() {
+        let graph = random_graph(seed, &Shape::default());
+        let options = InspectOptions::default();
+        let mut report = inspect(&graph, &mut TestCatalog::new(), &(), &options).unwrap();
+        check(&json(&report.to_trace().unwrap()));
+        let times = times_of(&report);
+        report.attach(&times).unwrap();
+        let slices = check(&json(&report.to_trace().unwrap()));
+        assert_eq!(slices.len(), 2 * report.dispatch_list.len() + 2, "seed {seed}");
+        assert_eq!(report.group_list.len(), report.summary.groups as usize, "seed {seed}");
+        assert_eq!(report.barrier_list.len(), report.summary.barriers as usize, "seed {seed}");
+        for row in &report.dispatch_list {
+            let earlier = |pred: &u32| report.dispatch_list[*pred as usize].group < row.group;
+            assert!(row.after.iter().all(earlier), "seed {seed}: {row:?}");
+        }
+        for group in &report.group_list {
+            assert!(group.live_bytes <= report.summary.arena_bytes, "seed {seed}");
+        }
+        json(&report.to_json().unwrap());
+    }
 }
