@@ -120,16 +120,7 @@ fn products_agree_for_every_type() {
     let Some(device) = open() else { return };
     let mut random = Random(7);
     for dtype in TYPES {
-        for (rows, outer, inner) in [
-            (1, 33, 256),
-            (1, 7, 1536),
-            (2, 40, 512),
-            (3, 20, 768),
-            (5, 18, 256),
-            (8, 65, 512),
-            (9, 70, 256),
-            (70, 130, 512),
-        ] {
+        for (rows, outer, inner) in [(1, 33, 256), (1, 7, 1536), (3, 20, 512), (9, 70, 256)] {
             let (w, _keep, w_ref) = weights(&device, dtype, &[outer, inner], &mut random);
             let x = random.many(rows * inner);
             let x_buffer = device.upload(&x).unwrap();

@@ -19,10 +19,12 @@ pub use session::{GraphSession, PassResult};
 pub use transfer::Element;
 
 pub use clearway_gpu::cpu;
+#[cfg(feature = "vulkan")]
+pub use clearway_gpu::vulkan;
 pub use clearway_gpu::{
     AttentionParams, Buffer, CustomKernel, Device, DeviceInfo, Encoder, External, GpuError,
     KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program, Recorder,
-    RopeMode, RopeParams, RouterMode, RouterParams, Upload, quant,
+    RopeMode, RopeParams, RouterMode, RouterParams, Upload, WgslKernel, quant,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

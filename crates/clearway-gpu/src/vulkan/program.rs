@@ -15,7 +15,7 @@ use super::pipeline::Wanted;
 use crate::device::{DeviceMemory, Program};
 use crate::error::Result;
 use crate::profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
-use crate::wgsl::{Kernel, Packing};
+use crate::wgsl::{Kernel, Packing, Scratch};
 
 type Ranges = SmallVec<[vk::DescriptorBufferInfo; 6]>;
 
@@ -30,6 +30,9 @@ pub(super) struct Lowered {
     by_source: FxHashMap<String, usize>,
     /// The uniform blocks, one after another.
     words: Vec<u32>,
+    /// Bytes of scratch the open group uses, and the most any group does.
+    scratch: (u64, u64),
+    tickets: u64,
 }
 
 struct Step {
@@ -37,6 +40,8 @@ struct Step {
     ranges: Ranges,
     /// The step's uniform block, in words.
     block: (usize, usize),
+    /// Where its scratch and its tickets start, and their bytes.
+    scratch: Option<[(u64, u64); 2]>,
     groups: [u32; 3],
 }
 
@@ -50,11 +55,41 @@ impl Lowered {
         let block = (self.words.len(), kernel.words.len());
         self.words.extend(kernel.words);
         self.words.resize(self.words.len().next_multiple_of(ALIGN as usize / 4), 0);
-        self.steps.push(Step { source, ranges, block, groups: kernel.groups });
+        // Groups are kept apart by barriers, so they may share scratch; tickets stay zero between runs
+        // and belong to one step each.
+        let scratch = kernel.scratch.map(|Scratch { bytes, tickets }| {
+            let (bytes, tickets) = (bytes.next_multiple_of(ALIGN), u64::from(tickets) * 4);
+            let at = (self.scratch.0, self.tickets);
+            self.scratch.0 += bytes;
+            self.scratch.1 = self.scratch.1.max(self.scratch.0);
+            self.tickets += tickets.next_multiple_of(ALIGN);
+            [(at.0, bytes), (at.1, tickets)]
+        });
+        self.steps.push(Step { source, ranges, block, scratch, groups: kernel.groups });
     }
 
     pub(super) fn barrier(&mut self) {
+        self.scratch.0 = 0;
         self.group_ends.push(self.steps.len());
+    }
+
+    /// Gives scratch and tickets memory and binds them behind the operands.
+    fn bind_scratch(&mut self, context: &Arc<Context>) -> Result<Vec<Arc<VulkanMemory>>> {
+        if self.tickets == 0 {
+            return Ok(Vec::new());
+        }
+        let scratch = VulkanMemory::new(context, self.scratch.1, Packing::Plain)?;
+        let tickets = VulkanMemory::zeroed(context, self.tickets)?;
+        for step in &mut self.steps {
+            for (memory, (at, range)) in
+                [&scratch, &tickets].into_iter().zip(step.scratch.into_iter().flatten())
+            {
+                let offset = memory.piece.offset + at;
+                let buffer = memory.piece.buffer;
+                step.ranges.push(vk::DescriptorBufferInfo { buffer, offset, range });
+            }
+        }
+        Ok(vec![Arc::new(scratch), Arc::new(tickets)])
     }
 
     /// Ranges of steps between barriers.
@@ -92,10 +127,11 @@ struct Launch {
 impl VulkanProgram {
     pub(super) fn new(
         context: &Arc<Context>,
-        lowered: Lowered,
+        mut lowered: Lowered,
         mut memory: Vec<Arc<VulkanMemory>>,
     ) -> Result<Self> {
         let raw = &context.raw;
+        memory.extend(lowered.bind_scratch(context)?);
         let wanted: Vec<Wanted<'_>> = lowered
             .sources
             .iter()

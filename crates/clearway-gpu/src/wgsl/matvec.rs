@@ -2,9 +2,10 @@
 
 use clearway_graph::{CapturedOpKind as Kind, DType, Layout};
 
-use super::chunks::load_chunk;
+use super::chunks::{chunk_type, load_chunk};
+use super::elementwise::MATH;
 use super::planes::CHUNK;
-use super::{Job, Kernel, Operand, Source, Target, View};
+use super::{Job, Kernel, Source, Target, View};
 
 /// Rows of activations at most; more are the business of kernels that keep tiles of both sides.
 pub(super) const MAX_COLS: usize = 8;
@@ -20,6 +21,10 @@ struct Shape {
     cols: u32,
     /// Token and expert pairs, for experts.
     pairs: u32,
+    /// Index of the weights among the operands, and of the second ones of a gated product.
+    weights: usize,
+    gate: Option<usize>,
+    norm: bool,
 }
 
 /// How lanes share the rows of weights.
@@ -32,39 +37,62 @@ struct Cut {
 /// The kernel for a product of few rows, if the weights lie so that there is one.
 pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let experts = job.kind == Kind::MatMulExperts;
-    let (x, w) = (&job.operands[0], &job.operands[1]);
-    let weights = &w.layout;
+    let weights = job.find("w")?;
+    let layout = job.layout(weights);
     let shape = Shape {
-        inner: weights.cols() as u32,
-        outer: weights.shape4()[2],
-        cols: if experts { 1 } else { x.layout.rows() as u32 },
-        pairs: if experts { job.operands[2].layout.elems() as u32 } else { 1 },
+        inner: layout.cols() as u32,
+        outer: layout.shape4()[2],
+        cols: if experts { 1 } else { job.layout(0).rows() as u32 },
+        pairs: if experts { job.layout(2).elems() as u32 } else { 1 },
+        weights,
+        gate: job.find("u"),
+        norm: job.find("g").is_some(),
     };
-    if shape.cols as usize > MAX_COLS || !w.is_aligned() || !weights.is_dense() {
+    if shape.cols as usize > MAX_COLS
+        || shape.pairs > job.target.max_groups
+        || job.target.subgroup < 8
+    {
         return None;
     }
-    if shape.pairs > job.target.max_groups || job.target.subgroup < 8 {
-        return None;
+    let w = &job.operands[weights];
+    for index in [Some(weights), shape.gate].into_iter().flatten() {
+        let operand = &job.operands[index];
+        let alike = operand.layout.dtype() == layout.dtype() && operand.packing == w.packing;
+        if !operand.is_aligned() || !operand.layout.is_dense() || !alike {
+            return None;
+        }
     }
-    if w.in_planes() { blocks(job, &shape) } else { floats(job, &shape, x, w) }
+    if w.in_planes() { blocks(job, &shape) } else { floats(job, &shape) }
 }
 
 fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let chunks = shape.inner / CHUNK as u32;
-    let chunk = load_chunk(job.operands[1].layout.dtype())?;
+    let dtype = job.dtype(shape.weights);
     let cut = cut(job.target, shape, chunks);
     let memory = ACTIVATION_BYTES.min(job.target.shared_bytes / 2);
     let tile = chunks.min(memory / (CHUNK_BYTES * shape.cols)).max(1);
-    let source = Source::new(job).view(1, View::Quads).words_too(1);
-    let source = common(source, job, shape, &cut).constant("TILE", tile).body(&chunk);
+    let mut source = Source::new(job).view(shape.weights, View::Quads).words_too(shape.weights);
+    if let Some(gate) = shape.gate {
+        source = source.view(gate, View::Quads).words_too(gate);
+    }
+    let gated = match shape.gate {
+        Some(_) => load_chunk(dtype, "u")?,
+        None => "fn load_chunk_u(c: u32) -> Chunk { return load_chunk_w(c); }\n".into(),
+    };
+    let source = common(source, job, shape, &cut)
+        .constant("TILE", tile)
+        .constant("SUBGROUP", job.target.subgroup)
+        .body(&chunk_type(dtype))
+        .body(&load_chunk(dtype, "w")?)
+        .body(&gated);
     Some(source.body(include_str!("kernels/matvec_blocks.wgsl")).build(groups(job, shape, &cut)))
 }
 
-fn floats(job: &Job<'_>, shape: &Shape, x: &Operand, w: &Operand) -> Option<Kernel> {
-    let load = match w.layout.dtype() {
-        DType::F32 => EIGHT_F32,
-        DType::F16 => EIGHT_F16,
-        DType::BF16 => EIGHT_BF16,
+fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
+    let (load, values) = match job.dtype(shape.weights) {
+        DType::F32 => (LOAD_TWO, VALUES_F32),
+        DType::F16 => (LOAD_ONE, VALUES_F16),
+        DType::BF16 => (LOAD_ONE, VALUES_BF16),
         _ => return None,
     };
     if !shape.inner.is_multiple_of(8) {
@@ -74,14 +102,24 @@ fn floats(job: &Job<'_>, shape: &Shape, x: &Operand, w: &Operand) -> Option<Kern
     let cut = cut(job.target, shape, steps);
     let whole = steps / cut.team;
     let unroll = [4, 2].into_iter().find(|u| whole.is_multiple_of(*u) && whole > 0).unwrap_or(1);
+    let x = &job.operands[0];
     let quads = x.layout.dtype() == DType::F32 && x.is_aligned() && in_quads(&x.layout);
-    let mut source = Source::new(job).view(1, View::Quads);
+    let mut source = Source::new(job).view(shape.weights, View::Quads);
     if quads {
         source = source.view(0, View::Quads);
     }
+    let gated = match shape.gate {
+        Some(gate) => {
+            source = source.view(gate, View::Quads);
+            load.replace('$', "u")
+        }
+        None => "fn load_eight_u(i: u32) -> Eight { return load_eight_w(i); }\n".into(),
+    };
     let source = common(source, job, shape, &cut)
         .constant("UNROLL", unroll)
-        .body(load)
+        .body(values)
+        .body(&load.replace('$', "w"))
+        .body(&gated)
         .body(if quads { X_QUADS } else { X_ELEMENTS });
     Some(source.body(include_str!("kernels/matvec_floats.wgsl")).build(groups(job, shape, &cut)))
 }
@@ -101,16 +139,37 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
         .constant("TEAM", cut.team)
         .constant("ROWS", cut.rows)
         .constant("WIDTH", job.target.max_groups);
+    let source = source
+        .line(&format!("const NORM = {};\nconst GATED = {};", shape.norm, shape.gate.is_some()))
+        .body(if shape.norm { NORM_WEIGHT } else { NO_NORM_WEIGHT });
     match job.kind {
-        Kind::MatMulExperts if job.operands[0].layout.rank() == 3 => {
+        Kind::MatMulExperts if job.layout(0).rank() == 3 => {
             source.body(EXPERTS).body("fn x_row(t: u32, r: u32) -> u32 { return row_x(r); }\n")
         }
         Kind::MatMulExperts => source
             .body(EXPERTS)
             .body("fn x_row(t: u32, r: u32) -> u32 { return row_x(r / P.ids.shape.w); }\n"),
-        Kind::MatMulAdd => source.body(PLAIN).body(FINISH_ADD),
-        _ => source.body(PLAIN).body(FINISH),
+        _ => source.body(PLAIN).body(MATH).body(&epilogue(job, shape)),
     }
+}
+
+/// What happens to a sum before it is stored.
+fn epilogue(job: &Job<'_>, shape: &Shape) -> String {
+    let name = crate::ops::spec(job.kind).map_or("", |spec| spec.name);
+    let activation = if name.contains("gelu") { "gelu" } else { "silu" };
+    let value = if shape.gate.is_some() {
+        format!("{activation}(sum) * other")
+    } else if job.find("up").is_some() {
+        format!("{activation}(sum) * get_up(row_up(t) + n)")
+    } else if let Some(c) = job.find("c") {
+        let row = if job.layout(c).rows() == 1 { "0u" } else { "t" };
+        format!("sum + get_c(row_c({row}) + n)")
+    } else {
+        "sum".into()
+    };
+    format!(
+        "fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) {{ put_y(row_y(t) + n, {value}); }}\n"
+    )
 }
 
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves
@@ -143,15 +202,14 @@ fn group_row(group: vec3<u32>) -> u32 { return group.x + group.y * WIDTH; }
 fn x_row(t: u32, r: u32) -> u32 { return row_x(t); }
 ";
 
-const FINISH: &str = "
-fn finish(t: u32, n: u32, sum: f32, expert: Expert) { put_y(row_y(t) + n, sum); }
+const NORM_WEIGHT: &str = "
+fn norm_weight(k: u32) -> vec4<f32> {
+    return vec4<f32>(get_g(k), get_g(k + 1u), get_g(k + 2u), get_g(k + 3u));
+}
 ";
 
-const FINISH_ADD: &str = "
-fn finish(t: u32, n: u32, sum: f32, expert: Expert) {
-    let only = P.c.shape.x * P.c.shape.y * P.c.shape.z == 1u;
-    put_y(row_y(t) + n, sum + get_c(row_c(select(t, 0u, only)) + n));
-}
+const NO_NORM_WEIGHT: &str = "
+fn norm_weight(k: u32) -> vec4<f32> { return vec4<f32>(1.0); }
 ";
 
 /// Workgroups in z are pairs of token and expert.
@@ -163,22 +221,29 @@ fn expert_of(group: vec3<u32>) -> Expert {
     return Expert(min(id, P.w.shape.y - 1u) * N, group.z, id < P.w.shape.y);
 }
 fn group_row(group: vec3<u32>) -> u32 { return group.x + group.y * WIDTH; }
-fn finish(t: u32, n: u32, sum: f32, expert: Expert) {
+fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) {
     put_y(row_y(expert.row) + n, select(0.0, sum, expert.chosen));
 }
 ";
 
-const EIGHT_F32: &str = "
+/// Eight weights of an operand `$`.
+const LOAD_TWO: &str = "
+fn load_eight_$(i: u32) -> Eight { return Eight(b_$[2u * i], b_$[2u * i + 1u]); }
+";
+
+const LOAD_ONE: &str = "
+fn load_eight_$(i: u32) -> Eight { return b_$[i]; }
+";
+
+const VALUES_F32: &str = "
 struct Eight { a: vec4<u32>, b: vec4<u32> }
-fn load_eight(i: u32) -> Eight { return Eight(b_w[2u * i], b_w[2u * i + 1u]); }
 fn values(e: Eight) -> array<vec4<f32>, 2> {
     return array<vec4<f32>, 2>(bitcast<vec4<f32>>(e.a), bitcast<vec4<f32>>(e.b));
 }
 ";
 
-const EIGHT_F16: &str = "
+const VALUES_F16: &str = "
 alias Eight = vec4<u32>;
-fn load_eight(i: u32) -> Eight { return b_w[i]; }
 fn values(e: Eight) -> array<vec4<f32>, 2> {
     return array<vec4<f32>, 2>(
         vec4<f32>(unpack2x16float(e.x), unpack2x16float(e.y)),
@@ -187,9 +252,8 @@ fn values(e: Eight) -> array<vec4<f32>, 2> {
 }
 ";
 
-const EIGHT_BF16: &str = "
+const VALUES_BF16: &str = "
 alias Eight = vec4<u32>;
-fn load_eight(i: u32) -> Eight { return b_w[i]; }
 fn values(e: Eight) -> array<vec4<f32>, 2> {
     let low = bitcast<vec4<f32>>(e << vec4<u32>(16u));
     let high = bitcast<vec4<f32>>(e & vec4<u32>(0xffff0000u));

@@ -25,18 +25,21 @@
 //! | `source` | preamble and text |
 //! | `planes`, `chunks` | block weights in planes, and how kernels read them |
 //! | `matvec` | products of few rows |
+//! | `coop` | products of many rows on cooperative matrices |
 //! | `planar` | other ops on weights in planes |
 //! | `elementwise` | maps, sums, copies, fills, joins, sum of experts |
 //! | `rows` | norms, softmax, rotary embedding, cache writes |
 //! | `select` | gather, arg max, top k, router |
 //! | `blocks` | block formats as files have them: decoding by byte |
 //! | `product` | products with weights |
-//! | `attention` | attention over a cache |
+//! | `attention`, `decode_attention` | attention over a cache: any case, and single tokens split over it |
 
 mod attention;
 mod blocks;
 mod choose;
 mod chunks;
+mod coop;
+mod decode_attention;
 mod elementwise;
 mod lower;
 mod matvec;
@@ -125,4 +128,15 @@ pub struct Kernel {
     pub words: Vec<u32>,
     /// Operands that are bound once more behind all others.
     pub again: Vec<usize>,
+    /// Memory that is bound behind those, in two bindings.
+    pub scratch: Option<Scratch>,
+}
+
+/// Memory of a dispatch that only it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scratch {
+    /// Bytes that hold anything before and after.
+    pub bytes: u64,
+    /// Counters that are zero before and after.
+    pub tickets: u32,
 }

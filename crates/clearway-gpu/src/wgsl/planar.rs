@@ -2,7 +2,7 @@
 
 use clearway_graph::CapturedOpKind as Kind;
 
-use super::chunks::load_chunk;
+use super::chunks::{chunk_type, load_chunk};
 use super::planes::CHUNK;
 use super::{Job, Kernel, Source, View};
 
@@ -22,7 +22,8 @@ pub(super) fn gather(job: &Job<'_>) -> Option<Kernel> {
         .view(0, View::Quads)
         .words_too(0)
         .constant("WG", job.target.width(64))
-        .body(&load_chunk(job.operands[0].layout.dtype())?)
+        .body(&chunk_type(job.dtype(0)))
+        .body(&load_chunk(job.dtype(0), "w")?)
         .body(include_str!("kernels/gather_planes.wgsl"));
     let groups = chunks.div_ceil(job.target.width(64) as usize) as u64;
     Some(source.build(job.target.fold(groups)))
@@ -42,7 +43,8 @@ pub(super) fn matmul(job: &Job<'_>) -> Option<Kernel> {
         .view(1, View::Quads)
         .words_too(1)
         .body(add)
-        .body(&load_chunk(w.layout.dtype())?)
+        .body(&chunk_type(job.dtype(1)))
+        .body(&load_chunk(job.dtype(1), "w")?)
         .body(include_str!("kernels/matmul_planes.wgsl"));
     let (rows, outer) = (job.operands[0].layout.rows(), w.layout.rows());
     let tiles = rows.div_ceil(TILE) as u64 * outer.div_ceil(TILE) as u64;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clearway_graph::{BindingRole, DType};
 
-use super::{Job, Kernel, Operand, Packing, planes};
+use super::{Job, Kernel, Operand, Packing, Scratch, planes};
 
 /// How a kernel sees the memory of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub struct Source<'a> {
     views: Vec<View>,
     /// Operands that are bound once more, as words.
     again: Vec<usize>,
+    scratch: Option<Scratch>,
     args: Vec<u32>,
     enables: String,
     constants: String,
@@ -39,6 +40,7 @@ impl<'a> Source<'a> {
             job,
             views: vec![View::Elements; job.operands.len()],
             again: Vec::new(),
+            scratch: None,
             args: job.params.to_vec(),
             enables: String::new(),
             constants: String::new(),
@@ -57,6 +59,14 @@ impl<'a> Source<'a> {
     #[must_use]
     pub fn words_too(mut self, operand: usize) -> Self {
         self.again.push(operand);
+        self
+    }
+
+    /// Memory for what workgroups leave for one another: floats `b_scratch`, whatever is in them, and
+    /// counters `b_tickets`, which are zero before the first workgroup and must be zero after the last.
+    #[must_use]
+    pub fn scratch(mut self, bytes: u64, tickets: u32) -> Self {
+        self.scratch = Some(Scratch { bytes, tickets });
         self
     }
 
@@ -116,10 +126,20 @@ impl<'a> Source<'a> {
                 "@group(0) @binding({slot}) var<storage, read> s_{name}: array<u32>;"
             );
         }
+        if self.scratch.is_some() {
+            let slot = self.job.operands.len() + self.again.len();
+            // Between workgroups of one dispatch plain loads may be stale.
+            let _ = writeln!(
+                text,
+                "@group(0) @binding({slot}) @coherent var<storage, read_write> b_scratch: array<f32>;
+@group(0) @binding({}) var<storage, read_write> b_tickets: array<atomic<u32>>;",
+                slot + 1
+            );
+        }
         text.push_str(&self.constants);
         text.push_str(&self.body);
         let words = self.words();
-        Kernel { source: text, groups, words, again: self.again }
+        Kernel { source: text, groups, words, again: self.again, scratch: self.scratch }
     }
 
     /// The uniform block: one record for each operand, then the constants of the op.
@@ -131,7 +151,8 @@ impl<'a> Source<'a> {
             let _ = writeln!(text, "    {}: Operand,", operand.name);
         }
         let _ = writeln!(text, "    args: array<vec4<u32>, {quads}>,\n}}");
-        let binding = self.job.operands.len() + self.again.len();
+        let scratch = if self.scratch.is_some() { 2 } else { 0 };
+        let binding = self.job.operands.len() + self.again.len() + scratch;
         let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> P: Params;");
         text.push_str("fn arg(k: u32) -> u32 { return P.args[k / 4u][k % 4u]; }\n");
         text.push_str("fn argf(k: u32) -> f32 { return bitcast<f32>(arg(k)); }\n");

@@ -14,14 +14,11 @@ fn main(
     }
     let id = get_ids(token * P.ids.stride.w);
     let known = id < P.w.shape.z;
-    let c = load_chunk(select(0u, id, known) * chunks + i % chunks);
+    let c = load_chunk_w(select(0u, id, known) * chunks + i % chunks);
     let scale = argf(0u);
     let to = row_y(token) + i % chunks * 32u;
     for (var j = 0u; j < 16u; j++) {
-        // Q8_0 quants have a sign; all others stay below 128.
-        let lo = bitcast<i32>(c.lo[j / 4u] << (24u - j % 4u * 8u)) >> 24u;
-        let hi = bitcast<i32>(c.hi[j / 4u] << (24u - j % 4u * 8u)) >> 24u;
-        put_y(to + j, select(0.0, (c.d.x * f32(lo) + c.m.x) * scale, known));
-        put_y(to + 16u + j, select(0.0, (c.d.y * f32(hi) + c.m.y) * scale, known));
+        put_y(to + j, select(0.0, (c.d.x * quant(c.lo, j) + c.m.x) * scale, known));
+        put_y(to + 16u + j, select(0.0, (c.d.y * quant(c.hi, j) + c.m.y) * scale, known));
     }
 }

@@ -35,12 +35,10 @@ fn main(
         }
         if (lid < EDGE) {
             let n = min(n0 + lid, outer - 1u);
-            let c = load_chunk((n * inner + k) / 32u);
+            let c = load_chunk_w((n * inner + k) / 32u);
             for (var j = 0u; j < 16u; j++) {
-                let lo = bitcast<i32>(c.lo[j / 4u] << (24u - j % 4u * 8u)) >> 24u;
-                let hi = bitcast<i32>(c.hi[j / 4u] << (24u - j % 4u * 8u)) >> 24u;
-                ws[lid * 33u + j] = c.d.x * f32(lo) + c.m.x;
-                ws[lid * 33u + 16u + j] = c.d.y * f32(hi) + c.m.y;
+                ws[lid * 33u + j] = c.d.x * quant(c.lo, j) + c.m.x;
+                ws[lid * 33u + 16u + j] = c.d.y * quant(c.hi, j) + c.m.y;
             }
         }
         workgroupBarrier();

@@ -2,21 +2,29 @@
 // A few rows of activations times block weights, through packed 8-bit dots.
 //
 // The workgroup rounds the activations to 8 bits with a scale for each 32, as the weights have it;
-// then teams of TEAM lanes take ROWS rows of weights each, a chunk of 32 to a lane.
-// Constants: K, N, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS.
+// then teams of TEAM lanes take ROWS rows of weights each, a chunk of 32 to a lane. With a norm in
+// front, activations are multiplied by its weight on the way in and by 1 / rms at the end.
+// Constants: K, N, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, SUBGROUP.
 const CHUNKS = K / 32u;
 const TEAMS = WG / TEAM;
+const WAVES = WG / SUBGROUP;
 
 var<workgroup> quants: array<vec4<u32>, COLS * TILE * 2u>;
 // Scale, scale times the sum of the first half, of the second half.
 var<workgroup> scales: array<vec4<f32>, COLS * TILE>;
+var<workgroup> squares: array<f32, COLS * WAVES>;
 
-fn load_x(first: u32, count: u32, lane: u32, expert_row: u32) {
+fn load_x(first: u32, count: u32, lane: u32, expert_row: u32, sums: ptr<function, array<f32, COLS>>) {
     for (var i = lane; i < COLS * count * 8u; i += WG) {
         let col = i / (count * 8u);
         let word = i % (count * 8u);
-        let at = x_row(col, expert_row) + first * 32u + word * 4u;
-        let v = vec4<f32>(get_x(at), get_x(at + 1u), get_x(at + 2u), get_x(at + 3u));
+        let k = first * 32u + word * 4u;
+        let at = x_row(col, expert_row) + k;
+        var v = vec4<f32>(get_x(at), get_x(at + 1u), get_x(at + 2u), get_x(at + 3u));
+        if (NORM) {
+            (*sums)[col] += dot(v, v);
+            v *= norm_weight(k);
+        }
         let a = abs(v);
         var top = max(max(a.x, a.y), max(a.z, a.w));
         top = max(top, subgroupShuffleXor(top, 1u));
@@ -36,6 +44,28 @@ fn load_x(first: u32, count: u32, lane: u32, expert_row: u32) {
             scales[chunk] = vec4<f32>(scale, scale * f32(sum), scale * f32(other), 0.0);
         }
     }
+    if (NORM) {
+        for (var t = 0u; t < COLS; t++) {
+            var sum = (*sums)[t];
+            for (var step = SUBGROUP / 2u; step > 0u; step /= 2u) {
+                sum += subgroupShuffleXor(sum, step);
+            }
+            if (lane % SUBGROUP == 0u) {
+                squares[t * WAVES + lane / SUBGROUP] = sum;
+            }
+        }
+    }
+}
+
+fn norm_factor(t: u32) -> f32 {
+    if (!NORM) {
+        return 1.0;
+    }
+    var sum = 0.0;
+    for (var i = 0u; i < WAVES; i++) {
+        sum += squares[t * WAVES + i];
+    }
+    return inverseSqrt(sum / f32(K) + argf(0u));
 }
 
 fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
@@ -62,6 +92,14 @@ fn dot_chunk(w: Chunk, x: u32) -> f32 {
     return sum;
 }
 
+fn team_sum(value: f32) -> f32 {
+    var sum = value;
+    for (var step = TEAM / 2u; step > 0u; step /= 2u) {
+        sum += subgroupShuffleXor(sum, step);
+    }
+    return sum;
+}
+
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let expert = expert_of(group);
@@ -69,34 +107,49 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let lane = lid % TEAM;
     let row0 = (group_row(group) * TEAMS + team) * ROWS;
     var sums: array<f32, ROWS * COLS>;
+    var gates: array<f32, ROWS * COLS>;
     for (var i = 0u; i < ROWS * COLS; i++) {
         sums[i] = 0.0;
+        gates[i] = 0.0;
+    }
+    var square_sums: array<f32, COLS>;
+    for (var t = 0u; t < COLS; t++) {
+        square_sums[t] = 0.0;
     }
     for (var first = 0u; first < CHUNKS; first += TILE) {
         let count = min(TILE, CHUNKS - first);
         if (first > 0u) {
             workgroupBarrier();
         }
-        load_x(first, count, lid, expert.row);
+        load_x(first, count, lid, expert.row, &square_sums);
         workgroupBarrier();
         for (var j = lane; j < count; j += TEAM) {
             for (var r = 0u; r < ROWS; r++) {
                 let row = expert.first + min(row0 + r, N - 1u);
-                let w = load_chunk(row * CHUNKS + first + j);
+                let w = load_chunk_w(row * CHUNKS + first + j);
                 for (var t = 0u; t < COLS; t++) {
                     sums[r * COLS + t] += dot_chunk(w, t * TILE + j);
+                }
+                if (GATED) {
+                    let u = load_chunk_u(row * CHUNKS + first + j);
+                    for (var t = 0u; t < COLS; t++) {
+                        gates[r * COLS + t] += dot_chunk(u, t * TILE + j);
+                    }
                 }
             }
         }
     }
     for (var i = 0u; i < ROWS * COLS; i++) {
-        var sum = sums[i];
-        for (var step = TEAM / 2u; step > 0u; step /= 2u) {
-            sum += subgroupShuffleXor(sum, step);
+        let t = i % COLS;
+        let factor = norm_factor(t);
+        let sum = team_sum(sums[i]) * factor;
+        var other = 0.0;
+        if (GATED) {
+            other = team_sum(gates[i]) * factor;
         }
         let row = row0 + i / COLS;
         if (lane == 0u && row < N) {
-            finish(i % COLS, row, sum, expert);
+            finish(t, row, sum, other, expert);
         }
     }
 }

@@ -1,9 +1,19 @@
 
 // A few rows of activations times weights of 16 or 32 bits. Teams of TEAM lanes take ROWS rows of
-// weights each, 8 weights to a lane; UNROLL loads of each row are under way at a time.
+// weights each, 8 weights to a lane; UNROLL loads of each row are under way at a time. With a norm in
+// front, activations are multiplied by its weight on the way in and by 1 / rms at the end: a team sees
+// all of a row of activations, so it has the sum of squares itself.
 // Constants: K, N, COLS, WG, TEAM, ROWS, UNROLL.
 const STEPS = K / 8u;
 const TEAMS = WG / TEAM;
+
+fn team_sum(value: f32) -> f32 {
+    var sum = value;
+    for (var step = TEAM / 2u; step > 0u; step /= 2u) {
+        sum += subgroupShuffleXor(sum, step);
+    }
+    return sum;
+}
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
@@ -12,52 +22,86 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let lane = lid % TEAM;
     let row0 = (group_row(group) * TEAMS + team) * ROWS;
     var sums: array<f32, ROWS * COLS>;
+    var gates: array<f32, ROWS * COLS>;
     for (var i = 0u; i < ROWS * COLS; i++) {
         sums[i] = 0.0;
+        gates[i] = 0.0;
     }
     var at: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
         at[r] = (expert.first + min(row0 + r, N - 1u)) * STEPS;
     }
     var start: array<u32, COLS>;
+    var squares: array<f32, COLS>;
     for (var t = 0u; t < COLS; t++) {
         start[t] = x_row(t, expert.row);
+        squares[t] = 0.0;
     }
     var j = lane;
     for (; j + (UNROLL - 1u) * TEAM < STEPS; j += UNROLL * TEAM) {
         var w: array<Eight, ROWS * UNROLL>;
-        for (var u = 0u; u < UNROLL; u++) {
+        var u: array<Eight, ROWS * UNROLL>;
+        for (var i = 0u; i < UNROLL; i++) {
             for (var r = 0u; r < ROWS; r++) {
-                w[u * ROWS + r] = load_eight(at[r] + j + u * TEAM);
+                w[i * ROWS + r] = load_eight_w(at[r] + j + i * TEAM);
+                if (GATED) {
+                    u[i * ROWS + r] = load_eight_u(at[r] + j + i * TEAM);
+                }
             }
         }
-        for (var u = 0u; u < UNROLL; u++) {
+        for (var i = 0u; i < UNROLL; i++) {
+            let k = (j + i * TEAM) * 8u;
             for (var t = 0u; t < COLS; t++) {
-                let x = load_x(start[t] + (j + u * TEAM) * 8u);
+                var x = load_x(start[t] + k);
+                if (NORM) {
+                    squares[t] += dot(x[0], x[0]) + dot(x[1], x[1]);
+                    x[0] *= norm_weight(k);
+                    x[1] *= norm_weight(k + 4u);
+                }
                 for (var r = 0u; r < ROWS; r++) {
-                    let v = values(w[u * ROWS + r]);
+                    let v = values(w[i * ROWS + r]);
                     sums[r * COLS + t] += dot(v[0], x[0]) + dot(v[1], x[1]);
+                    if (GATED) {
+                        let g = values(u[i * ROWS + r]);
+                        gates[r * COLS + t] += dot(g[0], x[0]) + dot(g[1], x[1]);
+                    }
                 }
             }
         }
     }
     for (; j < STEPS; j += TEAM) {
+        let k = j * 8u;
         for (var t = 0u; t < COLS; t++) {
-            let x = load_x(start[t] + j * 8u);
+            var x = load_x(start[t] + k);
+            if (NORM) {
+                squares[t] += dot(x[0], x[0]) + dot(x[1], x[1]);
+                x[0] *= norm_weight(k);
+                x[1] *= norm_weight(k + 4u);
+            }
             for (var r = 0u; r < ROWS; r++) {
-                let v = values(load_eight(at[r] + j));
+                let v = values(load_eight_w(at[r] + j));
                 sums[r * COLS + t] += dot(v[0], x[0]) + dot(v[1], x[1]);
+                if (GATED) {
+                    let g = values(load_eight_u(at[r] + j));
+                    gates[r * COLS + t] += dot(g[0], x[0]) + dot(g[1], x[1]);
+                }
             }
         }
     }
     for (var i = 0u; i < ROWS * COLS; i++) {
-        var sum = sums[i];
-        for (var step = TEAM / 2u; step > 0u; step /= 2u) {
-            sum += subgroupShuffleXor(sum, step);
+        let t = i % COLS;
+        var factor = 1.0;
+        if (NORM) {
+            factor = inverseSqrt(team_sum(squares[t]) / f32(K) + argf(0u));
+        }
+        let sum = team_sum(sums[i]) * factor;
+        var other = 0.0;
+        if (GATED) {
+            other = team_sum(gates[i]) * factor;
         }
         let row = row0 + i / COLS;
         if (lane == 0u && row < N) {
-            finish(i % COLS, row, sum, expert);
+            finish(t, row, sum, other, expert);
         }
     }
 }

@@ -1,0 +1,160 @@
+
+// Attention of single tokens, split over the cache: a workgroup takes SPLIT rows of one head of the
+// cache for all SHARE queries that use it. Teams of TEAM lanes take a row at a time, 8 elements to a
+// lane, and keep the softmax up as rows come; at the end the teams are joined in workgroup memory, and
+// the splits by the workgroup that arrives last.
+// Constants: HEAD, SHARE, SPLIT, WG, TEAM.
+const TEAMS = WG / TEAM;
+const PART = SHARE * (HEAD + 2u);
+
+var<workgroup> joined: array<f32, TEAMS * PART>;
+var<workgroup> last: u32;
+
+fn eight(q: vec4<u32>) -> array<vec4<f32>, 2> {
+    return array<vec4<f32>, 2>(
+        vec4<f32>(unpack2x16float(q.x), unpack2x16float(q.y)),
+        vec4<f32>(unpack2x16float(q.z), unpack2x16float(q.w)),
+    );
+}
+
+@compute @workgroup_size(WG)
+fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+    let token = group.z;
+    let kv_head = group.y;
+    let position = get_positions(token);
+    let window = arg(1u);
+    let end = select(P.k.shape.y, position + 1u, position < P.k.shape.y);
+    let begin = select(0u, position - window + 1u, window > 0u && position >= window);
+    // What the token sees may be nothing, if it stands far beyond the cache; then one split writes zeros.
+    let first_split = begin / SPLIT;
+    let splits = max(end, begin + 1u) - 1u;
+    let count = splits / SPLIT - first_split + 1u;
+    let split = group.x - first_split;
+    if (group.x < first_split || split >= count) {
+        return;
+    }
+    let team = lid / TEAM;
+    let lane = lid % TEAM;
+
+    var q: array<vec4<f32>, 2u * SHARE>;
+    for (var g = 0u; g < SHARE; g++) {
+        let at = token * P.q.stride.y + (kv_head * SHARE + g) * P.q.stride.z + lane * 8u;
+        q[2u * g] = vec4<f32>(get_q(at), get_q(at + 1u), get_q(at + 2u), get_q(at + 3u));
+        q[2u * g + 1u] = vec4<f32>(get_q(at + 4u), get_q(at + 5u), get_q(at + 6u), get_q(at + 7u));
+    }
+    var largest: array<f32, SHARE>;
+    var sum: array<f32, SHARE>;
+    var out: array<vec4<f32>, 2u * SHARE>;
+    for (var g = 0u; g < SHARE; g++) {
+        largest[g] = LEAST;
+        sum[g] = 0.0;
+        out[2u * g] = vec4<f32>();
+        out[2u * g + 1u] = vec4<f32>();
+    }
+    let cap = argf(2u);
+    let from_row = max(begin, group.x * SPLIT);
+    let end_row = min(end, (group.x + 1u) * SPLIT);
+    // All lanes of a subgroup take every turn, so that shuffles never meet a lane that left.
+    for (var turn = 0u; turn < SPLIT / TEAMS; turn++) {
+        let row = group.x * SPLIT + turn * TEAMS + team;
+        let seen = row >= from_row && row < end_row;
+        let safe = select(from_row, row, seen) % P.k.shape.y;
+        let k = eight(b_k[(safe * P.k.stride.y + kv_head * P.k.stride.z) / 8u + lane]);
+        let v = eight(b_v[(safe * P.v.stride.y + kv_head * P.v.stride.z) / 8u + lane]);
+        for (var g = 0u; g < SHARE; g++) {
+            var dots = dot(k[0], q[2u * g]) + dot(k[1], q[2u * g + 1u]);
+            for (var step = TEAM / 2u; step > 0u; step /= 2u) {
+                dots += subgroupShuffleXor(dots, step);
+            }
+            var score = dots * argf(0u);
+            if (cap > 0.0) {
+                score = soft_cap(score, cap);
+            }
+            if (seen) {
+                let highest = max(largest[g], score);
+                let shrink = exp_of(largest[g] - highest);
+                let weight = exp_of(score - highest);
+                largest[g] = highest;
+                sum[g] = fma(sum[g], shrink, weight);
+                out[2u * g] = fma(out[2u * g], vec4<f32>(shrink), weight * v[0]);
+                out[2u * g + 1u] = fma(out[2u * g + 1u], vec4<f32>(shrink), weight * v[1]);
+            }
+        }
+    }
+    for (var g = 0u; g < SHARE; g++) {
+        let at = team * PART + g * (HEAD + 2u);
+        for (var i = 0u; i < 8u; i++) {
+            joined[at + lane * 8u + i] = out[2u * g + i / 4u][i % 4u];
+        }
+        if (lane == 0u) {
+            joined[at + HEAD] = largest[g];
+            joined[at + HEAD + 1u] = sum[g];
+        }
+    }
+    workgroupBarrier();
+    let place = ((token * P.k.shape.z + kv_head) * MAX_SPLITS + split) * PART;
+    for (var i = lid; i < SHARE * HEAD; i += WG) {
+        let g = i / HEAD;
+        let d = i % HEAD;
+        var highest = LEAST;
+        for (var t = 0u; t < TEAMS; t++) {
+            highest = max(highest, joined[t * PART + g * (HEAD + 2u) + HEAD]);
+        }
+        var total = 0.0;
+        var weight = 0.0;
+        for (var t = 0u; t < TEAMS; t++) {
+            let at = t * PART + g * (HEAD + 2u);
+            let factor = exp_of(joined[at + HEAD] - highest);
+            total = fma(joined[at + d], factor, total);
+            weight = fma(joined[at + HEAD + 1u], factor, weight);
+        }
+        if (count == 1u) {
+            write(token, kv_head * SHARE + g, d, total, weight);
+        } else {
+            b_scratch[place + g * (HEAD + 2u) + d] = total;
+            if (d == 0u) {
+                b_scratch[place + g * (HEAD + 2u) + HEAD] = highest;
+                b_scratch[place + g * (HEAD + 2u) + HEAD + 1u] = weight;
+            }
+        }
+    }
+    if (count == 1u) {
+        return;
+    }
+    storageBarrier();
+    let ticket = token * P.k.shape.z + kv_head;
+    if (lid == 0u) {
+        last = u32(atomicAdd(&b_tickets[ticket], 1u) == count - 1u);
+    }
+    workgroupBarrier();
+    if (last == 0u) {
+        return;
+    }
+    storageBarrier();
+    let start = (token * P.k.shape.z + kv_head) * MAX_SPLITS * PART;
+    for (var i = lid; i < SHARE * HEAD; i += WG) {
+        let g = i / HEAD;
+        let d = i % HEAD;
+        var highest = LEAST;
+        for (var s = 0u; s < count; s++) {
+            highest = max(highest, b_scratch[start + s * PART + g * (HEAD + 2u) + HEAD]);
+        }
+        var total = 0.0;
+        var weight = 0.0;
+        for (var s = 0u; s < count; s++) {
+            let at = start + s * PART + g * (HEAD + 2u);
+            let factor = exp_of(b_scratch[at + HEAD] - highest);
+            total = fma(b_scratch[at + d], factor, total);
+            weight = fma(b_scratch[at + HEAD + 1u], factor, weight);
+        }
+        write(token, kv_head * SHARE + g, d, total, weight);
+    }
+    if (lid == 0u) {
+        atomicStore(&b_tickets[ticket], 0u);
+    }
+}
+
+fn write(token: u32, head: u32, d: u32, total: f32, weight: f32) {
+    let at = token * P.y.stride.y + head * P.y.stride.z + d;
+    put_y(at, select(0.0, total / weight, weight > 0.0));
+}
