@@ -4,9 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use clearway::Device;
 use clearway::cpu::CpuDevice;
+use clearway::vulkan::{VulkanDevice, VulkanOptions};
 
 /// What `--device` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,21 +59,52 @@ pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>> {
     name.parse::<DeviceName>().map_err(|error| anyhow!(error))?.open(threads)
 }
 
-/// Every device of this machine, the one `auto` means first.
-pub fn all() -> Vec<Arc<dyn Device>> {
-    vec![Arc::new(CpuDevice::new())]
+/// Every device of this machine that can be opened, the one `auto` means first, and why others
+/// cannot be.
+pub fn all() -> (Vec<Arc<dyn Device>>, Vec<String>) {
+    let (mut devices, mut software, mut problems) =
+        (Vec::<Arc<dyn Device>>::new(), Vec::new(), Vec::new());
+    match VulkanDevice::list() {
+        Ok(found) => {
+            for (index, info) in found.iter().enumerate() {
+                match VulkanDevice::open_index(index, VulkanOptions::default()) {
+                    Ok(device) if info.software => {
+                        software.push(Arc::new(device) as Arc<dyn Device>)
+                    }
+                    Ok(device) => devices.push(Arc::new(device)),
+                    Err(error) => problems.push(error.to_string()),
+                }
+            }
+        }
+        Err(error) => problems.push(error.to_string()),
+    }
+    devices.push(Arc::new(CpuDevice::new()));
+    devices.extend(software);
+    (devices, problems)
+}
+
+fn cpu(threads: Option<usize>) -> CpuDevice {
+    threads.map_or_else(CpuDevice::new, CpuDevice::with_threads)
+}
+
+/// A real card that can be opened. A software driver is no faster than the CPU itself.
+fn best_gpu() -> Option<VulkanDevice> {
+    let gpu = VulkanDevice::open(VulkanOptions::default()).ok()?;
+    (!gpu.is_software()).then_some(gpu)
 }
 
 impl DeviceName {
     /// Opens the device.
     pub fn open(self, threads: Option<usize>) -> Result<Arc<dyn Device>> {
         match self {
-            Self::Auto | Self::Cpu => Ok(Arc::new(match threads {
-                Some(threads) => CpuDevice::with_threads(threads),
-                None => CpuDevice::new(),
-            })),
-            Self::Vulkan(_) => {
-                bail!("no Vulkan device was found; `clearway devices` lists what there is")
+            Self::Auto => match best_gpu() {
+                Some(gpu) => Ok(Arc::new(gpu)),
+                None => Ok(Arc::new(cpu(threads))),
+            },
+            Self::Cpu => Ok(Arc::new(cpu(threads))),
+            Self::Vulkan(None) => Ok(Arc::new(VulkanDevice::open(VulkanOptions::default())?)),
+            Self::Vulkan(Some(index)) => {
+                Ok(Arc::new(VulkanDevice::open_index(index, VulkanOptions::default())?))
             }
         }
     }

@@ -23,7 +23,7 @@ pub struct Args {
 
 /// Lists the devices; `auto` means the first.
 pub fn run(args: &Args) -> Result<()> {
-    let devices = device::all();
+    let (devices, problems) = device::all();
     if args.json {
         let list: Vec<_> = devices
             .iter()
@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<()> {
                 })
             })
             .collect();
-        return print_json(&json!({ "devices": list }));
+        return print_json(&json!({ "devices": list, "problems": problems }));
     }
     let mut out = std::io::stdout().lock();
     for (index, device) in devices.iter().enumerate() {
@@ -44,6 +44,9 @@ pub fn run(args: &Args) -> Result<()> {
         let memory = memory::size(info.memory_bytes);
         let auto = if index == 0 { "  (auto)" } else { "" };
         writeln!(out, "{:<10} {}, {memory}{auto}", info.name, info.description)?;
+    }
+    for problem in problems {
+        writeln!(out, "not usable: {problem}")?;
     }
     Ok(())
 }

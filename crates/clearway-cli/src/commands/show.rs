@@ -92,7 +92,7 @@ fn print(args: &Args, gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
         needed.context
     )?;
     writeln!(out, "  {:<8} {:>10} for a decode step", "arena", size(*arena))?;
-    for device in device::all() {
+    for device in device::all().0 {
         let info = device.info();
         let fits = if needed.check(&*device).is_ok() { "fits" } else { "does not fit" };
         let (wanted, has) = (size(needed.total() + arena), size(info.memory_bytes));
@@ -114,7 +114,7 @@ fn print_object(gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
     let memory = match needs {
         Err(error) => json!({ "error": format!("{error:#}") }),
         Ok((needed, arena)) => {
-            let devices = device::all();
+            let (devices, _) = device::all();
             let fits = devices.iter().map(|device| {
                 let fits = needed.check(&**device).is_ok();
                 let info = device.info();
