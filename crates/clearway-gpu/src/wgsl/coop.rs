@@ -32,11 +32,12 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     if !fits || !matches!(job.kind, Kind::MatMul | Kind::MatMulAdd) {
         return None;
     }
+    // Weights of 32 bits would lose half of theirs on the way.
     let direct = job.dtype(1) == DType::F16;
     let mut source = Source::new(job).enable("wgpu_cooperative_matrix");
     let weights = match job.dtype(1) {
         DType::F16 => String::new(),
-        DType::F32 | DType::BF16 => STAGE_FLOATS.to_owned(),
+        DType::BF16 => STAGE_FLOATS.to_owned(),
         _ if w.in_planes() => {
             source = source.view(1, View::Quads).words_too(1);
             chunk_type(job.dtype(1)) + &load_chunk(job.dtype(1), "w")? + STAGE_CHUNKS
