@@ -30,8 +30,7 @@ impl Bar {
             self.bar.set_length(total);
             // The message is what gives way on a narrow terminal: a line that wraps leaves pieces.
             self.bar.set_style(style(
-                "{spinner} {wide_msg} [{bar:20}] {decimal_bytes}/{decimal_total_bytes} \
-                 {decimal_bytes_per_sec}",
+                "{spinner} {wide_msg} [{bar:16}] {decimal_bytes}/{decimal_total_bytes}",
             ));
         }
         self.bar.set_position(done);
