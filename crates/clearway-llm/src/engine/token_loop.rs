@@ -1,0 +1,329 @@
+//! Generation that stays on the device: the token a step chose is the next step's input.
+//!
+//! One graph holds a whole step: embedding, layers, head, the choice of a token, and a small kernel
+//! that hands the token and the next position to the step after it. The host submits several steps at
+//! a time and reads their tokens from a ring.
+
+use clearway::cpu::{CpuKernel, Grid};
+use clearway::{
+    BindingContract, BindingRole, Buffer, CapturedOpKind, CustomKernel, DType, Executable,
+    KernelContract, Layout, TensorView,
+};
+
+use super::sample::SamplerOptions;
+use super::{Engine, EngineError, Result, Step};
+use crate::model::{POSITIONS, TOKENS};
+
+/// Tokens the ring holds: steps that may be under way before the host reads.
+const RING: usize = 64;
+/// Steps that are submitted together: few enough that text still flows.
+const TOGETHER: usize = 16;
+/// Best tokens among which the device draws, if the caller does not say.
+const DEFAULT_TOP: usize = 40;
+
+const ADVANCE: &str = "clearway.advance";
+const DRAW: &str = "clearway.draw";
+
+/// How the device chooses tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Choice {
+    /// The most likely.
+    Greedy,
+    /// Drawn from the most likely.
+    Drawn { temperature: f32, top_k: usize, top_p: f32, min_p: f32 },
+}
+
+impl Choice {
+    /// The choice that does what these options say; `None` where only the host can.
+    pub(super) fn of(options: &SamplerOptions) -> Option<Self> {
+        let SamplerOptions { temperature, top_k, top_p, min_p, repeat_penalty, .. } = *options;
+        if repeat_penalty != 1.0 {
+            return None;
+        }
+        if temperature <= 0.0 {
+            return Some(Self::Greedy);
+        }
+        let top_k = if top_k == 0 { return None } else { top_k };
+        (top_k <= 4 * DEFAULT_TOP).then_some(Self::Drawn { temperature, top_k, top_p, min_p })
+    }
+}
+
+/// A compiled step that feeds itself.
+pub(super) struct TokenLoop {
+    step: Step,
+    ring: Buffer,
+    /// State of the random numbers, for draws.
+    random: Buffer,
+    pub(super) choice: Choice,
+}
+
+impl Engine {
+    /// Reads `token` into the cache and generates `count` tokens after it, all on the device.
+    /// `seen` gets each of them as soon as the host has it and says whether to go on; what was
+    /// generated beyond a stop is forgotten.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextFull`] where the context ends first, with what was generated lost;
+    /// [`EngineError::TokenOutOfRange`]; what the device reports.
+    pub fn generate(
+        &mut self,
+        token: u32,
+        count: usize,
+        options: &SamplerOptions,
+        seen: &mut dyn FnMut(u32) -> bool,
+    ) -> Result<()> {
+        let Some(choice) = Choice::of(options) else {
+            return Err(EngineError::NotOnDevice);
+        };
+        let vocab = self.shape.vocab;
+        if token as usize >= vocab {
+            return Err(EngineError::TokenOutOfRange { token, vocab });
+        }
+        let wanted = self.position + count;
+        if wanted > self.context {
+            return Err(EngineError::ContextFull { wanted, context: self.context });
+        }
+        let mut looped = match self.looped.take().filter(|looped| looped.choice == choice) {
+            Some(looped) => looped,
+            None => self.compile_loop(choice)?,
+        };
+        let outcome = self.run_loop(&mut looped, token, count, options.seed, seen);
+        self.looped = Some(looped);
+        outcome
+    }
+
+    fn run_loop(
+        &mut self,
+        looped: &mut TokenLoop,
+        token: u32,
+        count: usize,
+        seed: u64,
+        seen: &mut dyn FnMut(u32) -> bool,
+    ) -> Result<()> {
+        looped.step.tokens.write_slice(0, &[token])?;
+        looped.step.positions.write_slice(0, &[self.position as u32])?;
+        let fresh = (self.position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed;
+        looped.random.write_slice(0, &[fresh as u32 | 1, (fresh >> 32) as u32])?;
+        let mut left = count;
+        while left > 0 {
+            let steps = left.min(TOGETHER);
+            looped.step.graph.run_many(steps)?;
+            let ring: Vec<u32> = looped.ring.read_vec(0, RING)?;
+            for _ in 0..steps {
+                let next = ring[self.position % RING];
+                self.position += 1;
+                if !seen(next) {
+                    return Ok(());
+                }
+            }
+            left -= steps;
+        }
+        Ok(())
+    }
+
+    fn compile_loop(&mut self, choice: Choice) -> Result<TokenLoop> {
+        self.register_kernels()?;
+        let mut recorded = self.record(1)?;
+        let device = self.executor.device().clone();
+        let (tokens, positions) = (device.alloc(4)?, device.alloc(4)?);
+        let (ring, random) = (device.alloc(4 * RING as u64)?, device.alloc(8)?);
+        let mut bound = self.bind(&recorded, &tokens, &positions)?;
+        let find = |name: &str| recorded.externals.iter().position(|e| e.name == name);
+        let (Some(token_id), Some(position_id)) = (find(TOKENS), find(POSITIONS)) else {
+            return Err(EngineError::NotOnDevice);
+        };
+        let token_view = recorded.externals[token_id].view;
+        let position_view = recorded.externals[position_id].view;
+        let next_external = recorded.externals.len();
+        let external = |index: usize, buffer: &Buffer, elems: usize| -> Result<TensorView> {
+            let layout = Layout::new(DType::U32, &[elems])?;
+            let buf_id = next_external + index;
+            Ok(TensorView { buf_id, buf_len: buffer.len(), offset: 0, layout })
+        };
+        let ring_view = external(0, &ring, RING)?;
+        let random_view = external(1, &random, 2)?;
+        bound.insert(ring_view.buf_id, (ring.clone(), 0));
+        bound.insert(random_view.buf_id, (random.clone(), 0));
+
+        let graph = &mut recorded.graph;
+        let id = graph.declare_value(Layout::new(DType::U32, &[1])?);
+        let logits = recorded.logits;
+        match choice {
+            Choice::Greedy => {
+                clearway::record(graph, CapturedOpKind::ArgMax, &[logits, id], &[], "choose")?;
+            }
+            Choice::Drawn { temperature, top_k, top_p, min_p } => {
+                let kept = top_k.min(self.shape.vocab);
+                let best = graph.declare_value(Layout::new(DType::F32, &[1, kept])?);
+                let ids = graph.declare_value(Layout::new(DType::U32, &[1, kept])?);
+                clearway::record(graph, CapturedOpKind::TopK, &[logits, best, ids], &[], "choose")?;
+                let views = [best, ids, random_view, id];
+                let params = [temperature.to_bits(), top_p.to_bits(), min_p.to_bits()];
+                graph.dispatch(CapturedOpKind::Custom, &draw_contract(), &views, &params, "draw")?;
+            }
+        }
+        let views = [id, token_view, position_view, ring_view];
+        graph.dispatch(CapturedOpKind::Custom, &advance_contract(), &views, &[], "advance")?;
+        let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
+        Ok(TokenLoop { step: Step { graph, recorded, tokens, positions }, ring, random, choice })
+    }
+
+    fn register_kernels(&self) -> Result<()> {
+        for kernel in [advance_kernel(), draw_kernel()] {
+            match self.executor.register(kernel) {
+                Ok(()) | Err(clearway::Error::Gpu(clearway::GpuError::DuplicateKernel { .. })) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn advance_contract() -> KernelContract {
+    KernelContract::new(
+        ADVANCE,
+        [
+            BindingContract::new("id", BindingRole::Read),
+            BindingContract::new("tokens", BindingRole::ReadWrite),
+            BindingContract::new("positions", BindingRole::ReadWrite),
+            BindingContract::new("ring", BindingRole::ReadWrite),
+        ],
+    )
+}
+
+/// The chosen token becomes the next input and goes into the ring; the position moves on.
+fn advance_kernel() -> CustomKernel {
+    let cpu = CpuKernel::new(
+        |_, _| Grid::rows(1, 1),
+        |piece| {
+            let id = piece.src::<u32>(0)[0];
+            let position = piece.dst_row::<u32>(2, 0)[0];
+            piece.dst_row::<u32>(2, 0)[0] = position.wrapping_add(1);
+            piece.dst_row::<u32>(1, 0)[0] = id;
+            piece.dst_row::<u32>(3, 0)[position as usize % RING] = id;
+        },
+    );
+    let wgsl = "
+@compute @workgroup_size(1)
+fn main() {
+    let id = get_o0(0u);
+    let position = get_o2(0u);
+    put_o2(0u, position + 1u);
+    put_o1(0u, id);
+    put_o3(position % P.o3.shape.w, id);
+}
+";
+    CustomKernel::new(advance_contract()).with_cpu(cpu).with_wgsl(wgsl, |_, _| [1, 1, 1])
+}
+
+fn draw_contract() -> KernelContract {
+    KernelContract::new(
+        DRAW,
+        [
+            BindingContract::new("best", BindingRole::Read),
+            BindingContract::new("ids", BindingRole::Read),
+            BindingContract::new("random", BindingRole::ReadWrite),
+            BindingContract::new("id", BindingRole::Write),
+        ],
+    )
+}
+
+/// Draws one of the best tokens, which come in falling order: softmax at the temperature, cut where
+/// the rest is below `min_p` of the best or the kept share reaches `top_p`.
+fn draw_kernel() -> CustomKernel {
+    let cpu = CpuKernel::new(
+        |_, _| Grid::rows(1, 1),
+        |piece| {
+            let (temperature, top_p, min_p) = (piece.float(0), piece.float(1), piece.float(2));
+            let (best, ids) = (piece.src::<f32>(0), piece.src::<u32>(1));
+            let weight = |logit: f32| ((logit - best[0]) / temperature).exp();
+            let mut total = 0.0;
+            for &logit in best {
+                total += weight(logit);
+            }
+            let (mut kept, mut count) = (0.0, 0);
+            for &logit in best {
+                if count > 0 && (kept >= top_p * total || weight(logit) < min_p) {
+                    break;
+                }
+                kept += weight(logit);
+                count += 1;
+            }
+            let state = piece.dst_row::<u32>(2, 0);
+            let share = next_share(state);
+            let (mut sum, mut chosen) = (0.0, count - 1);
+            for (index, &logit) in best[..count].iter().enumerate() {
+                sum += weight(logit);
+                if sum > share * kept {
+                    chosen = index;
+                    break;
+                }
+            }
+            piece.dst_row::<u32>(3, 0)[0] = ids[chosen];
+        },
+    );
+    let wgsl = "
+fn weight(i: u32) -> f32 { return exp((get_o0(i) - get_o0(0u)) / argf(0u)); }
+@compute @workgroup_size(1)
+fn main() {
+    let count = P.o0.shape.w;
+    var total = 0.0;
+    for (var i = 0u; i < count; i++) { total += weight(i); }
+    var kept = 0.0;
+    var used = 0u;
+    for (var i = 0u; i < count; i++) {
+        if (i > 0u && (kept >= argf(1u) * total || weight(i) < argf(2u))) { break; }
+        kept += weight(i);
+        used += 1u;
+    }
+    // Two steps of a 32-bit permuted congruential generator for 24 bits of a share.
+    let state = get_o2(0u) * 747796405u + (get_o2(1u) | 1u);
+    put_o2(0u, state);
+    let word = ((state >> ((state >> 28u) + 4u)) ^ state) * 277803737u;
+    let share = f32(((word >> 22u) ^ word) >> 8u) / 16777216.0;
+    var sum = 0.0;
+    var chosen = used - 1u;
+    for (var i = 0u; i < used; i++) {
+        sum += weight(i);
+        if (sum > share * kept) { chosen = i; break; }
+    }
+    put_o3(0u, get_o1(chosen));
+}
+";
+    CustomKernel::new(draw_contract()).with_cpu(cpu).with_wgsl(wgsl, |_, _| [1, 1, 1])
+}
+
+/// The next number in 0..1 of a permuted congruential generator, the same as the WGSL above.
+fn next_share(state: &mut [u32]) -> f32 {
+    let next = state[0].wrapping_mul(747_796_405).wrapping_add(state[1] | 1);
+    state[0] = next;
+    let word = ((next >> ((next >> 28) + 4)) ^ next).wrapping_mul(277_803_737);
+    (((word >> 22) ^ word) >> 8) as f32 / 16_777_216.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_fill_the_unit_interval_evenly() {
+        let mut state = [12345, 678];
+        let mut counts = [0_u32; 10];
+        for _ in 0..100_000 {
+            let share = next_share(&mut state);
+            assert!((0.0..1.0).contains(&share));
+            counts[(share * 10.0) as usize] += 1;
+        }
+        assert!(counts.iter().all(|&count| (9_600..10_400).contains(&count)), "{counts:?}");
+    }
+
+    #[test]
+    fn the_host_is_asked_where_the_device_cannot_choose() {
+        let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
+        assert_eq!(Choice::of(&options), Some(Choice::Greedy));
+        let penalised = SamplerOptions { repeat_penalty: 1.1, ..options };
+        assert_eq!(Choice::of(&penalised), None);
+        let unbounded = SamplerOptions { temperature: 0.8, top_k: 0, ..options };
+        assert_eq!(Choice::of(&unbounded), None);
+    }
+}
