@@ -126,6 +126,7 @@ const schedule = {
           group.barrier_share === undefined ? null : pair("barrier of the group", percent(group.barrier_share)),
         ] : group ? [pair("its group, estimated", time(group.estimated_ns))] : []),
         row.kernel ? pair("kernel", row.kernel) : null),
+      row.moot ? el("p", {}, "Nothing to do: its parts already lie side by side, so it is left out.") : "",
       row.origins && row.origins.length > 0 ? el("p", {}, `Fused from ${row.origins.map((id) => nameOf(recordedById.get(id))).join(" + ")}.`) : "",
       links("Waits for", before) ?? "", links("Waited for by", after) ?? "", this.barrierLine(view.group[at]) ?? "");
     this.label(nameOf(row));

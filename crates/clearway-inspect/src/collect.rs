@@ -125,7 +125,9 @@ impl Listing {
         let mut index = FxHashMap::default();
         for (place, after) in preds.into_iter().enumerate() {
             let dispatch = &logical.dispatches[place];
-            let traffic = cost::traffic(dispatch);
+            // The parts already lie where they belong: it is not lowered.
+            let moot = dispatch.is_moot();
+            let traffic = if moot { Traffic::default() } else { cost::traffic(dispatch) };
             let group = &mut groups[logical.group[place] as usize];
             if group.dispatches == 0 {
                 group.first = place as u32;
@@ -133,7 +135,11 @@ impl Listing {
             group.dispatches += 1;
             group.bytes += traffic.total();
             index.insert(dispatch.id, place as u32);
-            dispatches.push(dispatch_row(dispatch, traffic, cost, after));
+            let mut row = dispatch_row(dispatch, traffic, cost, after);
+            if moot {
+                (row.moot, row.estimated_ns) = (true, 0.0);
+            }
+            dispatches.push(row);
         }
         for (row, (&group, &lane)) in dispatches.iter_mut().zip(logical.group.iter().zip(&lanes)) {
             (row.group, row.lane) = (group, lane);
@@ -179,6 +185,7 @@ fn dispatch_row(
         lane: 0,
         after,
         origins: if origins == [dispatch.id.0] { Vec::new() } else { origins },
+        moot: false,
         estimated_ns: cost::dispatch_ns(cost, traffic),
         serialised_ns: None,
     }

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use clearway::{CompileOptions, DType, Executable, GraphExecutor, Ops, Profile, ProfileMode};
+use clearway::{
+    CompileOptions, ComputeGraph, DType, Executable, GraphExecutor, Ops, Profile, ProfileMode,
+    ProfileSpan,
+};
 
 use crate::error::{InspectError, Result};
 use crate::report::{LostTime, Measured, Report};
@@ -43,6 +46,7 @@ pub fn measure(executor: &GraphExecutor, graph: &mut Executable) -> Result<Measu
     }
     let (groups, runs) = median_run(graph, ProfileMode::Groups)?;
     let (serialised, _) = median_run(graph, ProfileMode::Serialised)?;
+    let [groups, serialised] = [groups, serialised].map(|p| with_left_out(graph.graph(), p));
     let info = executor.device().info();
     let device = format!("{} ({})", info.name, info.description);
     let copy_bytes_per_ns = copy_bandwidth(executor).ok();
@@ -82,7 +86,7 @@ impl Report {
         for (group, span) in self.group_list.iter_mut().zip(&groups.spans) {
             let ns = span.duration_ns();
             group.measured_ns = Some(ns);
-            let share = rate(group.bytes, ns) / bytes_per_ns;
+            let share = if group.bytes == 0 { 0.0 } else { rate(group.bytes, ns) / bytes_per_ns };
             group.bandwidth_share = Some(share).filter(|share| share.is_finite());
             group.barrier_share = groups.barrier_ns.map(|b| (b as f64 / ns.max(1) as f64).min(1.0));
         }
@@ -118,6 +122,42 @@ fn median_run(graph: &mut Executable, mode: ProfileMode) -> Result<(Profile, u32
     runs.sort_by_key(Profile::total_ns);
     let count = runs.len() as u32;
     Ok((runs.swap_remove(runs.len() / 2), count))
+}
+
+/// The profile with spans of no length for what is never lowered: dispatches that have nothing to do where
+/// they were placed, and groups of nothing else.
+fn with_left_out(graph: &ComputeGraph, profile: Profile) -> Profile {
+    let mut runs: Vec<bool> = Vec::new();
+    match profile.mode {
+        ProfileMode::Serialised => runs.extend(graph.dispatches().map(|d| !d.is_moot())),
+        ProfileMode::Groups => {
+            let mut open = false;
+            for node in graph.nodes() {
+                let Some(dispatch) = node.dispatch() else {
+                    open = false;
+                    continue;
+                };
+                if !std::mem::replace(&mut open, true) {
+                    runs.push(false);
+                }
+                if let Some(group) = runs.last_mut() {
+                    *group |= !dispatch.is_moot();
+                }
+            }
+        }
+    }
+    let mut timed = profile.spans.iter().copied();
+    let mut end = 0;
+    let spans = runs.iter().map(|&runs| {
+        let span = if runs { timed.next() } else { None };
+        let span = span.unwrap_or(ProfileSpan { start_ns: end, end_ns: end });
+        end = span.end_ns;
+        span
+    });
+    match runs.iter().filter(|&&runs| runs).count() == profile.spans.len() {
+        true => Profile { spans: spans.collect(), ..profile },
+        false => profile, // another list's, which is for `attach` to say
+    }
 }
 
 /// Bytes in a nanosecond of the fastest of a few copies.

@@ -152,6 +152,9 @@ pub struct DispatchRow {
     /// Recorded dispatches it stands for, if more than itself.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub origins: Vec<u32>,
+    /// Whether it has nothing to do where it was placed: it joins what lies side by side already.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub moot: bool,
     /// Estimated time alone.
     pub estimated_ns: f64,
     /// Measured time alone, in the serialised mode.

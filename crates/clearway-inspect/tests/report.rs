@@ -153,7 +153,7 @@ fn buffers_are_named_where_they_are_mentioned() {
 }
 
 #[test]
-fn unknown_and_empty_lists_are_reported() {
+fn an_empty_list_is_reported() {
     let empty = report(&clearway::ComputeGraph::new());
     assert_eq!((empty.summary.dispatches, empty.group_list.len()), (0, 0));
     assert_eq!(empty.summary.phases_per_layer, None);
@@ -230,4 +230,27 @@ fn the_text_keeps_control_characters_to_itself() {
     report.name = "evil\u{1b}[2Jname\r\nnext".into();
     let text = report.to_text();
     assert!(text.starts_with("evil\u{fffd}[2Jname\u{fffd}\u{fffd}next\n"), "{text}");
+}
+
+#[test]
+fn a_join_that_has_nothing_to_do_is_shown_and_takes_no_time() {
+    let executor = GraphExecutor::new(CpuDevice::with_threads(1));
+    let mut pass = executor.begin_recorded().unwrap();
+    let x = pass.input(Layout::new(DType::F32, &[1, 64]).unwrap()).unwrap();
+    let (a, b) = (pass.silu(x).unwrap(), pass.scale(x, 2.0).unwrap());
+    let row = pass.concat(a, b).unwrap();
+    let y = pass.gelu(row).unwrap();
+    pass.output(y).unwrap();
+    let recorded = pass.graph().clone();
+    let align = executor.device().info().arena_align;
+    let compile = CompileOptions { align, ..CompileOptions::default() };
+    let mut executable = pass.compile(&compile).unwrap();
+    assert!(executable.graph().dispatches().any(|dispatch| dispatch.is_moot()));
+    let times = measure(&executor, &mut executable).unwrap();
+    let options = InspectOptions { compile, ..InspectOptions::default() };
+    let mut report = report_with(&recorded, &options);
+    report.attach(&times).unwrap();
+    let join = report.dispatch_list.iter().find(|row| row.moot).unwrap();
+    assert_eq!((join.estimated_ns, join.serialised_ns), (0.0, Some(0)));
+    assert_eq!(report.group_list[join.group as usize].measured_ns, Some(0));
 }
