@@ -97,8 +97,59 @@ impl Talker<'_> {
             answer.prefill.tokens += part.len();
         }
         answer.prefill.time = started.elapsed();
-        self.decode(logits, &mut answer, out)?;
+        if self.engine.feeds_back() && self.sampler.runs_on_device() {
+            self.decode_on_device(&logits, &mut answer, out)?;
+        } else {
+            self.decode(logits, &mut answer, out)?;
+        }
         Ok(answer)
+    }
+
+    /// As [`decode`](Self::decode), with the tokens after the first chosen by the device.
+    fn decode_on_device(
+        &mut self,
+        logits: &[f32],
+        answer: &mut Answer,
+        out: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
+        let tokenizer = self.tokenizer;
+        let mut stream = StreamDecoder::new(tokenizer, DecodeOptions::default());
+        let started = Instant::now();
+        let mut token = self.sampler.sample(logits);
+        let (mut ended, mut failure) = (tokenizer.is_end(token), None);
+        let mut emit = |token: u32, answer: &mut Answer| -> Result<()> {
+            let text = stream.push(token)?;
+            answer.text.push_str(&text);
+            out(&text)
+        };
+        if !ended && self.limit > 0 {
+            emit(token, answer)?;
+            let room = self.engine.context() - self.engine.position();
+            let count = room.min(self.limit - 1);
+            let options = *self.sampler.options();
+            self.engine.generate(token, count, &options, &mut |next| {
+                answer.tokens.push(token);
+                token = next;
+                ended = tokenizer.is_end(next);
+                if interrupt::wanted() {
+                    answer.end = End::Stopped;
+                } else if !ended {
+                    failure = emit(next, answer).err();
+                }
+                !ended && failure.is_none() && !matches!(answer.end, End::Stopped)
+            })?;
+            if let Some(failure) = failure {
+                return Err(failure);
+            }
+            if !ended && matches!(answer.end, End::Done) && count < self.limit - 1 {
+                let (wanted, context) = (self.engine.position() + 1, self.engine.context());
+                answer.end = End::Full(EngineError::ContextFull { wanted, context });
+            }
+        }
+        answer.decode = Pace { tokens: answer.tokens.len(), time: started.elapsed() };
+        let rest = stream.finish();
+        answer.text.push_str(&rest);
+        out(&rest)
     }
 
     fn decode(

@@ -54,6 +54,11 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Tokens of a step at most: enough that fetching the weights costs nothing.
+    fn batch_tokens(&self) -> usize {
+        256
+    }
+
     /// The buffer of this device with this identity.
     ///
     /// # Errors
@@ -116,6 +121,14 @@ pub trait Program: Send {
     /// # Errors
     /// What the device reports.
     fn run(&mut self) -> Result<()>;
+
+    /// Runs it `times` times, one after another, and waits for the last.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn run_many(&mut self, times: usize) -> Result<()> {
+        (0..times).try_for_each(|_| self.run())
+    }
 
     /// Runs it once, waits, and says how long its parts took. The memory afterwards is that of
     /// [`run`](Self::run) in both modes.

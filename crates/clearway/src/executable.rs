@@ -88,6 +88,17 @@ impl Executable {
         Ok(self.program.profile(mode)?)
     }
 
+    /// Runs the graph `times` times, one after another, without the host in between, and waits.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn run_many(&mut self, times: usize) -> Result<()> {
+        let started = Instant::now();
+        self.program.run_many(times)?;
+        self.stats.wait_time = started.elapsed();
+        Ok(())
+    }
+
     /// Uploads an input.
     ///
     /// # Errors

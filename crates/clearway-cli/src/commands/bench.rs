@@ -4,13 +4,14 @@ use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use clearway_llm::engine::{Engine, EngineOptions};
+use clearway_llm::engine::{Engine, EngineOptions, SamplerOptions};
 use clearway_llm::gguf::Gguf;
 use serde_json::json;
 
 use super::print_json;
 use crate::device::DeviceArgs;
 use crate::model::{self, NameArgs};
+use crate::shape::Switches;
 use crate::{interrupt, memory};
 
 /// Arguments of `clearway bench`.
@@ -21,7 +22,8 @@ use crate::{interrupt, memory};
   clearway bench -m synthetic.gguf -r 3 --json
 
 ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run once to warm up and
-then -r times on an empty cache; tokens per second are shown as mean and standard deviation.")]
+then -r times; tokens per second are shown as mean and standard deviation. On a GPU tokens are
+chosen and fed back on the device.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
@@ -43,6 +45,15 @@ pub struct Args {
         value_delimiter = ','
     )]
     n_gen: Vec<usize>,
+    /// Tokens in the cache before generation starts.
+    #[arg(short = 'd', long = "n-depth", value_name = "N", default_value_t = 0)]
+    n_depth: usize,
+    /// Temperature of generated tokens; 0 takes the likeliest. Others are drawn with top-k 40 and
+    /// top-p 0.95.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temp: f32,
+    #[command(flatten)]
+    switches: Switches,
     /// How often each is measured.
     #[arg(short = 'r', long = "repetitions", value_name = "R", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -73,10 +84,12 @@ pub fn run(args: &Args) -> Result<()> {
     let tests = prompts.chain(args.n_gen.iter().map(|&tokens| Test::Generate(tokens)));
     let tests: Vec<_> = tests.filter(|test| test.tokens() > 0).collect();
     let longest = tests.iter().map(|test| test.tokens()).max();
-    let context = longest.context("nothing to measure: -p and -n are both 0")?;
+    let longest = longest.context("nothing to measure: -p and -n are both 0")?;
+    let context = longest + args.n_depth;
     let gguf = args.name.open()?;
     let device = args.device.open()?;
-    let options = EngineOptions { context: Some(context), ..EngineOptions::default() };
+    let compile = args.switches.options();
+    let options = EngineOptions { context: Some(context), compile, ..EngineOptions::default() };
     let mut engine = model::load(&gguf, device.clone(), options)?;
     interrupt::catch();
 
@@ -84,7 +97,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut table = (!args.json).then(|| Table::new(&about)).transpose()?;
     let mut objects = Vec::new();
     for test in tests {
-        let measured = measure(&mut engine, test, args.repetitions)?;
+        let measured = measure(&mut engine, test, args)?;
         match &mut table {
             Some(table) => table.row(&about, &measured)?,
             None => objects.push(about.object(&measured)),
@@ -111,24 +124,35 @@ impl Test {
     }
 }
 
-fn measure(engine: &mut Engine, test: Test, repetitions: u32) -> Result<Measured> {
-    once(engine, test)?;
+fn measure(engine: &mut Engine, test: Test, args: &Args) -> Result<Measured> {
+    once(engine, test, args)?;
     let mut samples = Vec::new();
-    for _ in 0..repetitions {
-        samples.push(once(engine, test)?);
+    for _ in 0..args.repetitions {
+        samples.push(once(engine, test, args)?);
     }
     Ok(Measured { test, samples })
 }
 
 /// Tokens per second of one run. What the tokens are does not matter, but they are not all one:
 /// experts and rows of the embedding would be more in the caches than in real text.
-fn once(engine: &mut Engine, test: Test) -> Result<f64> {
+fn once(engine: &mut Engine, test: Test, args: &Args) -> Result<f64> {
     let vocab = engine.shape().vocab as u64;
     let token = |i: usize| (i as u64).wrapping_mul(2_654_435_761) % vocab;
     let tokens: Vec<u32> = (1..=test.tokens()).map(|i| token(i) as u32).collect();
     engine.clear();
+    let generates = matches!(test, Test::Generate(_));
+    if generates && args.n_depth > 0 {
+        let text: Vec<u32> = (1..=args.n_depth).map(|i| token(i) as u32).collect();
+        engine.eval(&text)?;
+    }
     let started = Instant::now();
     match test {
+        Test::Generate(count) if engine.feeds_back() => {
+            let options =
+                SamplerOptions { temperature: args.temp, min_p: 0.0, ..SamplerOptions::default() };
+            engine.generate(tokens[0], count, &options, &mut |_| !interrupt::wanted())?;
+            interrupt::check()?;
+        }
         Test::Prompt(_) => {
             interrupt::check()?;
             engine.eval(&tokens)?;

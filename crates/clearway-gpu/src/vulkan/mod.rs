@@ -31,6 +31,7 @@ use clearway_graph::{FusedRequest, Layout};
 use crate::device::{Buffer, Device, DeviceInfo, Encoder};
 use crate::error::{GpuError, Result};
 use crate::registry::KernelRegistry;
+use crate::wgsl;
 use context::Context;
 use instance::{Adapter, Instance};
 use memory::VulkanMemory;
@@ -157,13 +158,17 @@ impl Device for VulkanDevice {
         true // products of few rows with weights in planes
     }
 
+    fn batch_tokens(&self) -> usize {
+        if self.is_software() { 64 } else { 512 }
+    }
+
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {
         let memory = self.context.memory(buf_id)?;
         Ok(Buffer::with_id(buf_id, memory.piece.len, memory))
     }
 
-    fn has_fused(&self, _request: &FusedRequest<'_>) -> bool {
-        true // every op of the table has a kernel
+    fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
+        wgsl::has_fused(request, &self.context.adapter.target)
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {

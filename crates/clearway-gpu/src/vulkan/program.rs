@@ -116,6 +116,9 @@ pub(super) struct VulkanProgram {
     _memory: Vec<Arc<VulkanMemory>>,
 }
 
+/// Command buffers of one submission at most.
+const TOGETHER: usize = 16;
+
 /// One dispatch, ready to be recorded.
 struct Launch {
     pipeline: vk::Pipeline,
@@ -263,8 +266,11 @@ impl VulkanProgram {
     /// Writes all commands. With a clock, a time stamp stands before the first part and after each.
     fn record(&self, commands: vk::CommandBuffer, clock: Option<&Clock>) -> Result<()> {
         let raw = &self.context.raw;
+        // The same commands may stand several times in a queue.
+        let begin = vk::CommandBufferBeginInfo::default()
+            .flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
         // SAFETY: the commands are not in use.
-        unsafe { raw.begin_command_buffer(commands, &vk::CommandBufferBeginInfo::default()) }
+        unsafe { raw.begin_command_buffer(commands, &begin) }
             .map_err(|e| self.context.error("vkBeginCommandBuffer", e))?;
         self.barrier(commands, Edge::Start);
         let serialised = clock.is_some_and(|clock| clock.mode == ProfileMode::Serialised);
@@ -393,6 +399,18 @@ impl VulkanProgram {
 impl Program for VulkanProgram {
     fn run(&mut self) -> Result<()> {
         self.submit()?;
+        self.wait()
+    }
+
+    fn run_many(&mut self, times: usize) -> Result<()> {
+        let once = vk::CommandBufferSubmitInfo::default().command_buffer(self.commands);
+        let commands = [once; TOGETHER];
+        let mut left = times;
+        while left > 0 {
+            let now = left.min(TOGETHER);
+            self.running = self.context.submit(&commands[..now])?;
+            left -= now;
+        }
         self.wait()
     }
 

@@ -1,9 +1,10 @@
 //! The fastest kernel for a job.
 
-use clearway_graph::CapturedOpKind as Kind;
+use clearway_graph::{CapturedOpKind as Kind, FusedRequest};
 
-use super::{Job, Kernel, coop, decode_attention, lower as general, matvec, planar};
+use super::{Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar};
 use crate::error::Result;
+use crate::ops;
 
 /// The kernel for an op call: one made for its case, or the general one.
 ///
@@ -11,6 +12,7 @@ use crate::error::Result;
 /// As the general kernel: an op that is not in the table, or weights in planes that no kernel reads.
 pub fn lower(job: &Job<'_>) -> Result<Kernel> {
     let special = match job.kind {
+        kind if few_rows_only(kind) => matvec::lower(job),
         Kind::MatMul | Kind::MatMulAdd => {
             matvec::lower(job).or_else(|| coop::lower(job)).or_else(|| planar::matmul(job))
         }
@@ -20,4 +22,23 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         _ => None,
     };
     special.map_or_else(|| general::lower(job), Ok)
+}
+
+/// Whether there is a kernel for a fused op with these operands.
+pub fn has_fused(request: &FusedRequest<'_>, target: &Target) -> bool {
+    let count = request.bindings.len();
+    let find = |name: &str| {
+        (0..count)
+            .find(|&index| ops::operand_name(request.kind, count, index) == Some(name))
+            .map(|index| &request.bindings[index].layout)
+    };
+    !few_rows_only(request.kind) || matvec::has_fused(target, find)
+}
+
+/// Fused ops that exist only as products of few rows.
+fn few_rows_only(kind: Kind) -> bool {
+    ops::spec(kind).is_some_and(|spec| {
+        let has = |name: &str| spec.operands.iter().any(|operand| operand.name == name);
+        has("w") && has("x") && (has("g") || has("u") || has("up"))
+    })
 }

@@ -34,6 +34,18 @@ struct Cut {
     rows: u32,
 }
 
+/// Whether a fused product has a kernel here for operands that lie as models bind them. `find` gives
+/// an operand's layout by name.
+pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(&str) -> Option<&'a Layout>) -> bool {
+    let (Some(x), Some(w)) = (find("x"), find("w")) else { return false };
+    let alike = find("u").is_none_or(|u| u.dtype() == w.dtype() && u.is_dense());
+    let readable = super::planes::supports(w)
+        || (matches!(w.dtype(), DType::F32 | DType::F16 | DType::BF16)
+            && w.is_dense()
+            && w.cols().is_multiple_of(8));
+    x.rows() <= MAX_COLS && target.subgroup >= 8 && alike && readable
+}
+
 /// The kernel for a product of few rows, if the weights lie so that there is one.
 pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let experts = job.kind == Kind::MatMulExperts;
@@ -133,7 +145,6 @@ fn in_quads(layout: &Layout) -> bool {
 fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Source<'a> {
     let source = source
         .constant("K", shape.inner)
-        .constant("N", shape.outer)
         .constant("COLS", shape.cols)
         .constant("WG", cut.workgroup)
         .constant("TEAM", cut.team)
@@ -218,7 +229,7 @@ struct Expert { first: u32, row: u32, chosen: bool }
 fn expert_of(group: vec3<u32>) -> Expert {
     let used = P.ids.shape.w;
     let id = get_ids(row_ids(group.z / used) + group.z % used);
-    return Expert(min(id, P.w.shape.y - 1u) * N, group.z, id < P.w.shape.y);
+    return Expert(min(id, P.w.shape.y - 1u) * P.w.shape.z, group.z, id < P.w.shape.y);
 }
 fn group_row(group: vec3<u32>) -> u32 { return group.x + group.y * WIDTH; }
 fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) {

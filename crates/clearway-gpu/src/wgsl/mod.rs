@@ -52,7 +52,7 @@ mod source;
 #[cfg(all(test, feature = "vulkan"))]
 mod tests;
 
-pub use choose::lower;
+pub use choose::{has_fused, lower};
 pub use source::{Source, View};
 
 use clearway_graph::{BindingRole, CapturedOpKind, Layout};

@@ -55,6 +55,9 @@ pub enum EngineError {
     /// There is nothing to compute.
     #[error("no tokens were given")]
     Empty,
+    /// These sampling options need the host between tokens.
+    #[error("tokens cannot be chosen on the device with these options; use eval and a sampler")]
+    NotOnDevice,
     /// The cache cannot have this size.
     #[error("a context of {wanted} tokens is not possible")]
     Context {
@@ -77,6 +80,12 @@ pub enum EngineError {
         /// Tokens there are.
         vocab: usize,
     },
+}
+
+impl From<clearway::GraphError> for EngineError {
+    fn from(error: clearway::GraphError) -> Self {
+        Self::Runtime(error.into())
+    }
 }
 
 impl From<clearway::GpuError> for EngineError {

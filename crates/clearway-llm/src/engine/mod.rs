@@ -5,10 +5,12 @@
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `sample` | logits to a token |
+//! | `token_loop` | tokens chosen and fed back on the device |
 
 mod error;
 mod sample;
 mod shape;
+mod token_loop;
 mod vocab;
 
 pub use error::EngineError;
@@ -20,6 +22,8 @@ use std::sync::Arc;
 
 use clearway::{Buffer, CompileOptions, DType, Device, Executable, GraphExecutor, Upload};
 use rustc_hash::FxHashMap;
+
+use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
 use crate::model::{self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
@@ -57,6 +61,7 @@ pub struct Engine {
     buffers: FxHashMap<String, Buffer>,
     /// Compiled steps by their number of tokens.
     steps: FxHashMap<usize, Step>,
+    looped: Option<TokenLoop>,
     position: usize,
 }
 
@@ -100,6 +105,7 @@ impl Engine {
             weight_dtypes,
             buffers: FxHashMap::default(),
             steps: FxHashMap::default(),
+            looped: None,
             position: 0,
         };
         engine.upload(gguf, progress)?;
@@ -155,7 +161,7 @@ impl Engine {
             return Err(EngineError::TokenOutOfRange { token, vocab });
         }
         let mut logits = Vec::new();
-        for batch in tokens.chunks(BATCH) {
+        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
             logits = self.step(batch)?;
         }
         Ok(logits)
@@ -194,17 +200,28 @@ impl Engine {
         let device = self.executor.device();
         let ids = device.alloc(tokens as u64 * 4)?;
         let positions = device.alloc(tokens as u64 * 4)?;
+        let bound = self.bind(&recorded, &ids, &positions)?;
+        let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
+        Ok(Step { graph, recorded, tokens: ids, positions })
+    }
+
+    /// Where the tensors lie that a step only names.
+    fn bind(
+        &self,
+        recorded: &ModelGraph,
+        tokens: &Buffer,
+        positions: &Buffer,
+    ) -> Result<FxHashMap<usize, (Buffer, u64)>> {
         let mut bound = FxHashMap::default();
         for (id, external) in recorded.externals.iter().enumerate() {
             let buffer = match &*external.name {
-                TOKENS => &ids,
-                POSITIONS => &positions,
+                TOKENS => tokens,
+                POSITIONS => positions,
                 name => self.buffers.get(name).ok_or_else(|| missing(name))?,
             };
             bound.insert(id, (buffer.clone(), 0));
         }
-        let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
-        Ok(Step { graph, recorded, tokens: ids, positions })
+        Ok(bound)
     }
 
     /// Puts every tensor the graph names on the device. The names come from the graph, so that

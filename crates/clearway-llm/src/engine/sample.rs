@@ -1,5 +1,7 @@
 //! Logits to a token.
 
+use super::token_loop::Choice;
+
 /// How to choose the next token. The defaults are those llama.cpp users know.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplerOptions {
@@ -35,6 +37,16 @@ pub struct Sampler {
 }
 
 impl Sampler {
+    /// What it was made with.
+    pub fn options(&self) -> &SamplerOptions {
+        &self.options
+    }
+
+    /// Whether a device can choose tokens by these options without the host.
+    pub fn runs_on_device(&self) -> bool {
+        Choice::of(&self.options).is_some()
+    }
+
     /// A sampler at the start of its seed.
     pub fn new(options: SamplerOptions) -> Self {
         Self { options, state: options.seed, recent: Vec::new() }

@@ -6,8 +6,8 @@
 
 use clearway::cpu::{CpuKernel, Grid};
 use clearway::{
-    BindingContract, BindingRole, Buffer, CapturedOpKind, CustomKernel, DType, Executable,
-    KernelContract, Layout, TensorView,
+    BindingContract, BindingRole, Buffer, CapturedOpKind, CustomKernel, DType, KernelContract,
+    Layout, TensorView,
 };
 
 use super::sample::SamplerOptions;
@@ -58,6 +58,17 @@ pub(super) struct TokenLoop {
 }
 
 impl Engine {
+    /// Whether generation should stay on the device: there the host between two tokens costs more
+    /// than the tokens.
+    pub fn feeds_back(&self) -> bool {
+        self.executor.device().info().name != "cpu"
+    }
+
+    /// Statistics of the step that feeds itself, once it is compiled.
+    pub fn loop_stats(&self) -> Option<&clearway::PassStats> {
+        self.looped.as_ref().map(|looped| looped.step.graph.stats())
+    }
+
     /// Reads `token` into the cache and generates `count` tokens after it, all on the device.
     /// `seen` gets each of them as soon as the host has it and says whether to go on; what was
     /// generated beyond a stop is forgotten.
@@ -159,7 +170,13 @@ impl Engine {
                 clearway::record(graph, CapturedOpKind::TopK, &[logits, best, ids], &[], "choose")?;
                 let views = [best, ids, random_view, id];
                 let params = [temperature.to_bits(), top_p.to_bits(), min_p.to_bits()];
-                graph.dispatch(CapturedOpKind::Custom, &draw_contract(), &views, &params, "draw")?;
+                graph.dispatch(
+                    CapturedOpKind::Custom,
+                    &draw_contract(),
+                    &views,
+                    &params,
+                    "draw",
+                )?;
             }
         }
         let views = [id, token_view, position_view, ring_view];

@@ -4,7 +4,7 @@
 // The workgroup rounds the activations to 8 bits with a scale for each 32, as the weights have it;
 // then teams of TEAM lanes take ROWS rows of weights each, a chunk of 32 to a lane. With a norm in
 // front, activations are multiplied by its weight on the way in and by 1 / rms at the end.
-// Constants: K, N, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, SUBGROUP.
+// Constants: K, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, SUBGROUP.
 const CHUNKS = K / 32u;
 const TEAMS = WG / TEAM;
 const WAVES = WG / SUBGROUP;
@@ -103,6 +103,7 @@ fn team_sum(value: f32) -> f32 {
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let expert = expert_of(group);
+    let outer = P.w.shape.z;
     let team = lid / TEAM;
     let lane = lid % TEAM;
     let row0 = (group_row(group) * TEAMS + team) * ROWS;
@@ -125,7 +126,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         workgroupBarrier();
         for (var j = lane; j < count; j += TEAM) {
             for (var r = 0u; r < ROWS; r++) {
-                let row = expert.first + min(row0 + r, N - 1u);
+                let row = expert.first + min(row0 + r, outer - 1u);
                 let w = load_chunk_w(row * CHUNKS + first + j);
                 for (var t = 0u; t < COLS; t++) {
                     sums[r * COLS + t] += dot_chunk(w, t * TILE + j);
@@ -148,7 +149,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             other = team_sum(gates[i]) * factor;
         }
         let row = row0 + i / COLS;
-        if (lane == 0u && row < N) {
+        if (lane == 0u && row < outer) {
             finish(t, row, sum, other, expert);
         }
     }

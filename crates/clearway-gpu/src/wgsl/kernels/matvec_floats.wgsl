@@ -3,7 +3,7 @@
 // weights each, 8 weights to a lane; UNROLL loads of each row are under way at a time. With a norm in
 // front, activations are multiplied by its weight on the way in and by 1 / rms at the end: a team sees
 // all of a row of activations, so it has the sum of squares itself.
-// Constants: K, N, COLS, WG, TEAM, ROWS, UNROLL.
+// Constants: K, COLS, WG, TEAM, ROWS, UNROLL.
 const STEPS = K / 8u;
 const TEAMS = WG / TEAM;
 
@@ -18,6 +18,7 @@ fn team_sum(value: f32) -> f32 {
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let expert = expert_of(group);
+    let outer = P.w.shape.z;
     let team = lid / TEAM;
     let lane = lid % TEAM;
     let row0 = (group_row(group) * TEAMS + team) * ROWS;
@@ -29,7 +30,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     }
     var at: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
-        at[r] = (expert.first + min(row0 + r, N - 1u)) * STEPS;
+        at[r] = (expert.first + min(row0 + r, outer - 1u)) * STEPS;
     }
     var start: array<u32, COLS>;
     var squares: array<f32, COLS>;
@@ -100,7 +101,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             other = team_sum(gates[i]) * factor;
         }
         let row = row0 + i / COLS;
-        if (lane == 0u && row < N) {
+        if (lane == 0u && row < outer) {
             finish(t, row, sum, other, expert);
         }
     }
