@@ -1,6 +1,7 @@
 //! Developer commands, run as `cargo xtask COMMAND`.
 
 mod date;
+mod peers;
 mod run;
 mod size;
 mod soak;
@@ -15,6 +16,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test [--part NAME]   formatting, lints, docs, tests and examples, with the minutes each part took
                        NAME: build, core, ops, golden, race or browser
   soak [--cases N]     the random suites with full counts (10000); writes docs/soak.md
+  peers [--logits] [FILE...]
+                       Clearway and llama.cpp (built here) in turns on the same files: tokens per second
+                       on the CPU, or with --logits how far their logits are apart
   size                 lines per source file
 
 CLEARWAY_SEED=N repeats a run; without it every run has a new seed, which is printed.";
@@ -33,6 +37,8 @@ fn main() -> ExitCode {
             Ok(cases) if cases > 0 => soak::run(cases),
             _ => return usage(&format!("`{count}` is not a number of cases")),
         },
+        ["peers", "--logits", ref files @ ..] => peers::run(true, files),
+        ["peers", ref files @ ..] => peers::run(false, files),
         ["size"] => size::run().map(|()| true),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

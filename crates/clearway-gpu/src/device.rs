@@ -49,6 +49,11 @@ pub trait Device: Send + Sync {
         Ok(buffer)
     }
 
+    /// Whether the device has kernels for weights of this type.
+    fn supports_weights(&self, dtype: DType) -> bool {
+        dtype != DType::U32
+    }
+
     /// Whether products with block weights round their inputs to 8 bits.
     fn rounds_activations(&self) -> bool {
         false

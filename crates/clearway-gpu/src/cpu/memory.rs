@@ -3,10 +3,11 @@
 //! Kernels reach the bytes through raw pointers while a program runs. Transfers from and to the host
 //! take the device's run lock, so they never overlap a running program.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use memmap2::MmapMut;
 
 use super::simd::packed::{Packed, ROWS};
 use super::{ALIGN, Shared};
@@ -16,46 +17,130 @@ use crate::error::{GpuError, Result};
 /// Bytes that are worth a thread to pack them.
 const PACK_SHARE: usize = 256 << 10;
 
+/// Bytes from which on a buffer has pages of its own.
+const FEWEST_PAGES: usize = 128 << 10;
+
+/// Bytes mapped at a time for weights: many of the largest pages there are.
+const WEIGHT_CHUNK: usize = 32 << 20;
+
 /// Bytes of a buffer. Freed when the last handle and the last program that uses it are gone.
 pub(super) struct HostMemory {
     start: NonNull<u8>,
-    layout: Layout,
     len: usize,
     device: Weak<Shared>,
     /// How the bytes are packed, if they are weights.
     packed: Option<Packed>,
+    /// Keeps the bytes.
+    _chunk: Arc<Chunk>,
 }
+
+/// Memory of a buffer, or of several.
+struct Chunk {
+    start: NonNull<u8>,
+    len: usize,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    /// From the heap, for small buffers.
+    Lines(Vec<Line>),
+    /// Straight from the system: zeros that take no memory before they are touched.
+    Pages(MmapMut),
+}
+
+/// What buffers start at a multiple of.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; ALIGN]);
 
 // SAFETY: the bytes are plain memory owned by this value; who may touch them when is settled by the
 // run lock (transfers against programs) and by the proof of the list (kernels against each other).
 unsafe impl Send for HostMemory {}
 // SAFETY: as for Send; `&HostMemory` gives out bytes only under the run lock or inside a program.
 unsafe impl Sync for HostMemory {}
+// SAFETY: the pointer is that of `bytes`, which are only reached through `HostMemory`.
+unsafe impl Send for Chunk {}
+// SAFETY: as for Send.
+unsafe impl Sync for Chunk {}
+
+/// Where the next weights go: a chunk of large pages that many tensors share, since a tensor alone
+/// seldom fills one, and reading weights through small pages takes twice as long.
+#[derive(Default)]
+pub(super) struct WeightMemory {
+    /// The chunk in use and how much of it is taken.
+    current: Mutex<Option<(Arc<Chunk>, usize)>>,
+}
+
+impl Chunk {
+    /// `len` zero bytes.
+    fn new(len: usize) -> Result<Arc<Self>> {
+        let out_of_memory = || GpuError::OutOfMemory {
+            device: "cpu".into(),
+            wanted: len as u64,
+            available: available_bytes(),
+        };
+        // Linux hands out zero pages it does not have; ask before it has to kill someone.
+        if len as u64 > (1 << 30) && len as u64 > available_bytes() {
+            return Err(out_of_memory());
+        }
+        let mut bytes = if len < FEWEST_PAGES {
+            Bytes::Lines(vec![Line([0; ALIGN]); len.div_ceil(ALIGN).max(1)])
+        } else {
+            Bytes::Pages(MmapMut::map_anon(len).map_err(|_| out_of_memory())?)
+        };
+        let start = match &mut bytes {
+            Bytes::Lines(lines) => lines.as_mut_ptr().cast(),
+            Bytes::Pages(map) => map.as_mut_ptr(),
+        };
+        let start = NonNull::new(start).ok_or_else(out_of_memory)?;
+        Ok(Arc::new(Self { start, len, bytes }))
+    }
+
+    /// The same in large pages, where the system has them.
+    fn new_large(len: usize) -> Result<Arc<Self>> {
+        let chunk = Self::new(len)?;
+        #[cfg(target_os = "linux")]
+        if let Bytes::Pages(map) = &chunk.bytes {
+            // A refusal costs speed and nothing else.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        Ok(chunk)
+    }
+}
 
 impl HostMemory {
     /// `bytes` zero bytes.
     pub(super) fn zeroed(bytes: u64, device: &Arc<Shared>) -> Result<Self> {
-        let out_of_memory = || GpuError::OutOfMemory {
+        let len = usize::try_from(bytes).map_err(|_| GpuError::OutOfMemory {
             device: "cpu".into(),
             wanted: bytes,
             available: available_bytes(),
-        };
-        let len = usize::try_from(bytes).map_err(|_| out_of_memory())?;
-        // Linux hands out zero pages it does not have; ask before it has to kill someone.
-        if bytes > (1 << 30) && bytes > available_bytes() {
-            return Err(out_of_memory());
-        }
-        // At least one byte, since a layout of size 0 must not be allocated.
-        let layout = Layout::from_size_align(len.max(1), ALIGN).map_err(|_| out_of_memory())?;
-        // SAFETY: the size of `layout` is not 0.
-        let start = unsafe { alloc_zeroed(layout) };
-        let start = NonNull::new(start).ok_or_else(out_of_memory)?;
-        Ok(Self { start, layout, len, device: Arc::downgrade(device), packed: None })
+        })?;
+        let chunk = Chunk::new(len)?;
+        let device = Arc::downgrade(device);
+        Ok(Self { start: chunk.start, len, device, packed: None, _chunk: chunk })
     }
 
-    /// A copy of bytes.
+    /// `len` zero bytes next to other weights.
+    fn for_weights(len: usize, device: &Arc<Shared>) -> Result<Self> {
+        let current = &device.weights.current;
+        let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |chunk: &Chunk, used: usize| len <= chunk.len - used;
+        let (chunk, used) = match current.take() {
+            Some((chunk, used)) if fits(&chunk, used) => (chunk, used),
+            _ => (Chunk::new_large(len.max(WEIGHT_CHUNK))?, 0),
+        };
+        // SAFETY: `used` is inside the chunk or its end, since `len` more bytes fit.
+        let start = unsafe { chunk.start.add(used) };
+        let used = (used + len).next_multiple_of(ALIGN).min(chunk.len);
+        *current = Some((chunk.clone(), used));
+        let device = Arc::downgrade(device);
+        Ok(Self { start, len, device, packed: None, _chunk: chunk })
+    }
+
+    /// A copy of a weight tensor.
     pub(super) fn copied(bytes: &[u8], device: &Arc<Shared>) -> Result<Self> {
-        let memory = Self::zeroed(bytes.len() as u64, device)?;
+        let memory = Self::for_weights(bytes.len(), device)?;
         memory.write(0, bytes)?;
         Ok(memory)
     }
@@ -67,7 +152,7 @@ impl HostMemory {
         device: &Arc<Shared>,
         threads: usize,
     ) -> Result<Self> {
-        let mut memory = Self::zeroed(plain.len() as u64, device)?;
+        let mut memory = Self::for_weights(plain.len(), device)?;
         memory.packed = Some(tensor);
         // SAFETY: the allocation has `len` bytes, zeroed, and nobody else has it yet.
         let target = unsafe { std::slice::from_raw_parts_mut(memory.start(), memory.len) };
@@ -143,13 +228,6 @@ impl DeviceMemory for HostMemory {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl Drop for HostMemory {
-    fn drop(&mut self) {
-        // SAFETY: `start` came from `alloc_zeroed` with this layout and is freed once, here.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }
 

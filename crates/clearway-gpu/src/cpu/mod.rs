@@ -36,7 +36,7 @@ use rustc_hash::FxHashMap;
 use crate::device::{Buffer, Device, DeviceInfo, Encoder};
 use crate::error::{GpuError, Result};
 use crate::registry::KernelRegistry;
-use memory::HostMemory;
+use memory::{HostMemory, WeightMemory};
 use pool::Pool;
 use simd::packed::Packed;
 
@@ -54,6 +54,7 @@ pub(crate) struct Shared {
     pool: Pool,
     /// Buffers alive, by identity.
     buffers: Mutex<FxHashMap<usize, Weak<HostMemory>>>,
+    weights: WeightMemory,
     adversary: Option<u64>,
 }
 
@@ -86,7 +87,8 @@ impl CpuDevice {
             memory_bytes,
         };
         let pool = Pool::new(threads);
-        Self { shared: Arc::new(Shared { info, pool, buffers: Mutex::default(), adversary }) }
+        let (buffers, weights) = (Mutex::default(), WeightMemory::default());
+        Self { shared: Arc::new(Shared { info, pool, buffers, weights, adversary }) }
     }
 }
 

@@ -13,6 +13,7 @@ use clearway_graph::{BindingRole, DType, Layout, TensorView};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::simd::float;
 use super::simd::packed::PackedView;
 use crate::quant;
 
@@ -280,10 +281,10 @@ impl<'a> Piece<'a> {
         match layout.dtype() {
             DType::F32 => out.copy_from_slice(&self.src(operand)[start..start + out.len()]),
             DType::F16 => {
-                self.src::<f16>(operand)[start..start + out.len()].convert_to_f32_slice(out);
+                float::widen_f16(&self.src(operand)[start..start + out.len()], out);
             }
             DType::BF16 => {
-                self.src::<bf16>(operand)[start..start + out.len()].convert_to_f32_slice(out);
+                float::widen_bf16(&self.src(operand)[start..start + out.len()], out);
             }
             dtype => {
                 let block = dtype.block_elems();

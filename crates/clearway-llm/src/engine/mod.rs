@@ -4,15 +4,18 @@
 //! |---|---|
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
+//! | `convert` | tensors of types the device has no kernels for |
 //! | `sample` | logits to a token |
 //! | `token_loop` | tokens chosen and fed back on the device |
 
+mod convert;
 mod error;
 mod sample;
 mod shape;
 mod token_loop;
 mod vocab;
 
+pub use convert::Conversion;
 pub use error::EngineError;
 pub use sample::{Sampler, SamplerOptions};
 pub use shape::model_shape;
@@ -31,8 +34,9 @@ use crate::model::{self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, Record
 /// Shorthand for results of this module.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
-/// Tokens of a prefill step at most: weights are decoded once for all of them.
-const BATCH: usize = 64;
+/// Numbers of tokens that steps are compiled for. A batch in between takes the next one, so a prompt
+/// of any length needs few graphs and computes at most half as many tokens too many.
+const BATCHES: [usize; 14] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384];
 
 /// How to open a model.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +62,7 @@ pub struct Engine {
     options: EngineOptions,
     context: usize,
     weight_dtypes: FxHashMap<String, DType>,
+    conversions: Vec<Conversion>,
     buffers: FxHashMap<String, Buffer>,
     /// Compiled steps by their number of tokens.
     steps: FxHashMap<usize, Step>,
@@ -96,13 +101,17 @@ impl Engine {
         if context == 0 || context > u32::MAX as usize {
             return Err(EngineError::Context { wanted: context });
         }
-        let weight_dtypes = gguf.tensors().map(|t| (t.name().to_owned(), t.dtype())).collect();
+        let weight_dtypes = gguf
+            .tensors()
+            .map(|t| (t.name().to_owned(), convert::device_dtype(t.dtype(), &*device)))
+            .collect();
         let mut engine = Self {
             executor: GraphExecutor::on(device),
             shape,
             options,
             context,
             weight_dtypes,
+            conversions: Vec::new(),
             buffers: FxHashMap::default(),
             steps: FxHashMap::default(),
             looped: None,
@@ -125,6 +134,11 @@ impl Engine {
     /// Tokens in the cache.
     pub fn position(&self) -> usize {
         self.position
+    }
+
+    /// Which tensors were converted to other types, since the device has no kernels for theirs.
+    pub fn conversions(&self) -> &[Conversion] {
+        &self.conversions
     }
 
     /// The decode step's statistics, once it is compiled.
@@ -168,16 +182,24 @@ impl Engine {
     }
 
     fn step(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        if !self.steps.contains_key(&tokens.len()) {
-            let step = self.compile(tokens.len())?;
-            self.steps.insert(tokens.len(), step);
-        }
-        let Some(step) = self.steps.get_mut(&tokens.len()) else {
-            return Err(EngineError::Empty);
+        let size = BATCHES
+            .into_iter()
+            .find(|&size| size >= tokens.len())
+            .unwrap_or_else(|| self.executor.device().batch_tokens());
+        let step = match self.steps.remove(&size) {
+            Some(step) => step,
+            None => self.compile(size)?,
         };
+        let step = self.steps.entry(size).or_insert(step);
+        // What is missing is the first token again, at its own place: it writes the same bits to the
+        // same row of the cache, and the last token stays the last.
+        let missing = size - tokens.len();
         let first = self.position as u32;
-        let positions: Vec<u32> = (first..).take(tokens.len()).collect();
-        step.tokens.write_slice(0, tokens)?;
+        let repeated = std::iter::repeat_n(first, missing);
+        let positions: Vec<u32> = repeated.chain(first..).take(size).collect();
+        let repeated = std::iter::repeat_n(tokens[0], missing);
+        let padded: Vec<u32> = repeated.chain(tokens.iter().copied()).collect();
+        step.tokens.write_slice(0, &padded)?;
         step.positions.write_slice(0, &positions)?;
         step.graph.run()?;
         self.position += tokens.len();
@@ -243,14 +265,22 @@ impl Engine {
                     let tensor = gguf.tensor(name)?;
                     let found: Vec<usize> = tensor.dims().iter().rev().copied().collect();
                     let expected: Vec<usize> = layout.dims().iter().map(|&d| d as usize).collect();
-                    if found != expected || tensor.dtype() != layout.dtype() {
+                    let dtype = convert::device_dtype(tensor.dtype(), &*device);
+                    if found != expected || dtype != layout.dtype() {
                         return Err(EngineError::TensorShape {
                             name: name.to_owned(),
                             found: format!("{} {found:?}", tensor.dtype()),
                             expected: format!("{} {expected:?}", layout.dtype()),
                         });
                     }
-                    let buffer = device.upload_weights(&layout, tensor.bytes())?;
+                    let buffer = if dtype == tensor.dtype() {
+                        device.upload_weights(&layout, tensor.bytes())?
+                    } else {
+                        let bytes = convert::convert(&tensor, dtype);
+                        Conversion::note(&mut self.conversions, &tensor, dtype, bytes.len());
+                        device.upload_weights(&layout, &bytes)?
+                    };
+                    gguf.release(&tensor);
                     uploaded += tensor.bytes().len() as u64;
                     progress(uploaded);
                     buffer

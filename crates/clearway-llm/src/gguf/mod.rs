@@ -144,6 +144,18 @@ impl Gguf {
         Some(self.tensor_at(&self.tensors[self.by_name[at]]))
     }
 
+    /// Lets go of the memory that a tensor's pages take, where the file is mapped: for tensors that
+    /// have been copied elsewhere. Reading them again reads the file again.
+    pub fn release(&self, tensor: &Tensor<'_>) {
+        let start = tensor.bytes().as_ptr().addr();
+        for source in &self.sources {
+            let first = source.as_ptr().addr();
+            if (first..first + source.len()).contains(&start) {
+                source.release(start - first..start - first + tensor.bytes().len());
+            }
+        }
+    }
+
     fn tensor_at<'a>(&'a self, placed: &'a Placed) -> Tensor<'a> {
         let info = &placed.info;
         Tensor {

@@ -1,8 +1,17 @@
 //! Where the bytes of a file live: mapped from disk, or in memory.
 
-use std::{fmt, fs::File, io, ops::Deref, path::Path, sync::Arc};
+use std::{
+    fmt,
+    fs::File,
+    io,
+    ops::{Deref, Range},
+    path::Path,
+    sync::Arc,
+};
 
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 
 /// The bytes of one file; cheap to clone.
 #[derive(Clone)]
@@ -28,6 +37,22 @@ impl Source {
         // checks every access again.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Self::Mapped(Arc::new(map)))
+    }
+
+    /// Lets go of the memory of mapped pages; they are read again when touched.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Self::Mapped(map) = self {
+            // SAFETY: the map is of a file and never written, so dropped pages come back with the
+            // same contents.
+            let dropped = unsafe {
+                map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
+            };
+            // A refusal costs memory and nothing else.
+            let _ = dropped;
+        }
+        #[cfg(not(unix))]
+        let _ = range;
     }
 }
 

@@ -55,6 +55,46 @@ pub fn shapes() -> Vec<(&'static str, ModelShape)> {
     ]
 }
 
+/// Shapes of make_logits.py that only files are tried with: what their metadata can say.
+#[allow(dead_code)] // recorders.rs has no files
+pub fn file_shapes() -> Vec<(&'static str, ModelShape)> {
+    let base = |arch, kv_heads, head_dim| {
+        ModelShape::new("tiny", arch, 3, 32, 48, 4, kv_heads, head_dim, 96)
+    };
+    vec![
+        ("llama3_file", ModelShape { rope_base: 500_000.0, ..base(Arch::Llama, 2, 8) }),
+        ("llama_linear_file", ModelShape { rope_scale: 0.25, ..base(Arch::Llama, 2, 8) }),
+        ("mistral_file", ModelShape { rope_base: 1_000_000.0, ..base(Arch::Llama, 1, 16) }),
+        (
+            "gemma2_file",
+            ModelShape {
+                attention_softcap: 2.0,
+                logit_softcap: 1.5,
+                window: Some(Window { rows: 3, period: 2, rope_base: None }),
+                tied: true,
+                ..base(Arch::Gemma2, 2, 8)
+            },
+        ),
+        (
+            "gemma3_file",
+            ModelShape {
+                layers: 7,
+                window: Some(Window { rows: 3, period: 6, rope_base: Some(10_000.0) }),
+                rope_base: 1_000_000.0,
+                rope_scale: 0.125,
+                tied: true,
+                ..base(Arch::Gemma3, 2, 8)
+            },
+        ),
+    ]
+}
+
+/// What Llama 3 divides its rotary frequencies by, in `llama3_file`.
+#[allow(dead_code)] // recorders.rs has no files
+pub fn rope_factors(pairs: usize) -> Vec<f32> {
+    (0..pairs).map(|pair| 1.0 + 0.75 * pair as f32).collect()
+}
+
 /// The weight both sides make from a tensor's name.
 pub fn weight(name: &str, elems: usize, cols: usize) -> Vec<f32> {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -11,6 +11,7 @@ use clearway_graph::TensorView;
 
 use super::rows::{f32_row, f32_row_memory, is_f32};
 use super::{cut, math, reduce};
+use crate::cpu::simd::{Lanes, Vectorised, float, vectorise};
 use crate::cpu::{Grid, Piece};
 
 /// Queries that go through the cache together.
@@ -39,6 +40,22 @@ pub(super) fn grid(views: &[TensorView], _: &[u32]) -> Grid {
 }
 
 pub(super) fn attention(piece: &mut Piece<'_>) {
+    vectorise(Attention(piece));
+}
+
+struct Attention<'p, 'a>(&'p mut Piece<'a>);
+
+impl Vectorised for Attention<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        attend(l, self.0);
+    }
+}
+
+#[inline(always)]
+fn attend<L: Lanes>(l: L, piece: &mut Piece<'_>) {
     let heads = piece.layout(0).shape4()[2] as usize;
     let kv_heads = piece.layout(1).shape4()[2] as usize;
     let mut pass = Pass::take(piece);
@@ -48,10 +65,10 @@ pub(super) fn attention(piece: &mut Piece<'_>) {
                 pass.push(piece, row);
             }
             if pass.len == QUERIES {
-                pass.run(piece, kv_head);
+                pass.run(l, piece, kv_head);
             }
         }
-        pass.run(piece, kv_head);
+        pass.run(l, piece, kv_head);
     }
 }
 
@@ -118,12 +135,13 @@ impl<'a> Pass<'a> {
     }
 
     /// Takes all queries through the cache, stores the results and starts anew.
-    fn run(&mut self, piece: &mut Piece<'_>, kv_head: usize) {
+    #[inline(always)]
+    fn run<L: Lanes>(&mut self, l: L, piece: &mut Piece<'_>, kv_head: usize) {
         let seen = self.seen[..self.len].iter().filter(|seen| !seen.is_empty());
         let start = seen.clone().map(|seen| seen.start).min().unwrap_or(0);
         let end = seen.map(|seen| seen.end).max().unwrap_or(0);
         for first in (start / KEYS * KEYS..end).step_by(KEYS) {
-            self.block(piece, kv_head, first.max(start)..end.min(first + KEYS));
+            self.block(l, piece, kv_head, first.max(start)..end.min(first + KEYS));
         }
         for index in 0..std::mem::take(&mut self.len) {
             let output = &mut self.outputs[index * self.head..][..self.head];
@@ -139,7 +157,8 @@ impl<'a> Pass<'a> {
     /// All queries with the part of one block that any of them sees. Each row of the cache is read
     /// once for all queries, since rows of one head lie a power of two apart and share few places in
     /// the nearest cache.
-    fn block(&mut self, piece: &Piece<'_>, kv_head: usize, block: Range<usize>) {
+    #[inline(always)]
+    fn block<L: Lanes>(&mut self, l: L, piece: &Piece<'_>, kv_head: usize, block: Range<usize>) {
         let kv_heads = piece.layout(1).shape4()[2] as usize;
         let rows = block.clone().map(|row| row * kv_heads + kv_head);
         let keys = load(piece, 1, rows.clone(), self.keys);
@@ -147,7 +166,7 @@ impl<'a> Pass<'a> {
         for (row, key) in block.clone().zip(keys) {
             for (index, query) in self.queries.chunks_exact(self.head).take(self.len).enumerate() {
                 if self.seen[index].contains(&row) {
-                    scores[index][row - block.start] = reduce::dot(query, key);
+                    scores[index][row - block.start] = float::dot(l, query, key);
                 }
             }
         }
@@ -180,6 +199,7 @@ impl<'a> Pass<'a> {
 
     /// Turns scores of one query into weights, and brings what was summed before to their scale.
     /// False if none of them can have any weight.
+    #[inline(always)]
     fn take_scores(&mut self, index: usize, scores: &mut [f32]) -> bool {
         for score in &mut *scores {
             *score *= self.scale;
@@ -230,6 +250,7 @@ fn load<'b, 'a: 'b>(
 }
 
 /// Adds rows by weight. Four together go through memory once.
+#[inline(always)]
 fn add_weighted(weights: &[f32], rows: &[&[f32]], out: &mut [f32]) {
     if let (&[w0, w1, w2, w3], &[r0, r1, r2, r3]) = (weights, rows) {
         let rows = r0.iter().zip(r1).zip(r2.iter().zip(r3));

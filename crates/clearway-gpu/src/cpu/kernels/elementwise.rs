@@ -20,35 +20,43 @@ pub(super) fn heavy_grid(views: &[TensorView], _: &[u32]) -> Grid {
     cut::tiles(&views[views.len() - 1].layout, 12)
 }
 
+#[inline(always)]
 pub(super) fn add(piece: &mut Piece<'_>) {
     binary(piece, |a, b| a + b);
 }
 
+#[inline(always)]
 pub(super) fn mul(piece: &mut Piece<'_>) {
     binary(piece, |a, b| a * b);
 }
 
+#[inline(always)]
 pub(super) fn scale(piece: &mut Piece<'_>) {
     let factor = piece.float(0);
     unary(piece, |x| x * factor);
 }
 
+#[inline(always)]
 pub(super) fn silu(piece: &mut Piece<'_>) {
     unary(piece, math::silu);
 }
 
+#[inline(always)]
 pub(super) fn gelu(piece: &mut Piece<'_>) {
     unary(piece, math::gelu);
 }
 
+#[inline(always)]
 pub(super) fn silu_mul(piece: &mut Piece<'_>) {
     binary(piece, |gate, up| math::silu(gate) * up);
 }
 
+#[inline(always)]
 pub(super) fn gelu_mul(piece: &mut Piece<'_>) {
     binary(piece, |gate, up| math::gelu(gate) * up);
 }
 
+#[inline(always)]
 pub(super) fn soft_cap(piece: &mut Piece<'_>) {
     let cap = piece.float(0);
     unary(piece, |x| math::soft_cap(x, cap));

@@ -65,6 +65,7 @@ pub(super) fn sum_grid(views: &[TensorView], _: &[u32]) -> Grid {
 }
 
 /// Experts are added in the order of the router.
+#[inline(always)]
 pub(super) fn expert_sum(piece: &mut Piece<'_>) {
     let (mut x_buffer, mut y_buffer) = ([0.0; CHUNK], [0.0; CHUNK]);
     let cols = piece.cols();

@@ -2,7 +2,7 @@
 //!
 //! Block weights meet inputs rounded to 8 bits, sixteen rows at a time (see [`simd`]). Plain weights
 //! meet f32 inputs: a row is decoded once and used for all input rows of a block, each output element
-//! one [`dot`](reduce::dot); f32 rows are used where they lie. Either way an element does not depend on
+//! one [`dot`](float::dot); f32 rows are used where they lie. Either way an element does not depend on
 //! what else is computed with it.
 //!
 //! [`simd`]: crate::cpu::simd
@@ -11,9 +11,10 @@ use std::ops::Range;
 
 use clearway_graph::{DType, Layout, TensorView};
 
+use super::cut;
 use super::rows::{CHUNK, Sink, Source, f32_row, f32_row_memory, is_f32};
-use super::{cut, reduce};
 use crate::cpu::piece::row_start;
+use crate::cpu::simd::float;
 use crate::cpu::simd::packed::{ROWS, pack_rows};
 use crate::cpu::simd::{Products, RUN, Run, run_floats};
 use crate::cpu::{Grid, Piece};
@@ -211,9 +212,7 @@ impl<'a> Inputs<'a> {
             let block = start..cols.end.min(start + COL_BLOCK);
             for (index, col) in block.clone().enumerate() {
                 let weights = f32_row(piece, self.w, first + col, weight_memory);
-                for (products, row) in products.iter_mut().zip(rows) {
-                    products[index] = reduce::dot(row, weights);
-                }
+                float::dots(weights, rows, |row, product| products[row][index] = product);
             }
             for (products, &row) in products.iter_mut().zip(outputs) {
                 store(piece, target, row, block.clone(), &mut products[..block.len()]);

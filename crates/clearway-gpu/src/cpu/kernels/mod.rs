@@ -1,6 +1,7 @@
 //! An implementation of every op, found by kernel name.
 //!
-//! Kernels are safe scalar code whose inner loops the compiler vectorises. Every output element is
+//! Kernels are safe code. Loops over floats are compiled once for each set of vector instructions, and
+//! products with block weights are written in them (see [`simd`](super::simd)). Every output element is
 //! computed in an order that depends on the shapes alone, so neither the cut into pieces nor the
 //! number of workers changes a bit. A fused kernel calls the row functions of its parts and keeps
 //! f32 in between: where the parts would have stored f32, the bits are the same.
@@ -41,6 +42,7 @@ use clearway_graph::TensorView;
 use rustc_hash::FxHashMap;
 
 use super::piece::{CpuKernel, Grid, Piece};
+use super::simd::{Lanes, Vectorised, vectorise};
 
 /// The kernel of a built-in op.
 pub(super) fn builtin(name: &str) -> Option<&'static CpuKernel> {
@@ -53,25 +55,41 @@ pub(super) fn builtin(name: &str) -> Option<&'static CpuKernel> {
 type GridFn = fn(&[TensorView], &[u32]) -> Grid;
 type RunFn = fn(&mut Piece<'_>);
 
+/// A kernel of plain loops, compiled for every set of instructions.
+macro_rules! vectorised {
+    ($kernel:path) => {{
+        struct Work<'p, 'a>(&'p mut Piece<'a>);
+        impl Vectorised for Work<'_, '_> {
+            type Output = ();
+
+            #[inline(always)]
+            fn run<L: Lanes>(self, _: L) {
+                $kernel(self.0);
+            }
+        }
+        |piece: &mut Piece<'_>| vectorise(Work(piece))
+    }};
+}
+
 /// Name, cut and body of each kernel, in the order of the op list.
 const KERNELS: &[(&str, GridFn, RunFn)] = &[
     ("gather", shape::gather_grid, shape::gather),
-    ("rms_norm", norm::grid, norm::rms_norm),
-    ("layer_norm", norm::grid, norm::layer_norm),
-    ("add", elementwise::light_grid, elementwise::add),
-    ("mul", elementwise::light_grid, elementwise::mul),
-    ("scale", elementwise::light_grid, elementwise::scale),
-    ("silu", elementwise::heavy_grid, elementwise::silu),
-    ("gelu", elementwise::heavy_grid, elementwise::gelu),
-    ("silu_mul", elementwise::heavy_grid, elementwise::silu_mul),
-    ("gelu_mul", elementwise::heavy_grid, elementwise::gelu_mul),
-    ("soft_cap", elementwise::heavy_grid, elementwise::soft_cap),
+    ("rms_norm", norm::grid, vectorised!(norm::rms_norm)),
+    ("layer_norm", norm::grid, vectorised!(norm::layer_norm)),
+    ("add", elementwise::light_grid, vectorised!(elementwise::add)),
+    ("mul", elementwise::light_grid, vectorised!(elementwise::mul)),
+    ("scale", elementwise::light_grid, vectorised!(elementwise::scale)),
+    ("silu", elementwise::heavy_grid, vectorised!(elementwise::silu)),
+    ("gelu", elementwise::heavy_grid, vectorised!(elementwise::gelu)),
+    ("silu_mul", elementwise::heavy_grid, vectorised!(elementwise::silu_mul)),
+    ("gelu_mul", elementwise::heavy_grid, vectorised!(elementwise::gelu_mul)),
+    ("soft_cap", elementwise::heavy_grid, vectorised!(elementwise::soft_cap)),
     ("matmul", matmul::grid, matmul::matmul),
     ("matmul_experts", experts::matmul_grid, experts::matmul_experts),
     ("router_top_k", select::router_grid, select::router_top_k),
-    ("expert_sum", experts::sum_grid, experts::expert_sum),
-    ("rope", rope::grid, rope::rope),
-    ("softmax", norm::grid, norm::softmax),
+    ("expert_sum", experts::sum_grid, vectorised!(experts::expert_sum)),
+    ("rope", rope::grid, vectorised!(rope::rope)),
+    ("softmax", norm::grid, vectorised!(norm::softmax)),
     ("attention", attention::grid, attention::attention),
     ("kv_write", shape::kv_write_grid, shape::kv_write),
     ("copy", shape::copy_grid, shape::copy),
@@ -79,9 +97,9 @@ const KERNELS: &[(&str, GridFn, RunFn)] = &[
     ("arg_max", select::arg_max_grid, select::arg_max),
     ("top_k", select::top_k_grid, select::top_k),
     ("fill", shape::fill_grid, shape::fill),
-    ("rms_norm_mul", norm::grid, norm::rms_norm_mul),
-    ("add_rms_norm", norm::grid, norm::add_rms_norm),
-    ("add_rms_norm_mul", norm::grid, norm::add_rms_norm_mul),
+    ("rms_norm_mul", norm::grid, vectorised!(norm::rms_norm_mul)),
+    ("add_rms_norm", norm::grid, vectorised!(norm::add_rms_norm)),
+    ("add_rms_norm_mul", norm::grid, vectorised!(norm::add_rms_norm_mul)),
     ("matmul_add", matmul::grid, matmul::matmul_add),
-    ("rope_kv_write", rope::kv_write_grid, rope::rope_kv_write),
+    ("rope_kv_write", rope::kv_write_grid, vectorised!(rope::rope_kv_write)),
 ];

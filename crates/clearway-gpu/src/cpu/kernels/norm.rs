@@ -15,6 +15,7 @@ pub(super) fn grid(views: &[TensorView], _: &[u32]) -> Grid {
     cut::rows(output.rows(), 1, 8 * output.cols()).with_scratch(output.cols())
 }
 
+#[inline(always)]
 pub(super) fn rms_norm(piece: &mut Piece<'_>) {
     let eps = piece.float(0);
     each_row(piece, |piece, row, x| {
@@ -23,6 +24,7 @@ pub(super) fn rms_norm(piece: &mut Piece<'_>) {
     });
 }
 
+#[inline(always)]
 pub(super) fn rms_norm_mul(piece: &mut Piece<'_>) {
     let eps = piece.float(0);
     each_row(piece, |piece, row, x| {
@@ -32,6 +34,7 @@ pub(super) fn rms_norm_mul(piece: &mut Piece<'_>) {
     });
 }
 
+#[inline(always)]
 pub(super) fn add_rms_norm(piece: &mut Piece<'_>) {
     let (eps, y) = (piece.float(0), piece.operand_count() - 1);
     let sum = (y == 3).then_some(2);
@@ -45,6 +48,7 @@ pub(super) fn add_rms_norm(piece: &mut Piece<'_>) {
     });
 }
 
+#[inline(always)]
 pub(super) fn add_rms_norm_mul(piece: &mut Piece<'_>) {
     let (eps, y) = (piece.float(0), piece.operand_count() - 1);
     let sum = (y == 4).then_some(3);
@@ -59,6 +63,7 @@ pub(super) fn add_rms_norm_mul(piece: &mut Piece<'_>) {
     });
 }
 
+#[inline(always)]
 pub(super) fn layer_norm(piece: &mut Piece<'_>) {
     let eps = f64::from(piece.float(0));
     each_row(piece, |piece, row, x| {
@@ -75,6 +80,7 @@ pub(super) fn layer_norm(piece: &mut Piece<'_>) {
 }
 
 /// `softmax(x * scale + mask)`.
+#[inline(always)]
 pub(super) fn softmax(piece: &mut Piece<'_>) {
     let scale = piece.float(0);
     let mask_rows = piece.layout(1).rows();
@@ -89,6 +95,7 @@ pub(super) fn softmax(piece: &mut Piece<'_>) {
 }
 
 /// Softmax in place. A row of negative infinities, masked as a whole, becomes zeros.
+#[inline(always)]
 pub(super) fn softmax_row(x: &mut [f32]) {
     let max = reduce::max_or_nan(x);
     if max == f32::NEG_INFINITY {
@@ -104,6 +111,7 @@ pub(super) fn softmax_row(x: &mut [f32]) {
 }
 
 /// Loads each row of operand 0 that the piece owns.
+#[inline(always)]
 fn each_row(piece: &mut Piece<'_>, mut f: impl FnMut(&mut Piece<'_>, usize, &mut [f32])) {
     let x = piece.take_scratch();
     for row in piece.rows() {
@@ -113,6 +121,7 @@ fn each_row(piece: &mut Piece<'_>, mut f: impl FnMut(&mut Piece<'_>, usize, &mut
 }
 
 /// Divides a row by its root mean square.
+#[inline(always)]
 fn normalise(x: &mut [f32], eps: f32) {
     let mean = reduce::squares_f64(x, 0.0) / x.len() as f64;
     let factor = (1.0 / (mean + f64::from(eps)).sqrt()) as f32;
@@ -121,10 +130,12 @@ fn normalise(x: &mut [f32], eps: f32) {
     }
 }
 
+#[inline(always)]
 fn mul(piece: &Piece<'_>, operand: usize, row: usize, x: &mut [f32]) {
     combine(piece, operand, row, x, |x, w| x * w);
 }
 
+#[inline(always)]
 fn add(piece: &Piece<'_>, operand: usize, row: usize, x: &mut [f32]) {
     combine(piece, operand, row, x, |x, b| x + b);
 }

@@ -7,52 +7,34 @@
 /// vectors, which makes 16 lanes ten times slower than 32.
 const LANES: usize = 32;
 
-/// Sum of products.
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    dot_lanes(a, b, &mut lanes);
-    fold(lanes, |a, b| a + b)
-}
-
-/// Kept apart: the stores of `lanes` at its end are what makes the accumulators vectors.
-#[inline(never)]
-fn dot_lanes(a: &[f32], b: &[f32], lanes: &mut [f32; LANES]) {
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    let mut sums = [0.0; LANES];
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    for ((sum, &a), &b) in sums.iter_mut().zip(a_rest).zip(b_rest) {
-        *sum += a * b;
-    }
-    *lanes = sums;
-}
-
 /// Sum.
+#[inline(always)]
 pub(super) fn sum(x: &[f32]) -> f32 {
     lanes(x, 0.0, |sum, x| sum + x, |a, b| a + b)
 }
 
 /// Sum in double precision.
+#[inline(always)]
 pub(super) fn sum_f64(x: &[f32]) -> f64 {
     lanes(x, 0.0, |sum, x| sum + f64::from(x), |a, b| a + b)
 }
 
 /// Sum of the squares of `x - mean`, in double precision.
+#[inline(always)]
 pub(super) fn squares_f64(x: &[f32], mean: f64) -> f64 {
     let square = |x: f32| (f64::from(x) - mean) * (f64::from(x) - mean);
     lanes(x, 0.0, |sum, x| sum + square(x), |a, b| a + b)
 }
 
 /// Largest element, NaN if there is one; negative infinity for an empty row.
+#[inline(always)]
 pub(super) fn max_or_nan(x: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a || b.is_nan() { b } else { a };
     lanes(x, f32::NEG_INFINITY, larger, larger)
 }
 
 /// Largest element that is a number; negative infinity if there is none.
+#[inline(always)]
 pub(super) fn max_number(x: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     lanes(x, f32::NEG_INFINITY, larger, larger)

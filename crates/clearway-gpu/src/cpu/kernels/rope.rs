@@ -20,6 +20,7 @@ pub(super) fn kv_write_grid(views: &[TensorView], params: &[u32]) -> Grid {
     shape::lanes(x).with_scratch(scratch(x.cols(), params))
 }
 
+#[inline(always)]
 pub(super) fn rope(piece: &mut Piece<'_>) {
     let mut rotation = Rotation::take(piece);
     for row in piece.rows() {
@@ -29,6 +30,7 @@ pub(super) fn rope(piece: &mut Piece<'_>) {
 }
 
 /// Tokens in order, so that the last one wins where two have one position.
+#[inline(always)]
 pub(super) fn rope_kv_write(piece: &mut Piece<'_>) {
     let mut rotation = Rotation::take(piece);
     shape::each_cache_row(piece, 3, 4, |piece, row, cache_row| {
@@ -80,6 +82,7 @@ impl<'a> Rotation<'a> {
     }
 
     /// The rotated elements of one row; rows count heads of all tokens.
+    #[inline(always)]
     fn head(&mut self, piece: &Piece<'_>, row: usize) -> &[f32] {
         let heads = piece.layout(0).shape4()[2] as usize;
         self.angles(piece, row / heads);

@@ -180,8 +180,19 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn cast(self, a: [__m256i; 2]) -> [__m256; 2] {
+        both!(_mm256_castsi256_ps(a))
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: [__m256i; 2]) -> [__m256; 2] {
         both!(_mm256_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn floats(self, memory: &[f32; 16]) -> [__m256; 2] {
+        let halves: &[[f32; 8]; 2] = bytemuck::cast_ref(memory);
+        [load!(_mm256_loadu_ps(halves[0])), load!(_mm256_loadu_ps(halves[1]))]
     }
 
     #[inline(always)]
@@ -194,6 +205,11 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn float(self, value: f32) -> [__m256; 2] {
         [op!(_mm256_set1_ps(value)); 2]
+    }
+
+    #[inline(always)]
+    fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        both!(_mm256_add_ps(a, b))
     }
 
     #[inline(always)]

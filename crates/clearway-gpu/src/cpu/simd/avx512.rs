@@ -181,8 +181,18 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn cast(self, a: __m512i) -> __m512 {
+        op!(_mm512_castsi512_ps(a))
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: __m512i) -> __m512 {
         op!(_mm512_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn floats(self, memory: &[f32; 16]) -> __m512 {
+        load!(_mm512_loadu_ps(memory))
     }
 
     #[inline(always)]
@@ -194,6 +204,11 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     #[inline(always)]
     fn float(self, value: f32) -> __m512 {
         op!(_mm512_set1_ps(value))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@
 //! each float operation is one rounding.
 
 /// Instructions for sixteen rows at a time.
-pub(super) trait Lanes: Copy {
+pub(in crate::cpu) trait Lanes: Copy {
     /// Four bytes for each row.
     type Bytes: Copy;
     /// An `i32` for each row.
@@ -63,12 +63,18 @@ pub(super) trait Lanes: Copy {
     /// Sum.
     fn int_add(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
 
+    /// The floats that have these bits.
+    fn cast(self, a: Self::Ints) -> Self::Floats;
     /// Nearest floats.
     fn to_floats(self, a: Self::Ints) -> Self::Floats;
+    /// Sixteen numbers.
+    fn floats(self, memory: &[f32; 16]) -> Self::Floats;
     /// Sixteen f16 numbers.
     fn floats_f16(self, memory: &[u8; 32]) -> Self::Floats;
     /// The same number everywhere.
     fn float(self, value: f32) -> Self::Floats;
+    /// Sum.
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Product.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c` with one rounding.

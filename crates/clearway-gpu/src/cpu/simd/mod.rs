@@ -6,6 +6,7 @@
 //! | `lanes` | what a machine must offer for sixteen rows at a time |
 //! | `scalar`, `avx2`, `avx512`, `neon` | the machines |
 //! | `formats` | the block formats in those terms |
+//! | `float` | rows of plain floats |
 //! | `product` | products of packed weights with inputs rounded to 8 bits |
 //!
 //! Every instruction set gives the same bits, so a result does not depend on the machine. Kernels that
@@ -16,6 +17,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(super) mod float;
 mod formats;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
@@ -26,8 +28,10 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 
+pub(super) use lanes::Lanes;
 pub(super) use product::{RUN, Run, run_floats};
 
+use std::marker::PhantomData;
 use std::sync::LazyLock;
 
 use clearway_graph::DType;
@@ -104,8 +108,10 @@ impl Isa {
 pub(super) struct Products {
     isa: Isa,
     offset: i32,
-    product: fn(&[u8], &[Run], &mut [[f32; ROWS]]),
+    product: ProductFn,
 }
+
+type ProductFn = fn(Isa, &[u8], &[Run], &mut [[f32; ROWS]]);
 
 impl Products {
     /// The products of a type on this machine; `None` if it is not a block format.
@@ -123,17 +129,17 @@ impl Products {
 
     /// Multiplies sixteen packed rows with rounded inputs, as many as `out` has elements.
     pub(super) fn multiply(&self, group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-        (self.product)(group, runs, out);
+        (self.product)(self.isa, group, runs, out);
     }
 }
 
-/// Work that may be compiled for any set of instructions. `run` must be `#[inline(always)]`, and so
-/// must what it calls.
+/// Work that is compiled for every set of instructions. `run` must be `#[inline(always)]`, and so must
+/// what it calls: a function that stays on its own is compiled for the least of them.
 pub(super) trait Vectorised {
     /// What it gives.
     type Output;
     /// Does the work.
-    fn run(self) -> Self::Output;
+    fn run<L: Lanes>(self, l: L) -> Self::Output;
 }
 
 /// Does work with the best instructions there are.
@@ -153,27 +159,27 @@ impl Vectorised for Round<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, _: L) {
         product::round(self.offset, self.x, self.step, self.runs);
     }
 }
 
-/// Expands to the function of each format on one machine.
+/// Expands to the function of a format.
 macro_rules! by_format {
-    ($dtype:expr, $function:ident $(::<$flag:literal>)?) => {
+    ($dtype:expr, $function:ident) => {
         match $dtype {
-            DType::Q4_0 => $function::<Q4_0 $(, $flag)?>,
-            DType::Q4_1 => $function::<Q4_1 $(, $flag)?>,
-            DType::Q5_0 => $function::<Q5_0 $(, $flag)?>,
-            DType::Q5_1 => $function::<Q5_1 $(, $flag)?>,
-            DType::Q8_0 => $function::<Q8_0 $(, $flag)?>,
-            DType::Q2_K => $function::<Q2K $(, $flag)?>,
-            DType::Q3_K => $function::<Q3K $(, $flag)?>,
-            DType::Q4_K => $function::<Q4K $(, $flag)?>,
-            DType::Q5_K => $function::<Q5K $(, $flag)?>,
-            DType::Q6_K => $function::<Q6K $(, $flag)?>,
-            DType::IQ4_NL => $function::<Iq4Nl $(, $flag)?>,
-            DType::IQ4_XS => $function::<Iq4Xs $(, $flag)?>,
+            DType::Q4_0 => $function::<Q4_0>,
+            DType::Q4_1 => $function::<Q4_1>,
+            DType::Q5_0 => $function::<Q5_0>,
+            DType::Q5_1 => $function::<Q5_1>,
+            DType::Q8_0 => $function::<Q8_0>,
+            DType::Q2_K => $function::<Q2K>,
+            DType::Q3_K => $function::<Q3K>,
+            DType::Q4_K => $function::<Q4K>,
+            DType::Q5_K => $function::<Q5K>,
+            DType::Q6_K => $function::<Q6K>,
+            DType::IQ4_NL => $function::<Iq4Nl>,
+            DType::IQ4_XS => $function::<Iq4Xs>,
             DType::F32 | DType::F16 | DType::BF16 | DType::U32 => return None,
         }
     };
@@ -182,23 +188,11 @@ macro_rules! by_format {
 impl Products {
     /// The products of a type with given instructions, which the machine must have.
     fn with(isa: Isa, dtype: DType) -> Option<Self> {
-        let offset = by_format!(dtype, offset)();
-        let product: fn(&[u8], &[Run], &mut [[f32; ROWS]]) = match isa {
-            Isa::Scalar => by_format!(dtype, product_scalar),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => by_format!(dtype, product_avx2),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => by_format!(dtype, product_avx512::<false>),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => by_format!(dtype, product_avx512::<true>),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => by_format!(dtype, product_neon),
-        };
+        let (offset, product) = by_format!(dtype, parts)();
         Some(Self { isa, offset, product })
     }
 
     fn tile(&self) -> usize {
-        use lanes::Lanes;
         match self.isa {
             Isa::Scalar => Scalar::TILE,
             #[cfg(target_arch = "x86_64")]
@@ -211,90 +205,72 @@ impl Products {
     }
 }
 
-fn offset<F: Format>() -> i32 {
-    F::OFFSET
-}
+/// What differs from format to format.
+fn parts<F: Format>() -> (i32, ProductFn) {
+    struct Product<'a, F> {
+        group: &'a [u8],
+        runs: &'a [Run],
+        out: &'a mut [[f32; ROWS]],
+        format: PhantomData<F>,
+    }
+    impl<F: Format> Vectorised for Product<'_, F> {
+        type Output = ();
 
-fn product_scalar<F: Format>(group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-    product::product::<_, F>(Scalar, group, runs, out);
+        #[inline(always)]
+        fn run<L: Lanes>(self, l: L) {
+            product::product::<L, F>(l, self.group, self.runs, self.out);
+        }
+    }
+    fn product<F: Format>(isa: Isa, group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
+        vectorise_as(isa, Product::<F> { group, runs, out, format: PhantomData });
+    }
+    (F::OFFSET, product::<F>)
 }
 
 #[cfg(target_arch = "x86_64")]
-fn product_avx2<F: Format>(group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn inner<F: Format>(group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-        // SAFETY: this function is called only where the machine has what it is compiled for.
-        let lanes = unsafe { avx2::Avx2::assume() };
-        product::product::<_, F>(lanes, group, runs, out);
-    }
-    // SAFETY: `Products::with` gives this function out for `Isa::Avx2` alone, which `available` finds
-    // only where the machine has these instructions.
-    unsafe { inner::<F>(group, runs, out) }
+#[target_feature(enable = "avx2,fma,f16c")]
+fn with_avx2<W: Vectorised>(work: W) -> W::Output {
+    // SAFETY: this function is called only where the machine has what it is compiled for.
+    work.run(unsafe { avx2::Avx2::assume() })
 }
 
 #[cfg(target_arch = "x86_64")]
-fn product_avx512<F: Format, const VNNI: bool>(
-    group: &[u8],
-    runs: &[Run],
-    out: &mut [[f32; ROWS]],
-) {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    fn plain<F: Format>(group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-        // SAFETY: this function is called only where the machine has what it is compiled for.
-        let lanes = unsafe { avx512::Avx512::<false>::assume() };
-        product::product::<_, F>(lanes, group, runs, out);
-    }
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    fn vnni<F: Format>(group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-        // SAFETY: this function is called only where the machine has what it is compiled for.
-        let lanes = unsafe { avx512::Avx512::<true>::assume() };
-        product::product::<_, F>(lanes, group, runs, out);
-    }
-    if VNNI {
-        // SAFETY: `Products::with` gives this function out for `Isa::Avx512Vnni` alone, which
-        // `available` finds only where the machine has these instructions.
-        unsafe { vnni::<F>(group, runs, out) }
-    } else {
-        // SAFETY: as above, for `Isa::Avx512`.
-        unsafe { plain::<F>(group, runs, out) }
-    }
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn with_avx512<W: Vectorised>(work: W) -> W::Output {
+    // SAFETY: this function is called only where the machine has what it is compiled for.
+    work.run(unsafe { avx512::Avx512::<false>::assume() })
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn with_avx512_vnni<W: Vectorised>(work: W) -> W::Output {
+    // SAFETY: this function is called only where the machine has what it is compiled for.
+    work.run(unsafe { avx512::Avx512::<true>::assume() })
 }
 
 #[cfg(target_arch = "aarch64")]
-fn product_neon<F: Format>(group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-    #[target_feature(enable = "neon")]
-    fn inner<F: Format>(group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-        // SAFETY: this function is called only where the machine has what it is compiled for.
-        let lanes = unsafe { neon::Neon::assume() };
-        product::product::<_, F>(lanes, group, runs, out);
-    }
-    // SAFETY: `Products::with` gives this function out for `Isa::Neon` alone, which `available` finds
-    // only where the machine has these instructions.
-    unsafe { inner::<F>(group, runs, out) }
+#[target_feature(enable = "neon")]
+fn with_neon<W: Vectorised>(work: W) -> W::Output {
+    // SAFETY: this function is called only where the machine has what it is compiled for.
+    work.run(unsafe { neon::Neon::assume() })
 }
 
 /// Does work with instructions the machine must have.
 #[inline]
 fn vectorise_as<W: Vectorised>(isa: Isa, work: W) -> W::Output {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2<W: Vectorised>(work: W) -> W::Output {
-            work.run()
-        }
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn avx512<W: Vectorised>(work: W) -> W::Output {
-            work.run()
-        }
-        match isa {
-            Isa::Scalar => {}
-            // SAFETY: `available` finds this set only where the machine has these instructions.
-            Isa::Avx2 => return unsafe { avx2(work) },
-            // SAFETY: as above.
-            Isa::Avx512 | Isa::Avx512Vnni => return unsafe { avx512(work) },
-        }
+    match isa {
+        Isa::Scalar => work.run(Scalar),
+        // SAFETY: `available` finds a set only where the machine has its instructions.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { with_avx2(work) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { with_avx512(work) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => unsafe { with_avx512_vnni(work) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => unsafe { with_neon(work) },
     }
-    // Where NEON is, the compiler uses it without being told.
-    let _ = isa;
-    work.run()
 }

@@ -186,6 +186,11 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn cast(self, a: Self::Ints) -> Self::Floats {
+        all!(vreinterpretq_f32_s32(a))
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: Self::Ints) -> Self::Floats {
         all!(vcvtq_f32_s32(a))
     }
@@ -193,8 +198,12 @@ impl Lanes for Neon {
     #[inline(always)]
     fn floats_f16(self, memory: &[u8; 32]) -> Self::Floats {
         let halves: &[[u8; 2]; 16] = bytemuck::cast_ref(memory);
-        let floats: [f32; 16] = halves.map(|half| f16::from_le_bytes(half).to_f32());
-        let quarters: &[[f32; 4]; 4] = bytemuck::cast_ref(&floats);
+        self.floats(&halves.map(|half| f16::from_le_bytes(half).to_f32()))
+    }
+
+    #[inline(always)]
+    fn floats(self, memory: &[f32; 16]) -> Self::Floats {
+        let quarters: &[[f32; 4]; 4] = bytemuck::cast_ref(memory);
         [
             load!(vld1q_f32(quarters[0])),
             load!(vld1q_f32(quarters[1])),
@@ -206,6 +215,11 @@ impl Lanes for Neon {
     #[inline(always)]
     fn float(self, value: f32) -> Self::Floats {
         [op!(vdupq_n_f32(value)); 4]
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        all!(vaddq_f32(a, b))
     }
 
     #[inline(always)]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Logits of tiny random models, computed with numpy alone, for tests/recorders.rs.
+"""Logits of tiny random models, computed with numpy alone, for tests/recorders.rs and
+tests/engine.rs.
 
 usage: make_logits.py > logits.json        needs numpy
 
@@ -17,7 +18,7 @@ TOKENS = [3, 91, 17, 17, 60, 5, 42, 8, 77]
 
 BASE = dict(layers=3, embd=32, ff=48, heads=4, kv=2, head=8, vocab=96, eps=1e-5, base=10000.0, rope_scale=1.0,
             halves=True, qk_norm=False, bias=False, post_norm=False, gelu=False, embd_scale=1.0, attn_scale=None,
-            attn_cap=0.0, logit_cap=0.0, window=0, period=1, local_base=None, tied=False, experts=None)
+            attn_cap=0.0, logit_cap=0.0, window=0, period=1, local_base=None, tied=False, experts=None, factors=False)
 MODELS = {
     "llama": dict(halves=False),
     "llama_tied": dict(halves=False, tied=True, heads=3, kv=1, base=500000.0),
@@ -29,6 +30,14 @@ MODELS = {
     "gemma3": dict(post_norm=True, gelu=True, embd_scale=np.sqrt(F(32)), qk_norm=True, window=4, period=3,
                    local_base=100.0, base=5000.0, rope_scale=0.125, tied=True),
     "moe_shared": dict(halves=False, experts=dict(count=8, used=2, ff=24, shared=40, renorm=False)),
+    # What files of these families can say: some of the constants above are fixed by the architecture.
+    "llama3_file": dict(halves=False, base=500000.0, factors=True),
+    "llama_linear_file": dict(halves=False, rope_scale=0.25),
+    "mistral_file": dict(halves=False, kv=1, head=16, base=1000000.0),
+    "gemma2_file": dict(post_norm=True, gelu=True, embd_scale=np.sqrt(F(32)), attn_cap=2.0, logit_cap=1.5, window=3,
+                        period=2, tied=True),
+    "gemma3_file": dict(layers=7, post_norm=True, gelu=True, embd_scale=np.sqrt(F(32)), qk_norm=True, window=3, period=6,
+                        local_base=10000.0, base=1000000.0, rope_scale=0.125, tied=True),
 }
 
 
@@ -55,10 +64,12 @@ def rms(x, eps, w):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + F(eps)) * w
 
 
-def rotate(x, pos, base, halves):
-    """x[T, H, D] as complex numbers turned by pos / base^(2i/D)."""
+def rotate(x, pos, base, halves, factors):
+    """x[T, H, D] as complex numbers turned by pos / base^(2i/D), over a factor of each i where there are some."""
     half = x.shape[-1] // 2
     angle = pos[:, None] * np.power(F(base), -np.arange(half, dtype=F) / F(half))[None, :]
+    if factors:
+        angle = angle / (F(1) + F(0.75) * np.arange(half, dtype=F))[None, :]
     turn = np.exp(1j * angle)[:, None, :]
     if halves:
         z = (x[..., :half] + 1j * x[..., half:]) * turn
@@ -93,7 +104,7 @@ def attention(c, i, x, pos):
     own_base = local and c["local_base"] is not None
     base = c["local_base"] if own_base else c["base"]
     scaled = pos.astype(F) * F(1.0 if own_base else c["rope_scale"])
-    q, k = rotate(q, scaled, base, c["halves"]), rotate(k, scaled, base, c["halves"])
+    q, k = (rotate(y, scaled, base, c["halves"], c["factors"]) for y in (q, k))
     group = c["heads"] // c["kv"]
     k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
     score = np.einsum("thd,shd->hts", q, k) * F(c["attn_scale"] or 1 / np.sqrt(c["head"]))

@@ -1,0 +1,84 @@
+//! The default model against its golden data: ids, logits and greedy text.
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+
+use std::sync::Arc;
+
+use clearway::Device;
+use clearway::cpu::CpuDevice;
+use clearway::vulkan::{VulkanDevice, VulkanOptions};
+use clearway_llm::engine::{Engine, EngineOptions, Sampler, SamplerOptions, tokenizer};
+use clearway_llm::gguf::Gguf;
+use clearway_llm::text::EncodeOptions;
+
+/// The CPU, or the device that `CLEARWAY_DEVICE` names.
+fn device() -> Arc<dyn Device> {
+    match std::env::var("CLEARWAY_DEVICE").as_deref() {
+        Ok("vulkan") => Arc::new(VulkanDevice::open(VulkanOptions::default()).unwrap()),
+        _ => Arc::new(CpuDevice::new()),
+    }
+}
+
+/// Runs where `CLEARWAY_GOLDEN_MODEL` names the default model's file.
+#[test]
+fn the_default_model_gives_its_golden_logits_and_text() {
+    let Some(path) = std::env::var_os("CLEARWAY_GOLDEN_MODEL") else {
+        println!("skipped: CLEARWAY_GOLDEN_MODEL does not name the default model's file");
+        return;
+    };
+    let cases: Vec<serde_json::Value> =
+        serde_json::from_str(include_str!("data/smollm2-golden.json")).unwrap();
+    assert_eq!(cases.len(), 12);
+    let gguf = Gguf::open(path).unwrap();
+    let text = tokenizer(&gguf).unwrap();
+    let device = device();
+    println!("on {}", device.info().description);
+    let mut engine = Engine::new(&gguf, device.clone(), EngineOptions::default()).unwrap();
+    let mut error = 0.0;
+    for case in &cases {
+        let ids = |key: &str| -> Vec<u32> { serde_json::from_value(case[key].clone()).unwrap() };
+        let tokens = ids("tokens");
+        let prompt = case["prompt"].as_str().unwrap();
+        assert_eq!(text.encode(prompt, EncodeOptions::PROMPT).unwrap(), tokens, "{prompt:?}");
+        engine.clear();
+        let mut logits = engine.eval(&tokens).unwrap();
+        let top: Vec<(usize, f32)> = serde_json::from_value(case["top"].clone()).unwrap();
+        let off: f32 = top.iter().map(|&(id, logit)| (logits[id] - logit).abs()).sum();
+        error += off / top.len() as f32 / cases.len() as f32;
+        let margins: Vec<f32> = serde_json::from_value(case["margin"].clone()).unwrap();
+        let mut greedy =
+            Sampler::new(SamplerOptions { temperature: 0.0, ..SamplerOptions::default() });
+        for (step, (expected, margin)) in ids("greedy").into_iter().zip(margins).enumerate() {
+            if margin < 0.25 {
+                break;
+            }
+            let token = greedy.sample(&logits);
+            assert_eq!(token, expected, "{prompt:?}, step {step}");
+            logits = engine.eval(&[token]).unwrap();
+        }
+    }
+    // Tokens chosen and fed back on the device are those the host would have chosen.
+    for case in &cases {
+        let tokens: Vec<u32> = serde_json::from_value(case["tokens"].clone()).unwrap();
+        engine.clear();
+        let logits = engine.eval(&tokens).unwrap();
+        let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
+        let first = Sampler::new(options).sample(&logits);
+        let mut looped = vec![first];
+        let keep = &mut |token| {
+            looped.push(token);
+            true
+        };
+        engine.generate(first, 3, &options, keep).unwrap();
+        assert_eq!(engine.position(), tokens.len() + 3);
+        engine.truncate(tokens.len());
+        let mut stepped = vec![first];
+        for _ in 0..3 {
+            let logits = engine.eval(&stepped[stepped.len() - 1..]).unwrap();
+            stepped.push(Sampler::new(options).sample(&logits));
+        }
+        assert_eq!(looped, stepped, "{:?}", case["prompt"]);
+    }
+    println!("mean error of the logits: {error:.4}");
+    let limit = if device.rounds_activations() { 0.15 } else { 0.02 };
+    assert!(error <= limit, "mean error {error}, {limit} allowed");
+}

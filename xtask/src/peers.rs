@@ -1,0 +1,291 @@
+//! `cargo xtask peers`: llama.cpp and Clearway on the same file, side by side.
+//!
+//! llama.cpp is built from the `llama-cpp-2` crate by `tools/peers`, a package of its own, so that
+//! nothing in the default build needs a C++ compiler. The two take turns, since the speed of a shared
+//! machine changes from minute to minute: only numbers of one run are comparable.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::root;
+use crate::run::cargo;
+
+/// Tokens of the prompt and tokens generated.
+const PROMPT: usize = 128;
+const GENERATED: usize = 64;
+
+/// How often each program is run.
+const ROUNDS: usize = 5;
+
+/// What logits are compared after. Small ids, which every vocabulary has.
+const TOKENS: &str = "3 91 17 17 60 5 42 8 77";
+
+/// Largest mean error of logits, as a part of the largest one: what two roundings of activations to 8
+/// bits and a cache in f16 make of them.
+const LOGIT_LIMIT: f64 = 0.02;
+
+/// Measures files, or compares their logits; without any, the default model, and for logits also a tiny
+/// file of each family. Tells whether all logits agreed.
+pub fn run(logits: bool, files: &[&str]) -> Result<bool> {
+    let root = root()?;
+    let programs = Programs::build(&root)?;
+    let mut files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
+    if files.is_empty() {
+        if logits {
+            files.extend(programs.tiny_models()?);
+        }
+        let pulled = output(programs.clearway().args(["pull", "smollm2:135m"]))?;
+        files.push(pulled.trim_end().into());
+    }
+    let peer = programs.peer_for(&files[0])?;
+    println!("llama.cpp: {}", output(Command::new(&peer).arg("features"))?.trim());
+    let mut agree = true;
+    for file in &files {
+        if logits {
+            agree &= programs.compare_logits(&peer, file)?;
+        } else {
+            programs.compare_speed(&peer, file)?;
+        }
+    }
+    Ok(agree)
+}
+
+/// The two programs, built for this machine.
+struct Programs {
+    root: PathBuf,
+    target: PathBuf,
+    threads: usize,
+}
+
+/// Tokens per second of one program, by round.
+#[derive(Default)]
+struct Speeds {
+    prompt: Vec<f64>,
+    generated: Vec<f64>,
+}
+
+impl Programs {
+    fn build(root: &Path) -> Result<Self> {
+        need_packages()?;
+        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let programs = Self { root: root.to_owned(), target: root.join(target), threads };
+        let mut clearway = cargo(root, &["build", "--release", "--package", "clearway-cli"]);
+        ensure!(clearway.status()?.success(), "clearway did not build");
+        programs.build_peer("peers", "")?;
+        Ok(programs)
+    }
+
+    /// Builds llama.cpp with these flags for its compilers, beside others in the target folder.
+    fn build_peer(&self, folder: &str, flags: &str) -> Result<PathBuf> {
+        let target = self.target.join(folder);
+        let manifest = "tools/peers/Cargo.toml";
+        let mut build = cargo(&self.root, &["build", "--release", "--manifest-path", manifest]);
+        build.env("CARGO_TARGET_DIR", &target).env("RUSTFLAGS", "-C target-cpu=native");
+        if !flags.is_empty() {
+            build.env("CFLAGS", flags).env("CXXFLAGS", flags);
+        }
+        println!("building llama.cpp, which takes some minutes the first time");
+        ensure!(build.status()?.success(), "llama.cpp did not build");
+        Ok(target.join("release/clearway-peers"))
+    }
+
+    fn clearway(&self) -> Command {
+        Command::new(self.target.join("release/clearway"))
+    }
+
+    /// llama.cpp as it runs here. Some virtual machines name AMX among their instructions and do not
+    /// let anyone use it; there it is built without.
+    fn peer_for(&self, file: &Path) -> Result<PathBuf> {
+        let peer = self.target.join("peers/release/clearway-peers");
+        let tried = self.peer_speed(&peer, file, 16, 1)?;
+        if !died_of_illegal_instruction(&tried) {
+            ensure!(
+                tried.status.success(),
+                "llama.cpp: {}",
+                String::from_utf8_lossy(&tried.stderr)
+            );
+            return Ok(peer);
+        }
+        println!("this machine does not run AMX, though it says so; llama.cpp is built without");
+        self.build_peer("peers-no-amx", "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16")
+    }
+
+    fn peer_speed(
+        &self,
+        peer: &Path,
+        file: &Path,
+        prompt: usize,
+        generated: usize,
+    ) -> Result<Output> {
+        let mut command = Command::new(peer);
+        command.arg("speed").arg(file);
+        command.args([self.threads, prompt, generated].map(|number| number.to_string()));
+        command.output().context("llama.cpp cannot be started")
+    }
+
+    fn compare_speed(&self, peer: &Path, file: &Path) -> Result<()> {
+        let (mut ours, mut theirs) = (Speeds::default(), Speeds::default());
+        for _ in 0..ROUNDS {
+            let found = self.peer_speed(peer, file, PROMPT, GENERATED)?;
+            ensure!(
+                found.status.success(),
+                "llama.cpp: {}",
+                String::from_utf8_lossy(&found.stderr)
+            );
+            for line in String::from_utf8_lossy(&found.stdout).lines() {
+                match line.split_once(' ') {
+                    Some(("pp", speed)) => theirs.prompt.push(speed.parse()?),
+                    Some(("tg", speed)) => theirs.generated.push(speed.parse()?),
+                    _ => bail!("llama.cpp printed `{line}`"),
+                }
+            }
+            let (prompt, generated) = self.clearway_speed(file)?;
+            ours.prompt.push(prompt);
+            ours.generated.push(generated);
+        }
+        let name = file.file_name().unwrap_or_default().display();
+        println!("\n{name}, {} threads, best of {ROUNDS} rounds, tokens per second", self.threads);
+        println!(
+            "{:<8}{:>12}{:>12}{:>9}{:>16}",
+            "", "clearway", "llama.cpp", "ratio", "of each round"
+        );
+        let rows = [
+            (format!("pp{PROMPT}"), ours.prompt, theirs.prompt),
+            (format!("tg{GENERATED}"), ours.generated, theirs.generated),
+        ];
+        for (test, ours, theirs) in rows {
+            let best = |speeds: &[f64]| speeds.iter().copied().fold(0.0, f64::max);
+            let (us, them) = (best(&ours), best(&theirs));
+            let mut ratios: Vec<f64> =
+                ours.iter().zip(&theirs).map(|(us, them)| us / them).collect();
+            ratios.sort_by(f64::total_cmp);
+            let (low, high) = (ratios[0], ratios[ratios.len() - 1]);
+            let ratio = us / them;
+            println!(
+                "{test:<8}{us:>12.1}{them:>12.1}{ratio:>9.2}{:>16}",
+                format!("{low:.2}-{high:.2}")
+            );
+        }
+        Ok(())
+    }
+
+    fn clearway_speed(&self, file: &Path) -> Result<(f64, f64)> {
+        let mut bench = self.clearway();
+        bench.args(["bench", "--device", "cpu", "--json", "-r", "1"]).arg("-m").arg(file);
+        bench.args(["-t", &self.threads.to_string()]);
+        bench.args(["-p", &PROMPT.to_string(), "-n", &GENERATED.to_string()]);
+        let tests: serde_json::Value = serde_json::from_str(&output(&mut bench)?)?;
+        let speed = |test: String| {
+            let mut tests = tests.as_array().into_iter().flatten();
+            let found = tests.find(|object| object["test"] == *test);
+            found.and_then(|object| object["avg_ts"].as_f64()).context("bench printed no speed")
+        };
+        Ok((speed(format!("pp{PROMPT}"))?, speed(format!("tg{GENERATED}"))?))
+    }
+
+    /// A tiny file of each family, as the engine's test makes them.
+    fn tiny_models(&self) -> Result<Vec<PathBuf>> {
+        let folder = self.target.join("tiny-models");
+        let mut test =
+            cargo(&self.root, &["test", "--package", "clearway-llm", "--test", "engine"]);
+        test.arg("numpys_logits").env("CLEARWAY_TINY_MODELS", &folder);
+        ensure!(test.status()?.success(), "the tiny models are not right");
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(&folder)? {
+            files.push(entry?.path());
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    /// Prints how far the logits after the tokens are apart; tells whether that is little.
+    fn compare_logits(&self, peer: &Path, file: &Path) -> Result<bool> {
+        let mut peer = Command::new(peer);
+        peer.arg("logits").arg(file).arg(self.threads.to_string()).args(TOKENS.split(' '));
+        let theirs = output(&mut peer)?;
+        let theirs: Vec<f64> = theirs
+            .lines()
+            .last()
+            .context("llama.cpp printed no logits")?
+            .split(' ')
+            .map(str::parse)
+            .collect::<std::result::Result<_, _>>()?;
+        let mut eval = self.clearway();
+        eval.args(["eval", "--device", "cpu", "--json", "--tokens", TOKENS]).arg("-m").arg(file);
+        eval.args(["--top", &theirs.len().to_string()]);
+        let found: serde_json::Value = serde_json::from_str(&output(&mut eval)?)?;
+        let mut ours = vec![f64::NAN; theirs.len()];
+        for pair in found["top"].as_array().context("eval printed no logits")? {
+            let id = pair[0].as_u64().and_then(|id| usize::try_from(id).ok());
+            let slot = id.and_then(|id| ours.get_mut(id)).context("llama.cpp has fewer logits")?;
+            *slot = pair[1].as_f64().context("a logit is not a number")?;
+        }
+        let errors: Vec<f64> = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).collect();
+        let largest = |values: &[f64]| values.iter().fold(0.0, |max: f64, v| max.max(v.abs()));
+        let (mean, scale) = (errors.iter().sum::<f64>() / errors.len() as f64, largest(&theirs));
+        let best =
+            |logits: &[f64]| (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        // A missing logit is NaN, which is not below any limit.
+        let agree = mean <= LOGIT_LIMIT * scale;
+        println!(
+            "{}: mean error {mean:.5}, worst {:.5}, largest logit {scale:.2}, best token {}: {}",
+            file.display(),
+            largest(&errors),
+            if best(&ours) == best(&theirs) { "the same" } else { "another" },
+            if agree { "agree" } else { "DIFFER" },
+        );
+        Ok(agree)
+    }
+}
+
+#[cfg(unix)]
+fn died_of_illegal_instruction(output: &Output) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    const SIGILL: i32 = 4;
+    output.status.signal() == Some(SIGILL)
+}
+
+#[cfg(not(unix))]
+fn died_of_illegal_instruction(_: &Output) -> bool {
+    false
+}
+
+/// What a program prints.
+fn output(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_owned();
+    let output =
+        command.output().with_context(|| format!("{} cannot be started", name.display()))?;
+    if !output.status.success() {
+        bail!("{}: {}", name.display(), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Makes sure that what builds llama.cpp is there.
+fn need_packages() -> Result<()> {
+    let runs = |program: &str| {
+        let output = Command::new(program).arg("--version").output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let has_libclang = || {
+        let listed =
+            Command::new("sh").args(["-c", "ls /usr/lib/llvm-*/lib/libclang*.so*"]).output();
+        std::env::var_os("LIBCLANG_PATH").is_some() || listed.is_ok_and(|out| out.status.success())
+    };
+    let complete = || runs("cmake") && runs("c++") && has_libclang();
+    if complete() {
+        return Ok(());
+    }
+    println!("installing cmake, libclang-dev and g++");
+    let install = ["install", "--yes", "--no-install-recommends", "cmake", "libclang-dev", "g++"];
+    let installed = Command::new("apt-get").args(install).status();
+    if installed.is_ok_and(|status| status.success()) && complete() {
+        return Ok(());
+    }
+    bail!(
+        "llama.cpp needs cmake, a C++ compiler and libclang: as root, run `apt-get install cmake libclang-dev g++`"
+    )
+}
