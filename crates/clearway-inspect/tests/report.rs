@@ -254,3 +254,28 @@ fn a_join_that_has_nothing_to_do_is_shown_and_takes_no_time() {
     assert_eq!((join.estimated_ns, join.serialised_ns), (0.0, Some(0)));
     assert_eq!(report.group_list[join.group as usize].measured_ns, Some(0));
 }
+
+#[test]
+fn bytes_are_those_a_step_can_touch_and_not_all_that_was_declared() {
+    let mut pass = Recorder::default();
+    let table = pass.external("table", DType::F32, &[1000, 64]).unwrap();
+    let ids = pass.external("ids", DType::U32, &[2]).unwrap();
+    let x = pass.gather(table, ids, 1.0).unwrap();
+    let experts = pass.external("experts", DType::F32, &[16, 32, 64]).unwrap();
+    let chosen = pass.external("chosen", DType::U32, &[2, 3]).unwrap();
+    let y = pass.matmul_experts(x, experts, chosen).unwrap();
+    pass.mark_output(y).unwrap();
+    let rows = pass.external("rows", DType::F32, &[2, 1, 64]).unwrap();
+    let positions = pass.external("positions", DType::U32, &[2]).unwrap();
+    let cache = pass.external("cache", DType::F32, &[4096, 1, 64]).unwrap();
+    pass.kv_write(rows, positions, cache).unwrap();
+    let report = report(&pass.into_parts().0);
+    let moved = |op: &str| {
+        let row = report.dispatch_list.iter().find(|row| row.op == op).unwrap();
+        (row.read_bytes, row.write_bytes)
+    };
+    assert_eq!(moved("gather"), (2 * 64 * 4 + 2 * 4, 2 * 64 * 4));
+    let six_of_sixteen = 6 * 32 * 64 * 4;
+    assert_eq!(moved("matmul_experts"), (2 * 64 * 4 + six_of_sixteen + 6 * 4, 2 * 3 * 32 * 4));
+    assert_eq!(moved("kv_write"), (2 * 64 * 4 + 2 * 4, 2 * 64 * 4));
+}
