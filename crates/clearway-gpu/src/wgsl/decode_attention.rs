@@ -5,10 +5,10 @@ use clearway_graph::{DType, Layout};
 use super::elementwise::MATH;
 use super::{Job, Kernel, Source, View};
 
-/// Rows of the cache a workgroup takes.
-const SPLIT: u32 = 64;
-/// Invocations of a workgroup.
-const WORKGROUP: u32 = 128;
+/// Rows of the cache a workgroup takes: with fewer than this many in all, nothing is left to join.
+const SPLIT: u32 = 256;
+/// Invocations of a workgroup at most.
+const WORKGROUP: u32 = 512;
 /// Tokens at most: more are better off with queries in tiles.
 const MAX_TOKENS: u32 = 4;
 
@@ -17,40 +17,57 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let [_, tokens, heads, head] = job.layout(0).shape4();
     let [_, rows, kv_heads, _] = job.layout(1).shape4();
     let share = heads / kv_heads;
-    let team = head / 8;
+    let (team, subgroup) = (head / 8, job.target.subgroup);
     let fits = head.is_multiple_of(8)
         && team.is_power_of_two()
-        && team <= job.target.subgroup
+        && team <= subgroup
+        && subgroup.is_power_of_two()
         && tokens <= MAX_TOKENS
-        && share <= 8
-        && WORKGROUP <= job.target.max_invocations;
+        && share <= 8;
     if !fits || !(1..=2).all(|cache| is_in_eights(job, cache)) {
         return None;
     }
-    let teams = WORKGROUP / team;
+    // What the subgroups leave for one another must fit.
     let part = share * (head + 2);
+    let waves = (job.target.shared_bytes / 2 / (part * 4)).min(WORKGROUP / subgroup);
+    let waves = 1 << waves.checked_ilog2()?;
+    let workgroup = (waves * subgroup).min(job.target.max_invocations);
+    let teams = workgroup / team;
     let splits = rows.div_ceil(SPLIT);
-    if teams * part * 4 + 16 > job.target.shared_bytes
-        || !SPLIT.is_multiple_of(teams)
-        || splits > job.target.max_groups
-    {
+    if !SPLIT.is_multiple_of(teams) || splits > job.target.max_groups {
         return None;
     }
+    let q = job.dtype(0) == DType::F32
+        && job.operands[0].is_aligned()
+        && job.layout(0).strides4()[1..3].iter().all(|stride| stride.is_multiple_of(4));
+    let source = Source::new(job).view(1, View::Quads).view(2, View::Quads);
+    let source =
+        if q { source.view(0, View::Quads).body(Q_QUADS) } else { source.body(Q_ELEMENTS) };
     let pairs = tokens * kv_heads;
-    let source = Source::new(job)
-        .view(1, View::Quads)
-        .view(2, View::Quads)
+    let source = source
         .scratch(u64::from(pairs * splits * part) * 4, pairs)
         .constant("HEAD", head)
         .constant("SHARE", share)
         .constant("SPLIT", SPLIT)
         .constant("MAX_SPLITS", splits)
-        .constant("WG", WORKGROUP)
+        .constant("WG", workgroup)
         .constant("TEAM", team)
+        .constant("UNROLL", (SPLIT / teams).min(4))
+        .constant("SUBGROUP", subgroup)
         .body(MATH)
         .body(include_str!("kernels/attention_decode.wgsl"));
     Some(source.build([splits, kv_heads, tokens]))
 }
+
+const Q_QUADS: &str = "
+fn q_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_q[i / 4u]); }
+";
+
+const Q_ELEMENTS: &str = "
+fn q_four(i: u32) -> vec4<f32> {
+    return vec4<f32>(get_q(i), get_q(i + 1u), get_q(i + 2u), get_q(i + 3u));
+}
+";
 
 /// Whether a cache is f16 with every head at a multiple of 16 bytes.
 fn is_in_eights(job: &Job<'_>, operand: usize) -> bool {

@@ -24,7 +24,6 @@ struct Shape {
     /// Index of the weights among the operands, and of the second ones of a gated product.
     weights: usize,
     gate: Option<usize>,
-    norm: bool,
 }
 
 /// How lanes share the rows of weights.
@@ -58,7 +57,6 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         pairs: if experts { job.layout(2).elems() as u32 } else { 1 },
         weights,
         gate: job.find("u"),
-        norm: job.find("g").is_some(),
     };
     if shape.cols as usize > MAX_COLS
         || shape.pairs > job.target.max_groups
@@ -80,12 +78,18 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
 fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let chunks = shape.inner / CHUNK as u32;
     let dtype = job.dtype(shape.weights);
-    let cut = cut(job.target, shape, chunks);
+    let cut = cut_blocks(job.target, shape, chunks);
+    let unroll = if cut.rows * shape.cols > 2 || shape.gate.is_some() { 1 } else { 2 };
+    let unroll = unroll.min(chunks.div_ceil(cut.team));
+    let quads = in_quads(job, 0);
     let memory = ACTIVATION_BYTES.min(job.target.shared_bytes / 2);
     let tile = chunks.min(memory / (CHUNK_BYTES * shape.cols)).max(1);
     let mut source = Source::new(job).view(shape.weights, View::Quads).words_too(shape.weights);
     if let Some(gate) = shape.gate {
         source = source.view(gate, View::Quads).words_too(gate);
+    }
+    if quads {
+        source = source.view(0, View::Quads);
     }
     let gated = match shape.gate {
         Some(_) => load_chunk(dtype, "u")?,
@@ -93,10 +97,12 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     };
     let source = common(source, job, shape, &cut)
         .constant("TILE", tile)
+        .constant("UNROLL", unroll)
         .constant("SUBGROUP", job.target.subgroup)
         .body(&chunk_type(dtype))
         .body(&load_chunk(dtype, "w")?)
-        .body(&gated);
+        .body(&gated)
+        .body(if quads { X_QUADS } else { X_ELEMENTS });
     Some(source.body(include_str!("kernels/matvec_blocks.wgsl")).build(groups(job, shape, &cut)))
 }
 
@@ -114,8 +120,7 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let cut = cut(job.target, shape, steps);
     let whole = steps / cut.team;
     let unroll = [4, 2].into_iter().find(|u| whole.is_multiple_of(*u) && whole > 0).unwrap_or(1);
-    let x = &job.operands[0];
-    let quads = x.layout.dtype() == DType::F32 && x.is_aligned() && in_quads(&x.layout);
+    let quads = in_quads(job, 0);
     let mut source = Source::new(job).view(shape.weights, View::Quads);
     if quads {
         source = source.view(0, View::Quads);
@@ -136,10 +141,13 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     Some(source.body(include_str!("kernels/matvec_floats.wgsl")).build(groups(job, shape, &cut)))
 }
 
-/// Whether every row starts at a multiple of four elements.
-fn in_quads(layout: &Layout) -> bool {
+/// Whether an operand can be read four floats at a time: every row starts at a multiple of four.
+fn in_quads(job: &Job<'_>, operand: usize) -> bool {
+    let layout = job.layout(operand);
     let (shape, strides) = (layout.shape4(), layout.strides4());
-    (0..3).all(|d| shape[d] == 1 || strides[d].is_multiple_of(4))
+    layout.dtype() == DType::F32
+        && job.operands[operand].is_aligned()
+        && (0..3).all(|d| shape[d] == 1 || strides[d].is_multiple_of(4))
 }
 
 fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Source<'a> {
@@ -150,9 +158,15 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
         .constant("TEAM", cut.team)
         .constant("ROWS", cut.rows)
         .constant("WIDTH", job.target.max_groups);
+    let norm = job.find("g");
+    let (source, weight) = match norm {
+        Some(g) if in_quads(job, g) => (source.view(g, View::Quads), NORM_QUADS),
+        Some(_) => (source, NORM_ELEMENTS),
+        None => (source, NO_NORM),
+    };
     let source = source
-        .line(&format!("const NORM = {};\nconst GATED = {};", shape.norm, shape.gate.is_some()))
-        .body(if shape.norm { NORM_WEIGHT } else { NO_NORM_WEIGHT });
+        .line(&format!("const NORM = {};\nconst GATED = {};", norm.is_some(), shape.gate.is_some()))
+        .body(weight);
     match job.kind {
         Kind::MatMulExperts if job.layout(0).rank() == 3 => {
             source.body(EXPERTS).body("fn x_row(t: u32, r: u32) -> u32 { return row_x(r); }\n")
@@ -181,6 +195,21 @@ fn epilogue(job: &Job<'_>, shape: &Shape) -> String {
     format!(
         "fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) {{ put_y(row_y(t) + n, {value}); }}\n"
     )
+}
+
+/// As [`cut`], where every workgroup rounds all activations for itself first: as many rows to a
+/// workgroup as leave one for each processor.
+fn cut_blocks(target: &Target, shape: &Shape, chunks: u32) -> Cut {
+    let team = chunks.next_power_of_two().min(target.subgroup);
+    let outer = shape.outer * shape.pairs;
+    let mut rows = 4;
+    while rows < 32 && outer / (2 * rows) >= target.processors {
+        rows *= 2;
+    }
+    let each = if rows == 32 { 2 } else { 1 };
+    let most = target.max_invocations.min(1024);
+    let workgroup = (rows / each * team).clamp(target.subgroup.max(32), most.max(target.subgroup));
+    Cut { workgroup: workgroup / team * team, team, rows: each }
 }
 
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves
@@ -213,13 +242,17 @@ fn group_row(group: vec3<u32>) -> u32 { return group.x + group.y * WIDTH; }
 fn x_row(t: u32, r: u32) -> u32 { return row_x(t); }
 ";
 
-const NORM_WEIGHT: &str = "
+const NORM_QUADS: &str = "
+fn norm_weight(k: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_g[k / 4u]); }
+";
+
+const NORM_ELEMENTS: &str = "
 fn norm_weight(k: u32) -> vec4<f32> {
     return vec4<f32>(get_g(k), get_g(k + 1u), get_g(k + 2u), get_g(k + 3u));
 }
 ";
 
-const NO_NORM_WEIGHT: &str = "
+const NO_NORM: &str = "
 fn norm_weight(k: u32) -> vec4<f32> { return vec4<f32>(1.0); }
 ";
 
@@ -276,16 +309,11 @@ fn values(e: Eight) -> array<vec4<f32>, 2> {
 ";
 
 const X_QUADS: &str = "
-fn load_x(i: u32) -> array<vec4<f32>, 2> {
-    return array<vec4<f32>, 2>(bitcast<vec4<f32>>(b_x[i / 4u]), bitcast<vec4<f32>>(b_x[i / 4u + 1u]));
-}
+fn x_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_x[i / 4u]); }
 ";
 
 const X_ELEMENTS: &str = "
-fn load_x(i: u32) -> array<vec4<f32>, 2> {
-    return array<vec4<f32>, 2>(
-        vec4<f32>(get_x(i), get_x(i + 1u), get_x(i + 2u), get_x(i + 3u)),
-        vec4<f32>(get_x(i + 4u), get_x(i + 5u), get_x(i + 6u), get_x(i + 7u)),
-    );
+fn x_four(i: u32) -> vec4<f32> {
+    return vec4<f32>(get_x(i), get_x(i + 1u), get_x(i + 2u), get_x(i + 3u));
 }
 ";

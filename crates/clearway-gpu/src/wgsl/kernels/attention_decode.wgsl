@@ -1,13 +1,14 @@
 
 // Attention of single tokens, split over the cache: a workgroup takes SPLIT rows of one head of the
 // cache for all SHARE queries that use it. Teams of TEAM lanes take a row at a time, 8 elements to a
-// lane, and keep the softmax up as rows come; at the end the teams are joined in workgroup memory, and
-// the splits by the workgroup that arrives last.
-// Constants: HEAD, SHARE, SPLIT, WG, TEAM.
+// lane, and keep the softmax up as rows come; the teams of a subgroup are joined by shuffles, the
+// subgroups in workgroup memory, and the splits by the workgroup that arrives last.
+// Constants: HEAD, SHARE, SPLIT, MAX_SPLITS, WG, TEAM, UNROLL, SUBGROUP.
 const TEAMS = WG / TEAM;
+const WAVES = WG / SUBGROUP;
 const PART = SHARE * (HEAD + 2u);
 
-var<workgroup> joined: array<f32, TEAMS * PART>;
+var<workgroup> joined: array<f32, WAVES * PART>;
 var<workgroup> last: u32;
 
 fn eight(q: vec4<u32>) -> array<vec4<f32>, 2> {
@@ -27,10 +28,10 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let begin = select(0u, position - window + 1u, window > 0u && position >= window);
     // What the token sees may be nothing, if it stands far beyond the cache; then one split writes zeros.
     let first_split = begin / SPLIT;
-    let splits = max(end, begin + 1u) - 1u;
-    let count = splits / SPLIT - first_split + 1u;
-    let split = group.x - first_split;
-    if (group.x < first_split || split >= count) {
+    let count = (max(end, begin + 1u) - 1u) / SPLIT - first_split + 1u;
+    // Where a window begins behind the cache, its split does not exist: the last one stands in.
+    let split = group.x - min(first_split, MAX_SPLITS - 1u);
+    if (group.x < min(first_split, MAX_SPLITS - 1u) || split >= count) {
         return;
     }
     let team = lid / TEAM;
@@ -39,8 +40,8 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     var q: array<vec4<f32>, 2u * SHARE>;
     for (var g = 0u; g < SHARE; g++) {
         let at = token * P.q.stride.y + (kv_head * SHARE + g) * P.q.stride.z + lane * 8u;
-        q[2u * g] = vec4<f32>(get_q(at), get_q(at + 1u), get_q(at + 2u), get_q(at + 3u));
-        q[2u * g + 1u] = vec4<f32>(get_q(at + 4u), get_q(at + 5u), get_q(at + 6u), get_q(at + 7u));
+        q[2u * g] = q_four(at);
+        q[2u * g + 1u] = q_four(at + 4u);
     }
     var largest: array<f32, SHARE>;
     var sum: array<f32, SHARE>;
@@ -55,40 +56,65 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let from_row = max(begin, group.x * SPLIT);
     let end_row = min(end, (group.x + 1u) * SPLIT);
     // All lanes of a subgroup take every turn, so that shuffles never meet a lane that left.
-    for (var turn = 0u; turn < SPLIT / TEAMS; turn++) {
-        let row = group.x * SPLIT + turn * TEAMS + team;
-        let seen = row >= from_row && row < end_row;
-        let safe = select(from_row, row, seen) % P.k.shape.y;
-        let k = eight(b_k[(safe * P.k.stride.y + kv_head * P.k.stride.z) / 8u + lane]);
-        let v = eight(b_v[(safe * P.v.stride.y + kv_head * P.v.stride.z) / 8u + lane]);
-        for (var g = 0u; g < SHARE; g++) {
-            var dots = dot(k[0], q[2u * g]) + dot(k[1], q[2u * g + 1u]);
-            for (var step = TEAM / 2u; step > 0u; step /= 2u) {
-                dots += subgroupShuffleXor(dots, step);
-            }
-            var score = dots * argf(0u);
-            if (cap > 0.0) {
-                score = soft_cap(score, cap);
-            }
-            if (seen) {
-                let highest = max(largest[g], score);
-                let shrink = exp_of(largest[g] - highest);
-                let weight = exp_of(score - highest);
-                largest[g] = highest;
-                sum[g] = fma(sum[g], shrink, weight);
-                out[2u * g] = fma(out[2u * g], vec4<f32>(shrink), weight * v[0]);
-                out[2u * g + 1u] = fma(out[2u * g + 1u], vec4<f32>(shrink), weight * v[1]);
+    for (var turn = group.x * SPLIT; turn < end_row; turn += UNROLL * TEAMS) {
+        var k: array<vec4<u32>, UNROLL>;
+        var v: array<vec4<u32>, UNROLL>;
+        for (var i = 0u; i < UNROLL; i++) {
+            let row = min(turn + i * TEAMS + team, P.k.shape.y - 1u);
+            k[i] = b_k[(row * P.k.stride.y + kv_head * P.k.stride.z) / 8u + lane];
+            v[i] = b_v[(row * P.v.stride.y + kv_head * P.v.stride.z) / 8u + lane];
+        }
+        for (var i = 0u; i < UNROLL; i++) {
+            let row = turn + i * TEAMS + team;
+            let seen = row >= from_row && row < end_row;
+            let keys = eight(k[i]);
+            let values = eight(v[i]);
+            for (var g = 0u; g < SHARE; g++) {
+                var dots = dot(keys[0], q[2u * g]) + dot(keys[1], q[2u * g + 1u]);
+                for (var step = TEAM / 2u; step > 0u; step /= 2u) {
+                    dots += subgroupShuffleXor(dots, step);
+                }
+                var score = dots * argf(0u);
+                if (cap > 0.0) {
+                    score = soft_cap(score, cap);
+                }
+                if (seen) {
+                    let highest = max(largest[g], score);
+                    let shrink = exp_of(largest[g] - highest);
+                    let weight = exp_of(score - highest);
+                    largest[g] = highest;
+                    sum[g] = fma(sum[g], shrink, weight);
+                    out[2u * g] = fma(out[2u * g], vec4<f32>(shrink), weight * values[0]);
+                    out[2u * g + 1u] = fma(out[2u * g + 1u], vec4<f32>(shrink), weight * values[1]);
+                }
             }
         }
     }
+    let wave = lid / SUBGROUP;
     for (var g = 0u; g < SHARE; g++) {
-        let at = team * PART + g * (HEAD + 2u);
-        for (var i = 0u; i < 8u; i++) {
-            joined[at + lane * 8u + i] = out[2u * g + i / 4u][i % 4u];
+        var highest = largest[g];
+        for (var step = TEAM; step < SUBGROUP; step *= 2u) {
+            highest = max(highest, subgroupShuffleXor(highest, step));
         }
-        if (lane == 0u) {
-            joined[at + HEAD] = largest[g];
-            joined[at + HEAD + 1u] = sum[g];
+        let factor = exp_of(largest[g] - highest);
+        var weight = sum[g] * factor;
+        var low = out[2u * g] * factor;
+        var high = out[2u * g + 1u] * factor;
+        for (var step = TEAM; step < SUBGROUP; step *= 2u) {
+            weight += subgroupShuffleXor(weight, step);
+            low += subgroupShuffleXor(low, step);
+            high += subgroupShuffleXor(high, step);
+        }
+        let at = wave * PART + g * (HEAD + 2u);
+        if (lid % SUBGROUP < TEAM) {
+            for (var i = 0u; i < 4u; i++) {
+                joined[at + lane * 8u + i] = low[i];
+                joined[at + lane * 8u + 4u + i] = high[i];
+            }
+        }
+        if (lid % SUBGROUP == 0u) {
+            joined[at + HEAD] = highest;
+            joined[at + HEAD + 1u] = weight;
         }
     }
     workgroupBarrier();
@@ -97,12 +123,12 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         let g = i / HEAD;
         let d = i % HEAD;
         var highest = LEAST;
-        for (var t = 0u; t < TEAMS; t++) {
+        for (var t = 0u; t < WAVES; t++) {
             highest = max(highest, joined[t * PART + g * (HEAD + 2u) + HEAD]);
         }
         var total = 0.0;
         var weight = 0.0;
-        for (var t = 0u; t < TEAMS; t++) {
+        for (var t = 0u; t < WAVES; t++) {
             let at = t * PART + g * (HEAD + 2u);
             let factor = exp_of(joined[at + HEAD] - highest);
             total = fma(joined[at + d], factor, total);

@@ -4,7 +4,7 @@
 // The workgroup rounds the activations to 8 bits with a scale for each 32, as the weights have it;
 // then teams of TEAM lanes take ROWS rows of weights each, a chunk of 32 to a lane. With a norm in
 // front, activations are multiplied by its weight on the way in and by 1 / rms at the end.
-// Constants: K, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, SUBGROUP.
+// Constants: K, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, UNROLL, SUBGROUP.
 const CHUNKS = K / 32u;
 const TEAMS = WG / TEAM;
 const WAVES = WG / SUBGROUP;
@@ -19,8 +19,7 @@ fn load_x(first: u32, count: u32, lane: u32, expert_row: u32, sums: ptr<function
         let col = i / (count * 8u);
         let word = i % (count * 8u);
         let k = first * 32u + word * 4u;
-        let at = x_row(col, expert_row) + k;
-        var v = vec4<f32>(get_x(at), get_x(at + 1u), get_x(at + 2u), get_x(at + 3u));
+        var v = x_four(x_row(col, expert_row) + k);
         if (NORM) {
             (*sums)[col] += dot(v, v);
             v *= norm_weight(k);
@@ -100,6 +99,23 @@ fn team_sum(value: f32) -> f32 {
     return sum;
 }
 
+// Chunks of one turn: UNROLL steps of ROWS rows.
+struct Turn { w: array<Chunk, UNROLL * ROWS>, u: array<Chunk, UNROLL * ROWS> }
+
+fn load_turn(rows: array<u32, ROWS>, first: u32, end: u32) -> Turn {
+    var turn: Turn;
+    for (var i = 0u; i < UNROLL; i++) {
+        let step = min(first + i * TEAM, end - 1u);
+        for (var r = 0u; r < ROWS; r++) {
+            turn.w[i * ROWS + r] = load_chunk_w(rows[r] + step);
+            if (GATED) {
+                turn.u[i * ROWS + r] = load_chunk_u(rows[r] + step);
+            }
+        }
+    }
+    return turn;
+}
+
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let expert = expert_of(group);
@@ -113,31 +129,45 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         sums[i] = 0.0;
         gates[i] = 0.0;
     }
+    var rows: array<u32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        rows[r] = (expert.first + min(row0 + r, outer - 1u)) * CHUNKS;
+    }
     var square_sums: array<f32, COLS>;
     for (var t = 0u; t < COLS; t++) {
         square_sums[t] = 0.0;
     }
     for (var first = 0u; first < CHUNKS; first += TILE) {
-        let count = min(TILE, CHUNKS - first);
+        let end = min(first + TILE, CHUNKS);
+        // Weights depend on nothing that was just computed: they are under way while the activations
+        // are loaded, and one turn ahead from then on.
+        var turn = load_turn(rows, first + lane, end);
         if (first > 0u) {
             workgroupBarrier();
         }
-        load_x(first, count, lid, expert.row, &square_sums);
+        load_x(first, end - first, lid, expert.row, &square_sums);
         workgroupBarrier();
-        for (var j = lane; j < count; j += TEAM) {
-            for (var r = 0u; r < ROWS; r++) {
-                let row = expert.first + min(row0 + r, outer - 1u);
-                let w = load_chunk_w(row * CHUNKS + first + j);
-                for (var t = 0u; t < COLS; t++) {
-                    sums[r * COLS + t] += dot_chunk(w, t * TILE + j);
-                }
-                if (GATED) {
-                    let u = load_chunk_u(row * CHUNKS + first + j);
-                    for (var t = 0u; t < COLS; t++) {
-                        gates[r * COLS + t] += dot_chunk(u, t * TILE + j);
+        for (var base = first; base < end; base += UNROLL * TEAM) {
+            let next = base + UNROLL * TEAM;
+            var ahead: Turn;
+            if (next < end) {
+                ahead = load_turn(rows, next + lane, end);
+            }
+            for (var i = 0u; i < UNROLL; i++) {
+                let j = base + i * TEAM + lane;
+                if (j < end) {
+                    for (var r = 0u; r < ROWS; r++) {
+                        for (var t = 0u; t < COLS; t++) {
+                            let x = t * TILE + j - first;
+                            sums[r * COLS + t] += dot_chunk(turn.w[i * ROWS + r], x);
+                            if (GATED) {
+                                gates[r * COLS + t] += dot_chunk(turn.u[i * ROWS + r], x);
+                            }
+                        }
                     }
                 }
             }
+            turn = ahead;
         }
     }
     for (var i = 0u; i < ROWS * COLS; i++) {

@@ -53,7 +53,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         for (var i = 0u; i < UNROLL; i++) {
             let k = (j + i * TEAM) * 8u;
             for (var t = 0u; t < COLS; t++) {
-                var x = load_x(start[t] + k);
+                var x = array<vec4<f32>, 2>(x_four(start[t] + k), x_four(start[t] + k + 4u));
                 if (NORM) {
                     squares[t] += dot(x[0], x[0]) + dot(x[1], x[1]);
                     x[0] *= norm_weight(k);
@@ -73,7 +73,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     for (; j < STEPS; j += TEAM) {
         let k = j * 8u;
         for (var t = 0u; t < COLS; t++) {
-            var x = load_x(start[t] + k);
+            var x = array<vec4<f32>, 2>(x_four(start[t] + k), x_four(start[t] + k + 4u));
             if (NORM) {
                 squares[t] += dot(x[0], x[0]) + dot(x[1], x[1]);
                 x[0] *= norm_weight(k);
