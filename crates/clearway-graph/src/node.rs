@@ -72,6 +72,22 @@ pub enum CapturedOpKind {
     MatMulAdd,
     /// Fused: rotary embedding written straight into the KV cache.
     RopeKvWrite,
+    /// Fused: matrix product (the gate), then `silu` of it times `up`.
+    MatMulSiluMul,
+    /// Fused: matrix product (the gate), then `gelu` of it times `up`.
+    MatMulGeluMul,
+    /// Fused: two matrix products of the same rows, `silu` of the first times the second.
+    MatMulSiluGated,
+    /// Fused: two matrix products of the same rows, `gelu` of the first times the second.
+    MatMulGeluGated,
+    /// Fused: rms_norm with its weight, then matrix product.
+    NormMatMul,
+    /// Fused: rms_norm with its weight, then matrix product, then sum with a bias or residual.
+    NormMatMulAdd,
+    /// Fused: rms_norm with its weight, then [`MatMulSiluGated`](Self::MatMulSiluGated).
+    NormMatMulSiluGated,
+    /// Fused: rms_norm with its weight, then [`MatMulGeluGated`](Self::MatMulGeluGated).
+    NormMatMulGeluGated,
     /// A user's kernel.
     Custom,
     /// A user's kernel with an effect outside memory (a time stamp, a host signal): it keeps its
@@ -117,6 +133,14 @@ impl CapturedOpKind {
             Self::AddRmsNormMul => "add_rms_norm_mul",
             Self::MatMulAdd => "matmul_add",
             Self::RopeKvWrite => "rope_kv_write",
+            Self::MatMulSiluMul => "matmul_silu_mul",
+            Self::MatMulGeluMul => "matmul_gelu_mul",
+            Self::MatMulSiluGated => "matmul_silu_gated",
+            Self::MatMulGeluGated => "matmul_gelu_gated",
+            Self::NormMatMul => "norm_matmul",
+            Self::NormMatMulAdd => "norm_matmul_add",
+            Self::NormMatMulSiluGated => "norm_matmul_silu_gated",
+            Self::NormMatMulGeluGated => "norm_matmul_gelu_gated",
             Self::Custom => "custom",
             Self::Pinned => "pinned",
         }
@@ -194,7 +218,8 @@ pub struct Dispatch {
     pub accesses: Accesses,
     /// Outputs that may share bytes with an input, as the kernel's contract says.
     pub in_place: SmallVec<[InPlace; 2]>,
-    /// Recorded dispatches it stands for: itself, or the members of a fusion in recorded order.
+    /// Recorded dispatches it stands for: itself, or the members of a fusion, each behind those
+    /// whose results it reads. Several dispatches stand for a member that was repeated.
     pub origins: SmallVec<[DispatchId; 2]>,
     /// Name for people, such as `blk.3.attn_norm`; may be empty.
     pub label: Arc<str>,

@@ -4,6 +4,7 @@
 //! of the producer, the neighbour is alive (an oracle that runs every byte says so).
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests stand outside of them
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use clearway_graph::fuse::TestCatalog;
@@ -13,7 +14,8 @@ use clearway_graph::testkit::{
 };
 use clearway_graph::verify::{Fault, Placement, Proof, verify};
 use clearway_graph::{
-    Accesses, BarrierReason, CapturedNode, ComputeGraph, Dispatch, DispatchId, MemoryPlan, NodeId,
+    Accesses, BarrierReason, BufferRange, CapturedNode, ComputeGraph, Dispatch, DispatchId,
+    MemoryPlan, NodeId,
 };
 
 /// A buffer no random list uses.
@@ -130,18 +132,69 @@ fn a_producer_swapped_with_its_consumer_is_reported() {
         let placed = at_addresses(&apart, &case.plan);
         let lists = [(&apart, None), (&placed, Some(&case.plan))];
         for (list, plan) in case.lists().into_iter().chain(lists) {
-            let carrier = |id: DispatchId| {
+            let carriers = |id: DispatchId| -> BTreeSet<usize> {
                 let carries = |d: &Arc<Dispatch>| d.origins.contains(&id);
-                list.nodes().iter().position(|node| node.dispatch().is_some_and(carries))
+                let nodes = list.nodes().iter().enumerate();
+                let carriers = nodes.filter(|(_, node)| node.dispatch().is_some_and(carries));
+                carriers.map(|(at, _)| at).collect()
             };
             for &(producer, consumer) in &flows {
-                let (Some(a), Some(b)) = (carrier(producer), carrier(consumer)) else {
-                    panic!("{producer} or {consumer} is lost");
+                let (a, b) = (carriers(producer), carriers(consumer));
+                assert!(!a.is_empty() && !b.is_empty(), "{producer} or {consumer} is lost");
+                // Where both are carried out by one dispatch the bytes flow inside it.
+                for &b in b.difference(&a) {
+                    for &a in &a {
+                        let mut nodes = list.nodes().to_vec();
+                        nodes.swap(a, b);
+                        case.must_fail(&with_nodes(list, nodes), plan, "a swapped producer");
+                        tried += 1;
+                    }
+                }
+            }
+        }
+        tried
+    });
+}
+
+#[test]
+fn a_copy_that_reads_too_late_is_reported() {
+    // Fused lists in which several dispatches carry out one member; each copy is put behind each
+    // later dispatch that overwrites what the member reads.
+    for_each("copies that read too late", |case| {
+        let (mut tried, oracle) = (0, Oracle::new(&case.recorded));
+        let mut fused = case.recorded.clone();
+        fused.fuse(&mut TestCatalog::new(), &()).unwrap();
+        fused.place_barriers_everywhere();
+        let at = |node: &CapturedNode| node.dispatch().cloned();
+        let nodes: Vec<Arc<Dispatch>> = fused.nodes().iter().filter_map(at).collect();
+        let repeated = |id: DispatchId| {
+            nodes.iter().filter(|dispatch| dispatch.origins.contains(&id)).count() > 1
+        };
+        for (place, copy) in nodes.iter().enumerate() {
+            let reads = copy
+                .accesses()
+                .iter()
+                .filter(|access| !access.range.is_write() && repeated(access.origin.dispatch));
+            for (read, late) in
+                reads.flat_map(|read| (place + 1..nodes.len()).map(move |l| (read, l)))
+            {
+                let overwrites = |range: &BufferRange| {
+                    range.buf_id == read.range.buf_id
+                        && range.p0.max(read.range.p0) < range.p1.min(read.range.p1)
                 };
-                if a != b {
-                    let mut nodes = list.nodes().to_vec();
-                    nodes.swap(a, b);
-                    case.must_fail(&with_nodes(list, nodes), plan, "a swapped producer");
+                if !nodes[late].writes().any(overwrites) {
+                    continue;
+                }
+                let mut moved = nodes.clone();
+                let copy = moved.remove(place);
+                moved.insert(late, copy);
+                let moved = moved.into_iter().map(CapturedNode::Dispatch).collect();
+                let mut list = with_nodes(&fused, moved);
+                list.place_barriers_everywhere();
+                // What was overwritten may never have been defined.
+                if oracle.accepts(&list, None).is_err() {
+                    let fault = case.must_fail(&list, None, "a copy that reads too late");
+                    assert!(fault.proof != Proof::Groups, "{fault}");
                     tried += 1;
                 }
             }

@@ -40,9 +40,9 @@ impl ComputeGraph {
     /// `p1`), `unannotated` (with `dispatch`), `memory` or `requested`.
     ///
     /// The fuse report holds `rules` (`rule`, `fired`), `fusions` (`rule`, `result`, `members`,
-    /// `kept`, `place`), `stripped_barriers` and `refusals`: `rule`, `producer`, `consumer`, `buf`
-    /// of what lies between, `reason` and its `facts`, the fields of that
-    /// [`Refusal`](crate::fuse::Refusal).
+    /// `kept`, `place`, and `repeated` where the producer is carried out elsewhere, too), `repeats`,
+    /// `stripped_barriers` and `refusals`: `rule`, `producer`, `consumer`, `buf` of what lies
+    /// between, `reason` and its `facts`, the fields of that [`Refusal`](crate::fuse::Refusal).
     ///
     /// The schedule report holds `strategy`, `moved`, `longest_chain` and `refusals`: `dispatch`,
     /// `reason` (`hazard`, `crosses_unannotated`, `crosses_pinned`, `immovable`) and its facts

@@ -8,6 +8,9 @@
 //! list at the start, seen through who has absorbed whom: fusing takes accesses away and changes
 //! none. Any conflict is a path in that graph, and the first step of a path between two slots is
 //! itself a conflict between them, so looking at direct neighbours is enough.
+//!
+//! A dispatch that was repeated is carried out by several others. Its accesses are then reads only,
+//! and each stands at every place where a copy stands.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -34,8 +37,8 @@ pub(super) struct List<'a> {
     /// is fetched from memory.
     kinds: Vec<Option<CapturedOpKind>>,
     slots: Vec<u32>,
-    /// Who carries each dispatch of the start out.
-    owners: Vec<u32>,
+    /// Who carries each dispatch of the start out: one, or several if it was repeated.
+    owners: Vec<SmallVec<[u32; 1]>>,
     /// The dispatches of the start each one carries out, itself included.
     members: Vec<SmallVec<[u32; 1]>>,
     uses: Vec<Uses>,
@@ -95,7 +98,7 @@ impl<'a> List<'a> {
             fused: vec![None; start.len()],
             kinds,
             slots: (0..count).collect(),
-            owners: (0..count).collect(),
+            owners: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
             members: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
             uses,
             indices: OnceCell::new(),
@@ -125,7 +128,7 @@ impl<'a> List<'a> {
         self.kinds[index as usize]
     }
 
-    /// Who stands for the dispatch of this id.
+    /// Who stands for the dispatch of this id; one of them, if it was repeated.
     pub(super) fn index_of(&self, id: DispatchId) -> Option<u32> {
         // Ids mostly count up from zero.
         let index = match self.start.get(id.0 as usize) {
@@ -136,7 +139,7 @@ impl<'a> List<'a> {
                 *indices.get(&id)?
             }
         };
-        Some(self.owner(index))
+        self.owners(index).next()
     }
 
     /// Where a dispatch stands, for comparison only.
@@ -151,7 +154,7 @@ impl<'a> List<'a> {
 
     /// The last writer of a value before the dispatch `index`.
     pub(super) fn writer_before(&self, value: NodeId, index: u32) -> Option<u32> {
-        let owners = self.uses.get(value.index())?.writers.iter().map(|&w| self.owner(w));
+        let owners = self.uses.get(value.index())?.writers.iter().flat_map(|&w| self.owners(w));
         owners.filter(|&w| self.slot(w) < self.slot(index)).max_by_key(|&w| self.slot(w))
     }
 
@@ -174,7 +177,7 @@ impl<'a> List<'a> {
     /// Those who read a value, once per read.
     pub(super) fn readers(&self, value: NodeId) -> impl Iterator<Item = u32> {
         let uses = self.uses.get(value.index());
-        uses.into_iter().flat_map(|uses| &uses.readers).map(|&reader| self.owner(reader))
+        uses.into_iter().flat_map(|uses| &uses.readers).flat_map(|&reader| self.owners(reader))
     }
 
     /// Whether an op that some rule starts with wrote a real buffer at the start.
@@ -193,40 +196,18 @@ impl<'a> List<'a> {
         if last - first <= 1 {
             return Ok(Place::Consumer);
         }
-        if let Some(&wall) = self.walls.get(self.walls.partition_point(|&wall| wall <= first))
-            && wall < last
-        {
-            let wall = &self.start[wall as usize];
-            let dispatch = wall.id;
-            return Err(match wall.is_annotated() {
-                true => Refusal::CrossesPinned { dispatch },
-                false => Refusal::CrossesUnannotated { dispatch },
-            });
-        }
-        let hazards = self.hazards.get_or_init(|| {
-            let start: Vec<_> = self.start.iter().map(|&dispatch| dispatch.clone()).collect();
-            HazardGraph::build(&start)
-        });
-        let members = |index: u32| self.members[index as usize].iter().map(|&m| m as usize);
-        let between = |&neighbour: &u32| {
-            #[cfg(test)]
-            self.looked_at.update(|count| count + 1);
-            let other = self.owner(neighbour);
-            let between = first < self.slot(other) && self.slot(other) < last;
-            self.at(other).filter(|_| between)
-        };
+        self.check_walls(first, last)?;
         // Neighbours count up, so the first of many that follow the producer is found at once.
-        let late = members(producer).flat_map(|m| hazards.succs(m)).find_map(|neighbour| {
-            let (id, other) = (self.at(producer)?.id, between(neighbour)?);
-            hazard((id, down), (other.id, other.accesses()))
-        });
-        let Some(late) = late else {
+        let mut late = self.followers(producer).filter(|other| self.slot(*other) < last);
+        let Some(late) = late.find_map(|other| self.hazard((producer, down), other)) else {
             return Ok(Place::Consumer);
         };
-        let early = members(consumer).flat_map(|m| hazards.preds(m).iter().rev());
-        let early = early.into_iter().find_map(|neighbour| {
-            let (id, other) = (self.at(consumer)?.id, between(neighbour)?);
-            hazard((other.id, other.accesses()), (id, up))
+        let hazards = self.hazards();
+        let early = self.members(consumer).flat_map(|m| hazards.preds(m).iter().rev());
+        let early = self.owners_of(early).find_map(|other| {
+            let between = first < self.slot(other) && self.slot(other) < last;
+            let other = self.at(other).filter(|_| between)?;
+            hazard((other.id, other.accesses()), (self.at(consumer)?.id, up))
         });
         match early {
             Some(early) => Err(Refusal::Crosses { producer: late, consumer: early }),
@@ -234,20 +215,110 @@ impl<'a> List<'a> {
         }
     }
 
-    /// Puts `fused` in the place of two dispatches; it goes by the consumer's index from now on.
-    pub(super) fn merge(&mut self, producer: u32, consumer: u32, fused: Dispatch, place: Place) {
-        if place == Place::Producer {
-            self.slots[consumer as usize] = self.slots[producer as usize];
+    /// The first slot behind the producer's at which its accesses `down` come too late, and what
+    /// stands there.
+    pub(super) fn too_late(&self, producer: u32, down: &[Access]) -> Option<(u32, Hazard)> {
+        let hazards = self
+            .followers(producer)
+            .filter_map(|other| Some((self.slot(other), self.hazard((producer, down), other)?)));
+        hazards.min_by_key(|(slot, _)| *slot)
+    }
+
+    /// Whether a copy of the producer can stand at a consumer's place: all copies cannot stand at
+    /// the producer's. `late` is what [`too_late`](Self::too_late) gives.
+    pub(super) fn check_copy(
+        &self,
+        producer: u32,
+        consumer: u32,
+        late: Option<(u32, Hazard)>,
+    ) -> Result<(), Refusal> {
+        self.check_walls(self.slot(producer), self.slot(consumer))?;
+        match late {
+            Some((slot, hazard)) if slot < self.slot(consumer) => {
+                Err(Refusal::CopyTooLate { hazard })
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// Nothing that nobody may cross stands between two slots.
+    fn check_walls(&self, first: u32, last: u32) -> Result<(), Refusal> {
+        let Some(&wall) = self.walls.get(self.walls.partition_point(|&wall| wall <= first)) else {
+            return Ok(());
+        };
+        let dispatch = &self.start[wall as usize];
+        match dispatch.is_annotated() {
+            _ if wall >= last => Ok(()),
+            true => Err(Refusal::CrossesPinned { dispatch: dispatch.id }),
+            false => Err(Refusal::CrossesUnannotated { dispatch: dispatch.id }),
+        }
+    }
+
+    /// Those behind a dispatch that conflict with something it carries out.
+    fn followers(&self, index: u32) -> impl Iterator<Item = u32> {
+        let hazards = self.hazards();
+        let after = self.members(index).flat_map(|m| hazards.succs(m));
+        self.owners_of(after).filter(move |other| self.slot(index) < self.slot(*other))
+    }
+
+    /// Who carries out neighbours in the hazard graph.
+    fn owners_of<'b>(
+        &'b self,
+        neighbours: impl Iterator<Item = &'b u32>,
+    ) -> impl Iterator<Item = u32> {
+        neighbours.flat_map(|&neighbour| {
+            #[cfg(test)]
+            self.looked_at.update(|count| count + 1);
+            self.owners(neighbour)
+        })
+    }
+
+    fn members(&self, index: u32) -> impl Iterator<Item = usize> {
+        self.members[index as usize].iter().map(|&member| member as usize)
+    }
+
+    fn hazards(&self) -> &HazardGraph {
+        self.hazards.get_or_init(|| {
+            let start: Vec<_> = self.start.iter().map(|&dispatch| dispatch.clone()).collect();
+            HazardGraph::build(&start)
+        })
+    }
+
+    /// The first hazard between accesses of one dispatch and another behind it.
+    fn hazard(&self, (index, accesses): (u32, &[Access]), behind: u32) -> Option<Hazard> {
+        let (earlier, later) = (self.at(index)?, self.at(behind)?);
+        hazard((earlier.id, accesses), (later.id, later.accesses()))
+    }
+
+    /// Lets each of `consumers` take in the producer, or a copy of it; what stands for both goes by
+    /// the consumer's index from now on.
+    pub(super) fn merge(&mut self, producer: u32, consumers: Vec<(u32, Dispatch, Place)>) {
         let absorbed = std::mem::take(&mut self.members[producer as usize]);
         for &member in &absorbed {
-            self.owners[member as usize] = consumer;
+            let owners = &mut self.owners[member as usize];
+            owners.retain(|owner| *owner != producer);
+            owners.extend(consumers.iter().map(|(consumer, ..)| *consumer));
         }
-        self.members[consumer as usize].extend(absorbed);
         self.fused[producer as usize] = None;
         self.kinds[producer as usize] = None;
-        self.kinds[consumer as usize] = Some(fused.kind);
-        self.fused[consumer as usize] = Some(Arc::new(fused));
+        for (consumer, fused, place) in consumers {
+            if place == Place::Producer {
+                self.slots[consumer as usize] = self.slots[producer as usize];
+            }
+            self.members[consumer as usize].extend_from_slice(&absorbed);
+            self.kinds[consumer as usize] = Some(fused.kind);
+            self.fused[consumer as usize] = Some(Arc::new(fused));
+        }
+    }
+
+    /// Forgets a read of a value by `reader`, which another read now serves.
+    pub(super) fn forget_read(&mut self, value: NodeId, reader: u32) {
+        let owners = &self.owners;
+        if let Some(uses) = self.uses.get_mut(value.index()) {
+            let by = |&user: &u32| owners[user as usize].contains(&reader);
+            let read = uses.readers.iter().position(by);
+            read.map(|at| uses.readers.remove(at));
+        }
     }
 
     /// The list as it stands.
@@ -261,14 +332,14 @@ impl<'a> List<'a> {
         by_slot.into_iter().flatten().cloned().collect()
     }
 
-    fn owner(&self, index: u32) -> u32 {
-        self.owners[index as usize]
+    fn owners(&self, index: u32) -> impl Iterator<Item = u32> {
+        self.owners[index as usize].iter().copied()
     }
 
     /// Whoever of `users` is not `one`, or `one` itself if it occurs twice.
     fn besides(&self, users: &[u32], one: u32) -> Option<DispatchId> {
         let mut seen = false;
-        let other = users.iter().map(|&user| self.owner(user)).find(|&user| {
+        let other = users.iter().flat_map(|&user| self.owners(user)).find(|&user| {
             let first = user == one && !seen;
             seen |= first;
             !first

@@ -6,12 +6,13 @@
 //! written once that takes a sum that is kept and read between, and a norm weight that is computed
 //! between.
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::list::List;
 use super::report::{Place, Refusal, RefusedPair};
-use super::rules::{ALREADY_KEPT_AT, Rule, Source, binding_counts};
-use crate::ids::NodeId;
+use super::rules::{ALREADY_KEPT_AT, RULES, Rule, Source, binding_counts};
+use crate::ids::{DispatchId, NodeId};
 use crate::layout::TensorView;
 use crate::node::{Access, Dispatch, Origin, Params};
 use crate::range::MemRangeRole;
@@ -39,6 +40,8 @@ pub(super) struct Plan {
     pub(super) accesses: SmallVec<[Access; 8]>,
     pub(super) kept: bool,
     pub(super) place: Place,
+    /// What the producer reads by the consumer's binding.
+    pub(super) shared: Option<NodeId>,
 }
 
 impl<'a> Pair<'a> {
@@ -60,8 +63,32 @@ impl<'a> Pair<'a> {
         Some(Self { rule, producer, consumer, first, second, operand, value })
     }
 
-    /// Checks everything but the kernel.
-    pub(super) fn plan(&self, list: &List<'_>) -> Result<Plan, Refusal> {
+    /// The pairs of all readers of the intermediate, this one among them, with the numbers of their
+    /// rules: each takes in a copy of the producer. Beside them the first reader that is no consumer
+    /// of a rule that repeats, or that reads it twice.
+    pub(super) fn copies(&self, list: &'a List<'_>) -> (Vec<(usize, Self)>, Option<DispatchId>) {
+        let mut pairs: Vec<(usize, Self)> = Vec::new();
+        let mut hindrance = None;
+        let mut seen = FxHashSet::default();
+        for reader in list.readers(self.value) {
+            let pair = RULES.iter().enumerate().filter(|(_, rule)| rule.repeats).find_map(
+                |(number, rule)| {
+                    let pair = Self::find(rule, list, reader, rule.operands[0])?;
+                    (pair.producer == self.producer && pair.value == self.value)
+                        .then_some((number, pair))
+                },
+            );
+            match pair {
+                Some(pair) if seen.insert(reader) => pairs.push(pair),
+                _ => hindrance = hindrance.or(list.at(reader).map(|dispatch| dispatch.id)),
+            }
+        }
+        (pairs, hindrance)
+    }
+
+    /// Checks everything but the kernel, and for a rule that repeats its producer everything but the
+    /// other readers. A `copy` is one of several, whose place is not checked.
+    pub(super) fn plan(&self, list: &List<'_>, copy: bool) -> Result<Plan, Refusal> {
         for dispatch in [self.first, self.second] {
             let (bound, (fewest, most)) = (dispatch.bindings.len(), binding_counts(dispatch.kind));
             if !(fewest..=most).contains(&bound) {
@@ -72,12 +99,25 @@ impl<'a> Pair<'a> {
         self.check_written_whole(list)?;
         let kept = self.check_readers(list)?;
         self.check_fits()?;
-        let (bindings, down, up) = self.carry(kept)?;
+        self.check_same()?;
+        let Carried { bindings, mut down, up, dropped } = self.carry(kept)?;
         let accesses: SmallVec<[Access; 8]> = down.iter().chain(&up).copied().collect();
         check_overlaps(&accesses)?;
-        let place = list.place((self.producer, &down), (self.consumer, &up))?;
+        // What one read serves must be the same for both.
+        if let Some(read) =
+            dropped.iter().find(|r| up.iter().all(|carried| carried.range != r.range))
+        {
+            let Origin { dispatch, access } = read.origin;
+            return Err(Refusal::Uncarried { dispatch, access });
+        }
+        down.extend(dropped);
+        let place = match copy {
+            true => Place::Consumer,
+            false => list.place((self.producer, &down), (self.consumer, &up))?,
+        };
         let params = self.first.params.iter().chain(&self.second.params).copied().collect();
-        Ok(Plan { bindings, params, accesses, kept, place })
+        let shared = self.rule.same.and_then(|same| self.first.bindings[same.producer].value());
+        Ok(Plan { bindings, params, accesses, kept, place, shared })
     }
 
     /// The pair as a report shows it.
@@ -135,7 +175,8 @@ impl<'a> Pair<'a> {
         if let Some(dispatch) = list.unknown_user(self.value) {
             return Err(Refusal::BoundUnannotated { dispatch });
         }
-        let reader = list.other_reader(self.value, self.consumer);
+        let other = || list.other_reader(self.value, self.consumer);
+        let reader = if self.rule.repeats { None } else { other() };
         let output = list.value(self.value).is_some_and(|value| value.output);
         match reader {
             _ if self.rule.keeps() => Ok(output || reader.is_some()),
@@ -150,22 +191,36 @@ impl<'a> Pair<'a> {
         let Some(result) = self.second.bindings.last().map(|view| view.layout) else {
             return Ok(());
         };
-        let operand = self.second.bindings[self.operand].layout;
-        if !self.rule.fit.holds(&operand, &result) {
-            return Err(Refusal::Operand { operand, result });
+        let value = self.second.bindings[self.operand].layout;
+        if !self.rule.fit.holds(&value, &result) {
+            return Err(Refusal::Operand { operand: value, result });
         }
         for bind in self.rule.bindings {
             let Some((member, index)) = self.source(bind.source, true) else { continue };
             let operand = self.member(member).bindings[index].layout;
-            if !bind.fit.holds(&operand, &result) {
-                return Err(Refusal::Operand { operand, result });
+            let other = bind.fit.against(result, value);
+            if !bind.fit.holds(&operand, &other) {
+                return Err(Refusal::Operand { operand, result: other });
             }
         }
         Ok(())
     }
 
+    /// Where the fused kernel reads one tensor for both, both read it.
+    fn check_same(&self) -> Result<(), Refusal> {
+        let Some(same) = self.rule.same else {
+            return Ok(());
+        };
+        let reads = [self.first.bindings[same.producer], self.second.bindings[same.consumer]];
+        match reads[0] == reads[1] {
+            true => Ok(()),
+            false => Err(Refusal::NotSame { reads: reads.into() }),
+        }
+    }
+
     /// The fused dispatch's bindings, and the accesses of the producer and of the consumer that go
-    /// through them. Only those to the intermediate may have no place there.
+    /// through them. Only those to the intermediate may have no place there, and those that another
+    /// serves.
     fn carry(&self, kept: bool) -> Result<Carried, Refusal> {
         let mut bindings = SmallVec::new();
         let mut taken = SmallVec::<[(Member, usize); 6]>::new();
@@ -175,13 +230,17 @@ impl<'a> Pair<'a> {
                 bindings.push(self.member(member).bindings[index]);
             }
         }
-        let carry = |member, gone: Option<(usize, MemRangeRole)>| {
+        let served = self.rule.same.map(|same| (Member::Producer, same.producer));
+        let mut dropped = SmallVec::new();
+        let mut carry = |member, gone: Option<(usize, MemRangeRole)>| {
             let mut carried = SmallVec::new();
             for access in self.member(member).accesses() {
                 let through = (member, usize::from(access.binding));
                 let Access { range, origin, .. } = *access;
                 if let Some(binding) = taken.iter().position(|&t| t == through) {
                     carried.push(Access { range, binding: binding as u16, origin });
+                } else if served == Some(through) && range.role == MemRangeRole::Src {
+                    dropped.push(*access);
                 } else if gone != Some((through.1, range.role)) {
                     let Origin { dispatch, access } = origin;
                     return Err(Refusal::Uncarried { dispatch, access });
@@ -192,7 +251,7 @@ impl<'a> Pair<'a> {
         let written = (!kept).then_some((self.first.bindings.len() - 1, MemRangeRole::Dst));
         let down = carry(Member::Producer, written)?;
         let up = carry(Member::Consumer, Some((self.operand, MemRangeRole::Src)))?;
-        Ok((bindings, down, up))
+        Ok(Carried { bindings, down, up, dropped })
     }
 
     fn written(&self) -> &TensorView {
@@ -229,8 +288,16 @@ enum Member {
     Consumer,
 }
 
-/// Bindings, the producer's accesses through them, the consumer's.
-type Carried = (SmallVec<[TensorView; 4]>, SmallVec<[Access; 4]>, SmallVec<[Access; 4]>);
+/// What a fused dispatch binds and does.
+struct Carried {
+    bindings: SmallVec<[TensorView; 4]>,
+    /// The producer's accesses.
+    down: SmallVec<[Access; 4]>,
+    /// The consumer's.
+    up: SmallVec<[Access; 4]>,
+    /// The producer's reads that one of the consumer's serves.
+    dropped: SmallVec<[Access; 1]>,
+}
 
 /// Refuses if the fused dispatch writes bytes that another of its bindings touches: its members
 /// ran one after the other, it reads and writes in any order. A binding that is declared as read

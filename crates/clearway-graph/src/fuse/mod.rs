@@ -7,14 +7,18 @@
 //! - is read as it was written: same offset, element type and shape (leading extents of one do not
 //!   count), dense both times;
 //! - is needed by nobody else: no other reader, not an output, not bound by a dispatch of unknown
-//!   access. A rule whose kernel can also give the value out ([`Source::Kept`]) keeps it instead;
+//!   access. A rule whose kernel can also give the value out ([`Source::Kept`]) keeps it instead; a
+//!   rule that [repeats](Rule::repeats) its producer lets every reader take in a copy, all of them
+//!   or none;
 //!
 //! and when the fused dispatch
 //!
 //! - has operands of shapes its kernel computes with, carries out every other access of its
-//!   members, and writes no byte that another of its bindings touches;
+//!   members (one read for two, where both must read the [same](Rule::same) view), and writes no
+//!   byte that another of its bindings touches;
 //! - can stand at the consumer's place, or else at the producer's, without passing a dispatch it
-//!   conflicts with, and without passing one that is unannotated or pinned at all;
+//!   conflicts with, and without passing one that is unannotated or pinned at all. A copy of a
+//!   repeated producer stands at its consumer's place;
 //! - has a kernel on the device, which is asked last.
 //!
 //! What fired and what was refused, with the reason, is in the [`FuseReport`]. Rules are applied
@@ -31,7 +35,7 @@ mod rules;
 mod test_catalog;
 
 pub use report::{FuseReport, Fusion, Place, Refusal, RefusedPair, RuleCount};
-pub use rules::{Bind, Fit, RULES, Rule, Source};
+pub use rules::{Bind, Fit, RULES, Rule, Same, Source};
 #[cfg(any(test, feature = "testkit"))]
 pub use test_catalog::TestCatalog;
 
@@ -99,6 +103,18 @@ impl<'a> Stage<'a> {
         device: &C::Device,
     ) -> Result<()> {
         self.refused.remove(&candidate);
+        match RULES[candidate.0].repeats {
+            true => self.attempt_copies(candidate, catalog, device),
+            false => self.attempt_pair(candidate, catalog, device),
+        }
+    }
+
+    fn attempt_pair<C: KernelCatalog>(
+        &mut self,
+        candidate: Candidate,
+        catalog: &mut C,
+        device: &C::Device,
+    ) -> Result<()> {
         let (rule, consumer) = candidate;
         let mut refusals = SmallVec::<[RefusedPair; 1]>::new();
         for &operand in RULES[rule].operands {
@@ -108,21 +124,102 @@ impl<'a> Stage<'a> {
             if refusals.iter().any(|refused| refused.producer == pair.first.id) {
                 continue; // both operands are the same value, which has two reads then
             }
-            let outcome = match pair.plan(&self.list) {
+            let outcome = match pair.plan(&self.list, false) {
                 Ok(plan) => combine(&pair, &plan, catalog, device)?.map(|fused| (plan, fused)),
                 Err(reason) => Err(reason),
             };
             match outcome {
                 Ok((plan, fused)) => {
                     let producer = pair.producer;
-                    self.note_fusion(rule, &fused, &plan);
-                    self.list.merge(producer, consumer, fused, plan.place);
+                    self.note_fusion(rule, &fused, &plan, false);
+                    if let Some(value) = plan.shared {
+                        self.list.forget_read(value, producer);
+                    }
+                    self.list.merge(producer, vec![(consumer, fused, plan.place)]);
                     self.wake(producer, consumer, RULES[rule].fused);
                     return Ok(());
                 }
                 Err(reason) => refusals.push(pair.refused(reason)),
             }
         }
+        self.refuse(candidate, refusals);
+        Ok(())
+    }
+
+    /// Lets every reader of the candidate's intermediate take in a copy of its producer, or notes
+    /// for all of them why not. What is true of one is then known of all, so that many readers are
+    /// looked at once and not once each.
+    fn attempt_copies<C: KernelCatalog>(
+        &mut self,
+        (rule, consumer): Candidate,
+        catalog: &mut C,
+        device: &C::Device,
+    ) -> Result<()> {
+        let operand = RULES[rule].operands[0];
+        let Some(pair) = Pair::find(&RULES[rule], &self.list, consumer, operand) else {
+            return Ok(());
+        };
+        let producer = pair.producer;
+        let (pairs, mut hindrance) = pair.copies(&self.list);
+        let repeated = pairs.len() > 1;
+        let reads: SmallVec<[Access; 4]> =
+            pair.first.accesses().iter().filter(|a| !a.range.is_write()).copied().collect();
+        let late = if repeated { self.list.too_late(producer, &reads) } else { None };
+        let mut plans = Vec::with_capacity(pairs.len());
+        for (_, pair) in &pairs {
+            let mut plan = pair.plan(&self.list, repeated);
+            if repeated && plan.is_ok() {
+                let place = self.list.check_copy(producer, pair.consumer, late);
+                plan = place.and(plan);
+            }
+            hindrance = hindrance.or(plan.is_err().then_some(pair.second.id));
+            plans.push(plan);
+        }
+        let mut fused = Vec::with_capacity(pairs.len());
+        if hindrance.is_none() {
+            for ((_, pair), outcome) in pairs.iter().zip(&mut plans) {
+                let Ok(plan) = outcome else { continue };
+                match combine(pair, plan, catalog, device)? {
+                    Ok(dispatch) => fused.push((pair.consumer, dispatch, plan.place)),
+                    Err(reason) => {
+                        hindrance = hindrance.or(Some(pair.second.id));
+                        *outcome = Err(reason);
+                    }
+                }
+            }
+        }
+        if let Some(reader) = hindrance {
+            let refused: Vec<_> = pairs
+                .iter()
+                .zip(plans)
+                .map(|((rule, pair), plan)| {
+                    let reason = plan.err().unwrap_or(Refusal::SecondReader { reader });
+                    ((*rule, pair.consumer), pair.refused(reason))
+                })
+                .collect();
+            for (candidate, pair) in refused {
+                self.queue.remove(&candidate);
+                self.refuse(candidate, SmallVec::from_buf([pair]));
+            }
+            return Ok(());
+        }
+        let rules: Vec<usize> = pairs.iter().map(|(rule, _)| *rule).collect();
+        self.report.repeats += rules.len() as u32 - 1;
+        for (&rule, ((_, dispatch, _), plan)) in rules.iter().zip(fused.iter().zip(&plans)) {
+            if let Ok(plan) = plan {
+                self.note_fusion(rule, dispatch, plan, repeated);
+            }
+        }
+        let consumers: Vec<u32> = fused.iter().map(|(consumer, ..)| *consumer).collect();
+        self.list.merge(producer, fused);
+        for (rule, consumer) in rules.into_iter().zip(consumers) {
+            self.wake(producer, consumer, RULES[rule].fused);
+        }
+        Ok(())
+    }
+
+    /// Notes why a candidate was refused, and to try it again when what the reasons rest on changes.
+    fn refuse(&mut self, candidate: Candidate, refusals: SmallVec<[RefusedPair; 1]>) {
         for refused in &refusals {
             let named = [refused.producer, refused.consumer];
             for id in refused.reason.rests_on().into_iter().chain(named) {
@@ -134,10 +231,9 @@ impl<'a> Stage<'a> {
         if !refusals.is_empty() {
             self.refused.insert(candidate, refusals);
         }
-        Ok(())
     }
 
-    fn note_fusion(&mut self, rule: usize, fused: &Dispatch, plan: &Plan) {
+    fn note_fusion(&mut self, rule: usize, fused: &Dispatch, plan: &Plan, repeated: bool) {
         self.report.rules[rule].fired += 1;
         self.report.fusions.push(Fusion {
             rule: RULES[rule].name,
@@ -145,6 +241,7 @@ impl<'a> Stage<'a> {
             members: fused.origins.to_vec(),
             kept: plan.kept,
             place: plan.place,
+            repeated,
         });
     }
 
@@ -207,7 +304,7 @@ fn combine<C: KernelCatalog>(
         bindings: plan.bindings.clone(),
         accesses,
         in_place: contract.in_place(),
-        // The consumer depends on the producer, so this is recorded order.
+        // The consumer reads what the producer computes.
         origins: first.origins.iter().chain(&second.origins).copied().collect(),
         label: joined(&first.label, &second.label),
     }))

@@ -6,13 +6,13 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::ids::{DispatchId, buf_name, serialize_buf};
-use crate::layout::Layout;
+use crate::layout::{Layout, TensorView};
 use crate::node::{CapturedOpKind, Hazard};
 
 /// What the fuse stage did.
 ///
-/// Each firing takes one dispatch out of the list, so their number is also by how much the list
-/// got shorter.
+/// Each firing takes one dispatch out of the list, except where a producer was repeated: the list
+/// got shorter by the firings less [`repeats`](Self::repeats).
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FuseReport {
     /// How often each rule fired, in the order of the rule table.
@@ -23,6 +23,8 @@ pub struct FuseReport {
     pub refusals: Vec<RefusedPair>,
     /// Barriers taken out because the dispatches around them changed; none if nothing fired.
     pub stripped_barriers: u32,
+    /// Firings that took in a copy of a producer which another firing took in already.
+    pub repeats: u32,
 }
 
 /// How often a rule fired.
@@ -41,12 +43,15 @@ pub struct Fusion {
     pub rule: &'static str,
     /// The dispatch that takes their place: it has the consumer's id.
     pub result: DispatchId,
-    /// Recorded dispatches it stands for, in recorded order.
+    /// Recorded dispatches it stands for, each behind those whose results it reads.
     pub members: Vec<DispatchId>,
     /// Whether the intermediate is still written, because something else needs it.
     pub kept: bool,
     /// Where it stands.
     pub place: Place,
+    /// Whether its producer is also carried out in other fused dispatches, a copy in each.
+    #[serde(skip_serializing_if = "is_false")]
+    pub repeated: bool,
 }
 
 /// Whose position a fused dispatch took.
@@ -100,7 +105,8 @@ pub enum Refusal {
         /// Bytes of the value.
         bytes: u64,
     },
-    /// Somebody else reads the intermediate; the consumer itself, if it reads it twice.
+    /// Somebody else reads the intermediate; the consumer itself, if it reads it twice. Where a
+    /// rule repeats the producer, that reader cannot take in a copy.
     SecondReader {
         /// That dispatch.
         reader: DispatchId,
@@ -143,8 +149,13 @@ pub enum Refusal {
     Operand {
         /// The tensor that does not fit.
         operand: Layout,
-        /// The consumer's result.
+        /// The consumer's result, or the intermediate where that is what it must fit.
         result: Layout,
+    },
+    /// The two read different tensors where the fused kernel reads one.
+    NotSame {
+        /// What the producer and what the consumer reads.
+        reads: Box<[TensorView; 2]>,
     },
     /// The fused kernel would write bytes that it still reads, or writes by another binding.
     OutputOverlapsInput {
@@ -166,6 +177,12 @@ pub enum Refusal {
         producer: Hazard,
         /// What keeps the consumer from standing as early as the producer.
         consumer: Hazard,
+    },
+    /// The producer would be carried out in several places, and at this one it is too late to read
+    /// what it read.
+    CopyTooLate {
+        /// What keeps the producer from standing as late as the consumer.
+        hazard: Hazard,
     },
     /// A dispatch of unknown access stands between.
     CrossesUnannotated {
@@ -222,6 +239,7 @@ impl Refusal {
         match self {
             Self::OtherWriter { writer } => SmallVec::from_slice(&[*writer]),
             Self::SecondReader { reader } => SmallVec::from_slice(&[*reader]),
+            Self::CopyTooLate { hazard } => SmallVec::from_slice(&[hazard.later]),
             Self::Crosses { producer, consumer } => {
                 SmallVec::from_slice(&[producer.later, consumer.earlier])
             }
@@ -230,9 +248,17 @@ impl Refusal {
     }
 }
 
+/// A flag that most entries do not carry is left out of their data.
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
 impl fmt::Display for FuseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "fused {}", self.fired())?;
+        if self.repeats > 0 {
+            write!(f, " ({} by a copy of the producer)", self.repeats)?;
+        }
         let mut separator = ": ";
         for count in self.rules.iter().filter(|count| count.fired > 0) {
             write!(f, "{separator}{} {}", count.rule, count.fired)?;
@@ -253,6 +279,7 @@ impl fmt::Display for Fusion {
         let members: Vec<_> = self.members.iter().map(ToString::to_string).collect();
         write!(f, "{}: {} -> {}", self.rule, members.join("+"), self.result)?;
         f.write_str(if self.kept { ", intermediate kept" } else { "" })?;
+        f.write_str(if self.repeated { ", producer repeated" } else { "" })?;
         match self.place {
             Place::Consumer => Ok(()),
             Place::Producer => f.write_str(", at the producer's place"),
@@ -296,12 +323,26 @@ impl fmt::Display for Refusal {
             Self::Operand { operand, result } => {
                 write!(f, "an operand {operand} does not fit the result {result}")
             }
+            Self::NotSame { reads } => {
+                let [producer, consumer] = reads.each_ref().map(|view| {
+                    format!(
+                        "{} of {} from byte {} on",
+                        view.layout,
+                        buf_name(view.buf_id),
+                        view.offset
+                    )
+                });
+                write!(f, "the two read different tensors, {producer} and {consumer}")
+            }
             Self::OutputOverlapsInput { output, input, buf_id, p0, p1 } => {
                 let buf = buf_name(*buf_id);
                 write!(f, "binding {output} would write {buf} {p0}..{p1} of binding {input}")
             }
             Self::Crosses { producer, consumer } => {
                 write!(f, "held apart by {producer} and {consumer}")
+            }
+            Self::CopyTooLate { hazard } => {
+                write!(f, "a copy of the producer would come too late, {hazard}")
             }
             Self::CrossesUnannotated { dispatch } => {
                 write!(f, "{dispatch}, whose access is unknown, stands between")

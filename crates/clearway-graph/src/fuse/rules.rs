@@ -4,7 +4,7 @@
 //! where the fused kernel's tensors come from. Everything else, above all every precondition, is
 //! the same for all rules and lives in the matcher.
 //!
-//! The order of the table is the order in which rules are tried over the whole list. Two places in
+//! The order of the table is the order in which rules are tried over the whole list. These places in
 //! it are decisions:
 //!
 //! - `matmul_add` stands before the rules that start with an add. A residual add between a matrix
@@ -14,6 +14,13 @@
 //! - `rms_norm_mul` stands before `add_rms_norm_mul` and that before `add_rms_norm`, so a chain of
 //!   all three ends as one dispatch. `add_rms_norm_then_mul` reaches the same end from the other
 //!   side, for a device that lacks the kernel in the middle.
+//! - The rules that put a norm into the products of it stand last. Whatever else a product can take
+//!   in, a bias, a residual or the other half of a gated pair, must be in it by then: no rule starts
+//!   or ends with a product that holds a norm. And a sum that found no product is taken in by the
+//!   norm first (`add_rms_norm_mul`): that leaves as many dispatches one after the other as the norm
+//!   in the products would, and the norm is computed once.
+//! - Of these the gated ones stand first only to be read first: a norm goes into all of its readers
+//!   at once or into none, whichever rule finds it.
 
 use serde::Serialize;
 
@@ -39,6 +46,21 @@ pub struct Rule {
     pub fused: Kind,
     /// Its bindings, in the order of its contract.
     pub bindings: &'static [Bind],
+    /// Operands that must be one and the same view.
+    pub same: Option<Same>,
+    /// Whether the producer, where its result has several readers, may be carried out once in each
+    /// of them: cheap, with one result. All readers must be consumers of such rules and able to take
+    /// in a copy, or none does. Such a rule has one operand.
+    pub repeats: bool,
+}
+
+/// Two operands that are the same tensor, which the fused kernel reads once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Same {
+    /// The consumer's binding, which the fused dispatch has, too.
+    pub consumer: usize,
+    /// The producer's binding, whose read goes away.
+    pub producer: usize,
 }
 
 /// Where one binding of a fused dispatch comes from, and what shape it must have.
@@ -46,7 +68,7 @@ pub struct Rule {
 pub struct Bind {
     /// The member's binding.
     pub source: Source,
-    /// Its shape, compared with the consumer's result.
+    /// Its shape, compared with the consumer's result or with what goes away.
     pub fit: Fit,
 }
 
@@ -69,7 +91,7 @@ pub enum Source {
     Result,
 }
 
-/// How a shape relates to that of the consumer's result.
+/// How a shape relates to that of the consumer's result, or of what goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fit {
@@ -79,6 +101,8 @@ pub enum Fit {
     Full,
     /// The same, or one row of it, which is repeated.
     Row,
+    /// One row as wide as what goes away.
+    Weight,
 }
 
 impl Rule {
@@ -89,22 +113,34 @@ impl Rule {
 }
 
 impl Fit {
-    /// Whether a tensor of this layout fits a result of that one.
-    pub fn holds(self, operand: &Layout, result: &Layout) -> bool {
-        let full = operand.shape4() == result.shape4();
+    /// The layout to compare with, of the consumer's result and what goes away.
+    pub fn against(self, result: Layout, value: Layout) -> Layout {
+        match self {
+            Self::Any | Self::Full | Self::Row => result,
+            Self::Weight => value,
+        }
+    }
+
+    /// Whether a tensor of this layout fits the one it is compared with.
+    pub fn holds(self, operand: &Layout, other: &Layout) -> bool {
+        let full = operand.shape4() == other.shape4();
+        let row = operand.rows() == 1 && operand.cols() == other.cols();
         match self {
             Self::Any => true,
             Self::Full => full,
-            Self::Row => full || (operand.rows() == 1 && operand.cols() == result.cols()),
+            Self::Row => full || row,
+            Self::Weight => row,
         }
     }
 }
 
 const MUL_OR_ADD: &[usize] = &[0, 1];
 const FIRST: &[usize] = &[0];
+/// What a gate is multiplied by, in a product that holds the gate.
+const UP: &[usize] = &[2];
 
 /// Every rule, in the order in which they are tried.
-pub static RULES: [Rule; 8] = [
+pub static RULES: [Rule; 16] = [
     Rule {
         name: "matmul_add",
         producer: Kind::MatMul,
@@ -113,6 +149,7 @@ pub static RULES: [Rule; 8] = [
         fit: Fit::Full,
         fused: Kind::MatMulAdd,
         bindings: &[producer(0), producer(1), other(Fit::Row), RESULT],
+        ..PLAIN
     },
     Rule {
         name: "rms_norm_mul",
@@ -122,6 +159,7 @@ pub static RULES: [Rule; 8] = [
         fit: Fit::Full,
         fused: Kind::RmsNormMul,
         bindings: &[producer(0), other(Fit::Row), RESULT],
+        ..PLAIN
     },
     Rule {
         name: "silu_mul",
@@ -131,6 +169,7 @@ pub static RULES: [Rule; 8] = [
         fit: Fit::Full,
         fused: Kind::SiluMul,
         bindings: &[producer(0), other(Fit::Full), RESULT],
+        ..PLAIN
     },
     Rule {
         name: "gelu_mul",
@@ -140,6 +179,7 @@ pub static RULES: [Rule; 8] = [
         fit: Fit::Full,
         fused: Kind::GeluMul,
         bindings: &[producer(0), other(Fit::Full), RESULT],
+        ..PLAIN
     },
     Rule {
         name: "rope_kv_write",
@@ -149,6 +189,7 @@ pub static RULES: [Rule; 8] = [
         fit: Fit::Any,
         fused: Kind::RopeKvWrite,
         bindings: &[producer(0), producer(1), producer(2), consumer(1), RESULT],
+        ..PLAIN
     },
     Rule {
         name: "add_rms_norm_mul",
@@ -158,6 +199,7 @@ pub static RULES: [Rule; 8] = [
         fit: Fit::Full,
         fused: Kind::AddRmsNormMul,
         bindings: &[ADDEND, ADDEND_OR_ROW, consumer(1), KEPT, RESULT],
+        ..PLAIN
     },
     Rule {
         name: "add_rms_norm",
@@ -167,6 +209,7 @@ pub static RULES: [Rule; 8] = [
         fit: Fit::Full,
         fused: Kind::AddRmsNorm,
         bindings: &[ADDEND, ADDEND_OR_ROW, KEPT, RESULT],
+        ..PLAIN
     },
     Rule {
         name: "add_rms_norm_then_mul",
@@ -176,6 +219,93 @@ pub static RULES: [Rule; 8] = [
         fit: Fit::Full,
         fused: Kind::AddRmsNormMul,
         bindings: &[ADDEND, ADDEND_OR_ROW, other(Fit::Row), ALREADY_KEPT, RESULT],
+        ..PLAIN
+    },
+    Rule {
+        name: "matmul_silu_mul",
+        producer: Kind::MatMul,
+        consumer: Kind::SiluMul,
+        operands: FIRST,
+        fit: Fit::Full,
+        fused: Kind::MatMulSiluMul,
+        bindings: &[producer(0), producer(1), FULL_UP, RESULT],
+        ..PLAIN
+    },
+    Rule {
+        name: "matmul_gelu_mul",
+        producer: Kind::MatMul,
+        consumer: Kind::GeluMul,
+        operands: FIRST,
+        fit: Fit::Full,
+        fused: Kind::MatMulGeluMul,
+        bindings: &[producer(0), producer(1), FULL_UP, RESULT],
+        ..PLAIN
+    },
+    Rule {
+        name: "matmul_silu_gated",
+        producer: Kind::MatMul,
+        consumer: Kind::MatMulSiluMul,
+        operands: UP,
+        fit: Fit::Full,
+        fused: Kind::MatMulSiluGated,
+        bindings: &[consumer(0), consumer(1), producer(1), RESULT],
+        same: Some(Same { consumer: 0, producer: 0 }),
+        ..PLAIN
+    },
+    Rule {
+        name: "matmul_gelu_gated",
+        producer: Kind::MatMul,
+        consumer: Kind::MatMulGeluMul,
+        operands: UP,
+        fit: Fit::Full,
+        fused: Kind::MatMulGeluGated,
+        bindings: &[consumer(0), consumer(1), producer(1), RESULT],
+        same: Some(Same { consumer: 0, producer: 0 }),
+        ..PLAIN
+    },
+    Rule {
+        name: "norm_matmul_silu_gated",
+        producer: Kind::RmsNormMul,
+        consumer: Kind::MatMulSiluGated,
+        operands: FIRST,
+        fit: Fit::Any,
+        fused: Kind::NormMatMulSiluGated,
+        bindings: &[producer(0), NORM_WEIGHT, consumer(1), consumer(2), RESULT],
+        repeats: true,
+        ..PLAIN
+    },
+    Rule {
+        name: "norm_matmul_gelu_gated",
+        producer: Kind::RmsNormMul,
+        consumer: Kind::MatMulGeluGated,
+        operands: FIRST,
+        fit: Fit::Any,
+        fused: Kind::NormMatMulGeluGated,
+        bindings: &[producer(0), NORM_WEIGHT, consumer(1), consumer(2), RESULT],
+        repeats: true,
+        ..PLAIN
+    },
+    Rule {
+        name: "norm_matmul_add",
+        producer: Kind::RmsNormMul,
+        consumer: Kind::MatMulAdd,
+        operands: FIRST,
+        fit: Fit::Any,
+        fused: Kind::NormMatMulAdd,
+        bindings: &[producer(0), NORM_WEIGHT, consumer(1), BIAS, RESULT],
+        repeats: true,
+        ..PLAIN
+    },
+    Rule {
+        name: "norm_matmul",
+        producer: Kind::RmsNormMul,
+        consumer: Kind::MatMul,
+        operands: FIRST,
+        fit: Fit::Any,
+        fused: Kind::NormMatMul,
+        bindings: &[producer(0), NORM_WEIGHT, consumer(1), RESULT],
+        repeats: true,
+        ..PLAIN
     },
 ];
 
@@ -184,6 +314,22 @@ const KEPT: Bind = Bind { source: Source::Kept, fit: Fit::Any };
 const ALREADY_KEPT: Bind = Bind { source: Source::AlreadyKept, fit: Fit::Any };
 const ADDEND: Bind = Bind { source: Source::Producer(0), fit: Fit::Full };
 const ADDEND_OR_ROW: Bind = Bind { source: Source::Producer(1), fit: Fit::Row };
+const FULL_UP: Bind = Bind { source: Source::Consumer(1), fit: Fit::Full };
+const NORM_WEIGHT: Bind = Bind { source: Source::Producer(1), fit: Fit::Weight };
+const BIAS: Bind = Bind { source: Source::Consumer(2), fit: Fit::Row };
+
+/// What most rules leave alone.
+const PLAIN: Rule = Rule {
+    name: "",
+    producer: Kind::Custom,
+    consumer: Kind::Custom,
+    operands: &[],
+    fit: Fit::Any,
+    fused: Kind::Custom,
+    bindings: &[],
+    same: None,
+    repeats: false,
+};
 
 const fn producer(index: usize) -> Bind {
     Bind { source: Source::Producer(index), fit: Fit::Any }
@@ -204,6 +350,11 @@ pub(super) const fn binding_counts(kind: Kind) -> (usize, usize) {
         Kind::Rope => (4, 4),
         // The sum is bound only where it is kept.
         Kind::AddRmsNorm => (3, 4),
+        Kind::MatMulAdd
+        | Kind::MatMulSiluMul
+        | Kind::MatMulGeluMul
+        | Kind::MatMulSiluGated
+        | Kind::MatMulGeluGated => (4, 4),
         _ => (3, 3),
     }
 }

@@ -120,6 +120,11 @@ fn bindings(kind: Kind) -> &'static [Binding] {
         Kind::AddRmsNormMul => &[("a", Read), ("b", Read), ("w", Read), ("sum", WriteIfKept), ("y", Write)],
         Kind::MatMulAdd => &[("x", Read), ("w", Read), ("c", Read), ("y", Write)],
         Kind::RopeKvWrite => &[("x", Read), ("positions", Read), ("factors", Read), ("kv_positions", Read), ("cache", Update)],
+        Kind::MatMulSiluMul | Kind::MatMulGeluMul => &[("x", Read), ("w", Read), ("up", Read), ("y", Write)],
+        Kind::MatMulSiluGated | Kind::MatMulGeluGated => &[("x", Read), ("w", Read), ("u", Read), ("y", Write)],
+        Kind::NormMatMul => &[("x", Read), ("g", Read), ("w", Read), ("y", Write)],
+        Kind::NormMatMulAdd => &[("x", Read), ("g", Read), ("w", Read), ("c", Read), ("y", Write)],
+        Kind::NormMatMulSiluGated | Kind::NormMatMulGeluGated => &[("x", Read), ("g", Read), ("w", Read), ("u", Read), ("y", Write)],
         Kind::Custom | Kind::Pinned => &[],
     }
 }

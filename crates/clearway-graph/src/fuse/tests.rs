@@ -5,4 +5,5 @@ mod fires;
 mod meaning;
 mod random;
 mod refuses;
+mod repeats;
 mod setup;

@@ -16,7 +16,8 @@ pub use build::{Touch, dispatch_of, graph_of, minimise, with_nodes};
 pub use dag::random_dag;
 pub use kernels::record_op;
 pub use oracle::{
-    Oracle, TrackerOracle, conflicting_pairs, conflicts, flows, members_once, walk_barriers,
+    Oracle, TrackerOracle, conflicting_pairs, conflicts, flows, members_once, out_of_order,
+    walk_barriers,
 };
 pub use planner::{Lives, plan_by_groups};
 pub use random::{Shape, random_graph};

@@ -94,13 +94,45 @@ pub fn walk_barriers(graph: &ComputeGraph, ordered_at: Option<usize>) -> (Vec<us
     (barriers, at_end)
 }
 
-/// Whether the dispatches of `last` stand for each recorded dispatch exactly once.
+/// Whether the dispatches of `last` stand for each recorded dispatch exactly once, or several times
+/// if it leaves nothing in memory.
 pub fn members_once(recorded: &ComputeGraph, last: &ComputeGraph) -> bool {
-    let mut all: Vec<DispatchId> = recorded.dispatches().map(|d| d.id).collect();
-    let mut members: Vec<DispatchId> = last.dispatches().flat_map(|d| d.origins.clone()).collect();
-    all.sort_unstable();
-    members.sort_unstable();
-    all == members
+    let all: BTreeSet<DispatchId> = recorded.dispatches().map(|d| d.id).collect();
+    let written: BTreeSet<DispatchId> = last
+        .dispatches()
+        .flat_map(|d| d.accesses())
+        .filter(|access| access.range.role == MemRangeRole::Dst)
+        .map(|access| access.origin.dispatch)
+        .collect();
+    let mut carriers: BTreeMap<DispatchId, Vec<&Dispatch>> = BTreeMap::new();
+    for dispatch in last.dispatches() {
+        for origin in &dispatch.origins {
+            carriers.entry(*origin).or_default().push(dispatch);
+        }
+    }
+    let once = |id: &DispatchId, by: &[&Dispatch]| {
+        by.len() == 1 || (!written.contains(id) && by.iter().all(|d| d.origins.len() > 1))
+    };
+    carriers.keys().eq(&all) && carriers.iter().all(|(id, by)| once(id, by))
+}
+
+/// The first of these pairs that does not run in this order in `last`. Members of one dispatch keep
+/// their order inside it.
+pub fn out_of_order(
+    pairs: &[(DispatchId, DispatchId)],
+    last: &ComputeGraph,
+) -> Option<(DispatchId, DispatchId)> {
+    let mut places: BTreeMap<DispatchId, BTreeSet<usize>> = BTreeMap::new();
+    for (place, dispatch) in last.dispatches().enumerate() {
+        for origin in &dispatch.origins {
+            places.entry(*origin).or_default().insert(place);
+        }
+    }
+    let in_order = |(earlier, later): &(DispatchId, DispatchId)| {
+        let (earlier, later) = (&places[earlier], &places[later]);
+        later.difference(earlier).all(|b| earlier.iter().all(|a| a < b))
+    };
+    pairs.iter().find(|pair| !in_order(pair)).copied()
 }
 
 /// Producer and consumer pairs: the second reads a byte that the first wrote last.
@@ -172,12 +204,13 @@ fn groups_are_sound(last: &ComputeGraph) -> Result<(), String> {
 }
 
 fn fixed_are_not_crossed(recorded: &ComputeGraph, last: &ComputeGraph) -> Result<(), String> {
-    let sides = |graph: &ComputeGraph| -> BTreeMap<DispatchId, Vec<DispatchId>> {
+    let sides = |graph: &ComputeGraph| -> BTreeMap<DispatchId, BTreeSet<Vec<DispatchId>>> {
         let mut walls = Vec::new();
         let mut sides = BTreeMap::new();
         for dispatch in graph.dispatches() {
             for origin in &dispatch.origins {
-                sides.insert(*origin, walls.clone());
+                let sides: &mut BTreeSet<_> = sides.entry(*origin).or_default();
+                sides.insert(walls.clone());
             }
             if !dispatch.is_movable() {
                 walls.push(dispatch.id);
@@ -249,7 +282,8 @@ enum Token {
 /// Everything that can be seen of some runs in a row.
 #[derive(Debug, Default)]
 struct Trace {
-    seen: BTreeMap<(u32, What), Vec<Token>>,
+    /// Once, or once per copy of a dispatch that was repeated.
+    seen: BTreeMap<(u32, What), Vec<Vec<Token>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -302,7 +336,7 @@ impl Trace {
                 }
                 for (buf_id, len) in &bound {
                     let what = What::Held(Some(dispatch.id), *buf_id);
-                    trace.seen.insert((run, what), memory.read(*buf_id, 0, *len));
+                    trace.note((run, what), memory.read(*buf_id, 0, *len));
                 }
                 for (buf_id, len) in bound {
                     let left = |byte| Token::Left(run, dispatch.id, buf_id, byte);
@@ -313,7 +347,7 @@ impl Trace {
                 for access in reads {
                     let what = What::Read(access.origin.dispatch, access.origin.access);
                     let BufferRange { buf_id, p0, p1, .. } = access.range;
-                    trace.seen.insert((run, what), memory.physical(buf_id, p0, p1));
+                    trace.note((run, what), memory.physical(buf_id, p0, p1));
                 }
                 for access in writes {
                     let BufferRange { buf_id, p0, p1, .. } = access.range;
@@ -329,16 +363,21 @@ impl Trace {
             let kept = inputs.iter().copied().filter(|_| runs > 1);
             for (buf_id, len) in real.iter().map(|(b, l)| (*b, *l)).chain(outputs).chain(kept) {
                 let what = What::Held(None, buf_id);
-                trace.seen.insert((run, what), memory.read(buf_id, 0, len));
+                trace.note((run, what), memory.read(buf_id, 0, len));
             }
         }
         trace
     }
 
+    fn note(&mut self, what: (u32, What), tokens: Vec<Token>) {
+        self.seen.entry(what).or_default().push(tokens);
+    }
+
     /// Everything this trace shows is as expected, where something was expected.
     fn agrees_with(&self, expected: &Self) -> Result<(), String> {
-        for (key, found) in &self.seen {
-            let Some(expected) = expected.seen.get(key) else {
+        let all = self.seen.iter().flat_map(|(key, all)| all.iter().map(move |one| (key, one)));
+        for (key, found) in all {
+            let Some(expected) = expected.seen.get(key).and_then(|all| all.first()) else {
                 return Err(format!("{key:?} was not seen"));
             };
             let mut pairs = expected.iter().zip(found).enumerate();

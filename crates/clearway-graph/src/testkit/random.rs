@@ -196,7 +196,7 @@ impl Maker<'_> {
     fn fusable(&mut self) {
         use CapturedOpKind as Kind;
         let layout = self.rows();
-        match self.rng.below(6) {
+        match self.rng.below(8) {
             0 => {
                 let x = self.operand(layout);
                 let n = self.op(Kind::RmsNorm, &[x], layout);
@@ -225,6 +225,7 @@ impl Maker<'_> {
                 let order = if self.rng.chance(50) { [product, c] } else { [c, product] };
                 self.op(Kind::Add, &order, layout);
             }
+            5 | 6 => self.products(layout),
             _ => {
                 let heads = Layout::new(DType::F32, &[1, 1, 4]).unwrap();
                 let ids = Layout::new(DType::U32, &[1]).unwrap();
@@ -238,10 +239,31 @@ impl Maker<'_> {
         }
     }
 
-    fn scaled(&mut self, n: TensorView, layout: Layout) {
+    /// Products of one tensor, mostly a norm, and gated pairs of them.
+    fn products(&mut self, layout: Layout) {
+        use CapturedOpKind as Kind;
+        let mut x = self.operand(layout);
+        if self.rng.chance(80) {
+            let n = self.op(Kind::RmsNorm, &[x], layout);
+            x = self.scaled(n, layout);
+        }
+        let weights = Layout::new(DType::F32, &[layout.cols(), layout.cols()]).unwrap();
+        for _ in 0..self.rng.within(1, 3) {
+            let (w, u) = (self.real(weights), self.real(weights));
+            let gate = self.op(Kind::MatMul, &[x, w], layout);
+            if self.rng.chance(40) {
+                let up = self.op(Kind::MatMul, &[x, u], layout);
+                let act = if self.rng.chance(50) { Kind::Silu } else { Kind::Gelu };
+                let gate = self.op(act, &[gate], layout);
+                self.op(Kind::Mul, &[gate, up], layout);
+            }
+        }
+    }
+
+    fn scaled(&mut self, n: TensorView, layout: Layout) -> TensorView {
         let w = self.real(Layout::new(DType::F32, &[layout.cols()]).unwrap());
         let order = if self.rng.chance(50) { [n, w] } else { [w, n] };
-        self.op(CapturedOpKind::Mul, &order, layout);
+        self.op(CapturedOpKind::Mul, &order, layout)
     }
 
     fn rows(&mut self) -> Layout {

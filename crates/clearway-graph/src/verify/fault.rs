@@ -121,7 +121,8 @@ impl fmt::Display for FaultBytes {
 pub enum Problem {
     /// The recorded `dispatch` is carried out by nothing in the final list.
     Lost,
-    /// The recorded `dispatch` is carried out a second time, by `other`.
+    /// The recorded `dispatch` is carried out more than once, by `other` among others, and what it
+    /// writes is left in memory.
     Repeated,
     /// `dispatch` of the final list stands for `other`, which was never recorded.
     NotRecorded,

@@ -15,7 +15,7 @@ use super::memory::{Ground, Memory, Run, Source, Touched, difference};
 use super::structure::{Carriers, Places, Recorded};
 use crate::graph::{ComputeGraph, Value};
 use crate::ids::NodeId;
-use crate::node::Dispatch;
+use crate::node::{Access, Dispatch};
 use crate::range::MemRangeRole;
 
 /// Proves that `last` computes what was recorded.
@@ -32,7 +32,8 @@ pub(super) fn prove(
         let own = NodeId::from_buf_id(buf_id).is_some() || places.is_slab(buf_id);
         if own { Ground::Own } else { Ground::Real }
     });
-    let mut run = FinalRun { values: graph.values(), recorded, places, memory, history };
+    let carried = vec![NOBODY; recorded.access_count()];
+    let mut run = FinalRun { values: graph.values(), recorded, places, memory, history, carried };
     run.upload_inputs();
     let mut unknown = 0;
     for (index, dispatch) in last.iter().enumerate() {
@@ -50,6 +51,8 @@ pub(super) fn prove(
     run.prove_results()?;
     if replayed { run.prove_inputs() } else { Ok(()) }
 }
+
+const NOBODY: u32 = u32::MAX;
 
 /// What the recorded list reads and leaves.
 struct History {
@@ -140,6 +143,8 @@ struct FinalRun<'a, G> {
     places: &'a Places<'a>,
     memory: Memory<G>,
     history: History,
+    /// Per recorded access: the fused dispatch that carried it out last.
+    carried: Vec<u32>,
 }
 
 impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
@@ -152,29 +157,36 @@ impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
         }
     }
 
-    /// The reads a fused dispatch keeps to itself see only what its members wrote.
+    /// The reads a fused dispatch keeps to itself see only what its members wrote, or what another
+    /// read of the same tensor, which it carries out, sees as well.
     fn prove_kept(
-        &self,
+        &mut self,
         index: u32,
         dispatch: &Dispatch,
         carriers: &Carriers,
     ) -> Result<(), Fault> {
+        for &Access { origin, .. } in dispatch.accesses() {
+            if let Some(position) = self.recorded.position(origin.dispatch) {
+                self.carried[self.recorded.access_number(position, origin.access)] = index;
+            }
+        }
         for &id in &dispatch.origins {
             let Some(position) = self.recorded.position(id) else { continue };
             let member = self.recorded.dispatches[position as usize];
-            for access in 0..member.accesses().len() as u16 {
+            for (access, recorded) in (0..).zip(member.accesses()) {
                 let number = self.recorded.access_number(position, access);
+                if recorded.range.role != MemRangeRole::Src || self.carried[number] == index {
+                    continue;
+                }
                 let from_member = |run: &Run| match run.source {
-                    Source::Written { position, .. } => {
-                        carriers.carrier[position as usize] == index
-                    }
+                    Source::Written { position, .. } => carriers.carries(index, position),
                     source => source == Source::Undefined,
                 };
-                let is_read =
-                    member.accesses()[usize::from(access)].range.role == MemRangeRole::Src;
-                let kept = is_read && !carriers.carried[number];
-                if kept && !self.history.reads_of(number).iter().all(from_member) {
-                    let range = &member.accesses()[usize::from(access)].range;
+                let runs = self.history.reads_of(number);
+                if !runs.iter().all(from_member)
+                    && !self.is_served(dispatch, member, recorded, runs)
+                {
+                    let range = &recorded.range;
                     return Err(Fault::new(Proof::Structure, Problem::AccessLost { access })
                         .at(dispatch.id)
                         .with(id)
@@ -183,6 +195,33 @@ impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a fused dispatch carries out another recorded read of the same view that saw the same
+    /// contents as this one, which `member` recorded.
+    fn is_served(
+        &self,
+        dispatch: &Dispatch,
+        member: &Dispatch,
+        read: &Access,
+        runs: &[Run],
+    ) -> bool {
+        let view = |dispatch: &Dispatch, access: &Access| {
+            dispatch.bindings.get(usize::from(access.binding)).copied()
+        };
+        dispatch.accesses().iter().any(|&Access { origin, .. }| {
+            let Some(position) = self.recorded.position(origin.dispatch) else { return false };
+            let other = self.recorded.dispatches[position as usize];
+            let Some(carried) = other.accesses().get(usize::from(origin.access)) else {
+                return false;
+            };
+            let number = self.recorded.access_number(position, origin.access);
+            let sees = view(member, read);
+            carried.range == read.range
+                && sees.is_some()
+                && view(other, carried) == sees
+                && difference(runs, self.history.reads_of(number)).is_none()
+        })
     }
 
     fn prove_reads(&self, dispatch: &Dispatch) -> Result<(), Fault> {

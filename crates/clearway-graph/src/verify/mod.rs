@@ -5,7 +5,7 @@
 //!
 //! | proof | what it shows | what it catches |
 //! |---|---|---|
-//! | structure | every recorded dispatch is carried out once, on the same tensors | lost, doubled or altered dispatches, wrong ranges, crossed fixed dispatches |
+//! | structure | every recorded dispatch is carried out once, on the same tensors; several times only if nothing of it is left in memory | lost, doubled or altered dispatches, wrong ranges, crossed fixed dispatches |
 //! | groups | no two conflicting accesses lie in one group | missing barriers |
 //! | value flow | every byte read was last written by the dispatch that wrote it in the recorded list | wrong order, premature reuse of memory, wrong fusion |
 //! | wrap-around | both hold for the list followed by itself | replay without the barrier it needs, inputs that do not last |

@@ -5,8 +5,13 @@
 //! that is fused carries out accesses of its members where they were recorded; which of the others
 //! it may keep to itself is for the value-flow proof to say. Nothing crosses a dispatch that is
 //! unannotated or pinned.
+//!
+//! Several fused dispatches may each carry out the same member if none of them writes what it wrote:
+//! then each copy computes a value for the dispatch it is part of, and nobody else can tell how many
+//! there are. Every copy is held against the record on its own.
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::Placement;
 use super::fault::{Fault, Problem, Proof};
@@ -14,6 +19,7 @@ use crate::graph::ComputeGraph;
 use crate::ids::{DispatchId, NodeId};
 use crate::layout::TensorView;
 use crate::node::{Access, Dispatch, Origin};
+use crate::range::MemRangeRole;
 
 /// The recorded list by position.
 pub(super) struct Recorded<'a> {
@@ -105,10 +111,12 @@ impl<'a> Places<'a> {
 
 /// Who carries out what.
 pub(super) struct Carriers {
-    /// Per recorded dispatch: position in the final list.
-    pub(super) carrier: Vec<u32>,
-    /// Per recorded access: whether an access of the final list carries it out.
-    pub(super) carried: Vec<bool>,
+    /// Per recorded dispatch: position in the final list, the last one if it was repeated.
+    last: Vec<u32>,
+    /// The other positions of those that were repeated.
+    before: FxHashMap<u32, SmallVec<[u32; 4]>>,
+    /// Per recorded access: who in the final list carried it out last.
+    carried: Vec<u32>,
 }
 
 const NOBODY: u32 = u32::MAX;
@@ -130,31 +138,63 @@ pub(super) fn prove(
         }
     }
     let mut carriers = Carriers {
-        carrier: vec![NOBODY; recorded.dispatches.len()],
-        carried: vec![false; recorded.access_count()],
+        last: vec![NOBODY; recorded.dispatches.len()],
+        before: FxHashMap::default(),
+        carried: vec![NOBODY; recorded.access_count()],
     };
     for (index, dispatch) in last.iter().enumerate() {
-        carriers.claim(recorded, index as u32, dispatch)?;
+        carriers.claim(recorded, index as u32, last)?;
         match *dispatch.origins {
             [only] => prove_alone(recorded, only, dispatch, places)?,
             _ => prove_fused(recorded, dispatch, places)?,
         }
     }
-    if let Some(lost) = carriers.carrier.iter().position(|&c| c == NOBODY) {
+    if let Some(lost) = carriers.last.iter().position(|&c| c == NOBODY) {
         return Err(fault(Problem::Lost, recorded.dispatches[lost]));
     }
+    carriers.prove_repeated(recorded, last)?;
     prove_sides(recorded, last, &carriers)?;
     Ok(carriers)
 }
 
 impl Carriers {
+    /// Whether the dispatch at `index` of the final list carries out this recorded dispatch.
+    pub(super) fn carries(&self, index: u32, position: u32) -> bool {
+        self.of(position).any(|carrier| carrier == index)
+    }
+
+    /// Positions in the final list of those that carry out a recorded dispatch.
+    fn of(&self, position: u32) -> impl Iterator<Item = u32> {
+        let before = self.before.get(&position).into_iter().flatten().copied();
+        before.chain([self.last[position as usize]])
+    }
+
+    /// A recorded dispatch that is carried out several times leaves nothing in memory.
+    fn prove_repeated(&self, recorded: &Recorded<'_>, last: &[&Dispatch]) -> Result<(), Fault> {
+        // In recorded order, so that of several faults the first is told.
+        let mut positions: Vec<u32> = self.before.keys().copied().collect();
+        positions.sort_unstable();
+        for position in positions {
+            let member = recorded.dispatches[position as usize];
+            let writes = |access: &Access| {
+                access.origin.dispatch == member.id && access.range.role == MemRangeRole::Dst
+            };
+            let mut copies = self.of(position).map(|index| last[index as usize]);
+            if let Some(copy) = copies.find(|copy| copy.accesses().iter().any(writes)) {
+                return Err(repeated(member.id, copy));
+            }
+        }
+        Ok(())
+    }
+
     /// Notes which recorded dispatches and accesses a dispatch of the final list carries out.
     fn claim(
         &mut self,
         recorded: &Recorded<'_>,
         index: u32,
-        dispatch: &Dispatch,
+        last: &[&Dispatch],
     ) -> Result<(), Fault> {
+        let dispatch = last[index as usize];
         if dispatch.origins.is_empty() {
             return Err(fault(Problem::Altered { what: "set of members" }, dispatch));
         }
@@ -162,11 +202,15 @@ impl Carriers {
             let Some(position) = recorded.position(id) else {
                 return Err(fault(Problem::NotRecorded, dispatch).with(id));
             };
-            let carrier = &mut self.carrier[position as usize];
+            let carrier = &mut self.last[position as usize];
+            if *carrier == index {
+                return Err(fault(Problem::Altered { what: "set of members" }, dispatch));
+            }
             if *carrier != NOBODY {
-                return Err(Fault::new(Proof::Structure, Problem::Repeated)
-                    .at(id)
-                    .with(dispatch.id));
+                if [dispatch, last[*carrier as usize]].iter().any(|copy| copy.origins.len() == 1) {
+                    return Err(repeated(id, dispatch));
+                }
+                self.before.entry(position).or_default().push(*carrier);
             }
             *carrier = index;
         }
@@ -174,11 +218,11 @@ impl Carriers {
             let Origin { dispatch: id, access: number } = access.origin;
             let position = recorded.position(id).filter(|&p| {
                 let accesses = recorded.dispatches[p as usize].accesses().len();
-                self.carrier[p as usize] == index && usize::from(number) < accesses
+                self.last[p as usize] == index && usize::from(number) < accesses
             });
             let carried = position.map(|p| &mut self.carried[recorded.access_number(p, number)]);
             match carried {
-                Some(carried) if !*carried => *carried = true,
+                Some(carried) if *carried != index => *carried = index,
                 _ => return Err(fault_at(Problem::ForeignAccess, dispatch, access)),
             }
         }
@@ -300,23 +344,26 @@ fn prove_sides(
     let mut fixed = (0..recorded.dispatches.len()).filter(is_fixed).peekable();
     let mut before: Option<usize> = None;
     for position in 0..recorded.dispatches.len() {
-        let carrier = carriers.carrier[position];
-        let crossed = |wall: &usize| -> Fault {
-            let wall = recorded.dispatches[*wall].id;
-            fault(Problem::Crossed, last[carrier as usize]).with(wall)
-        };
-        if let Some(wall) = &before
-            && carrier <= carriers.carrier[*wall]
-        {
-            return Err(crossed(wall));
-        }
-        match fixed.peek() {
-            Some(&wall) if wall == position => {
-                before = Some(wall);
-                fixed.next();
+        let is_wall = fixed.peek() == Some(&position);
+        for carrier in carriers.of(position as u32) {
+            let crossed = |wall: &usize| -> Fault {
+                let wall = recorded.dispatches[*wall].id;
+                fault(Problem::Crossed, last[carrier as usize]).with(wall)
+            };
+            if let Some(wall) = &before
+                && carrier <= carriers.last[*wall]
+            {
+                return Err(crossed(wall));
             }
-            Some(wall) if carrier >= carriers.carrier[*wall] => return Err(crossed(wall)),
-            _ => {}
+            if let Some(wall) = fixed.peek()
+                && !is_wall
+                && carrier >= carriers.last[*wall]
+            {
+                return Err(crossed(wall));
+            }
+        }
+        if is_wall {
+            before = fixed.next();
         }
     }
     Ok(())
@@ -336,6 +383,10 @@ fn shift_in(access: &Access, view: &TensorView) -> Option<u64> {
 
 fn fault(problem: Problem, dispatch: &Dispatch) -> Fault {
     Fault::new(Proof::Structure, problem).at(dispatch.id)
+}
+
+fn repeated(member: DispatchId, copy: &Dispatch) -> Fault {
+    Fault::new(Proof::Structure, Problem::Repeated).at(member).with(copy.id)
 }
 
 fn fault_at(problem: Problem, dispatch: &Dispatch, access: &Access) -> Fault {

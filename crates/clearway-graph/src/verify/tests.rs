@@ -10,6 +10,8 @@ use crate::{
     NodeId, Origin,
 };
 
+mod repeats;
+
 const LEN: u64 = 64;
 
 fn read(buf_id: usize, p0: u64, p1: u64) -> Touch {

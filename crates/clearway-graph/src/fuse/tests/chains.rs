@@ -7,54 +7,59 @@ use crate::{BarrierReason, CapturedNode, ComputeGraph, DispatchId, Layout, Tenso
 
 /// Records ops on new values.
 #[derive(Default)]
-struct List {
-    graph: ComputeGraph,
+pub(super) struct List {
+    pub(super) graph: ComputeGraph,
     buffers: usize,
 }
 
 impl List {
-    fn buffer(&mut self, layout: Layout) -> TensorView {
+    pub(super) fn buffer(&mut self, layout: Layout) -> TensorView {
         self.buffers += 1;
         TensorView { buf_id: self.buffers, buf_len: layout.span_bytes(), offset: 0, layout }
     }
 
-    fn input(&mut self) -> TensorView {
+    pub(super) fn input(&mut self) -> TensorView {
         let view = self.graph.declare_value(layout(&[ROWS, COLS]));
         self.graph.mark_input(view.value().unwrap()).unwrap();
         view
     }
 
-    fn op(&mut self, kind: Kind, inputs: &[TensorView]) -> TensorView {
+    pub(super) fn op(&mut self, kind: Kind, inputs: &[TensorView]) -> TensorView {
         let y = self.graph.declare_value(layout(&[ROWS, COLS]));
         self.op_into(kind, inputs, y)
     }
 
-    fn op_into(&mut self, kind: Kind, inputs: &[TensorView], y: TensorView) -> TensorView {
+    pub(super) fn op_into(
+        &mut self,
+        kind: Kind,
+        inputs: &[TensorView],
+        y: TensorView,
+    ) -> TensorView {
         Step::new(kind, &[inputs, &[y]].concat()).record(&mut self.graph, "");
         y
     }
 
-    fn output(&mut self, view: TensorView) {
+    pub(super) fn output(&mut self, view: TensorView) {
         self.graph.mark_output(view.value().unwrap()).unwrap();
     }
 
-    fn matmul(&mut self, x: TensorView) -> TensorView {
+    pub(super) fn matmul(&mut self, x: TensorView) -> TensorView {
         let w = self.buffer(layout(&[COLS, COLS]));
         self.op(Kind::MatMul, &[x, w])
     }
 
-    fn weight(&mut self) -> TensorView {
+    pub(super) fn weight(&mut self) -> TensorView {
         self.buffer(layout(&[COLS]))
     }
 
-    fn fuse(mut self, catalog: &mut TestCatalog) -> (ComputeGraph, FuseReport) {
+    pub(super) fn fuse(mut self, catalog: &mut TestCatalog) -> (ComputeGraph, FuseReport) {
         self.graph.fuse(catalog, &()).unwrap();
         let report = self.graph.fuse_report().unwrap().clone();
         (self.graph, report)
     }
 }
 
-fn kinds(graph: &ComputeGraph) -> Vec<Kind> {
+pub(super) fn kinds(graph: &ComputeGraph) -> Vec<Kind> {
     graph.dispatches().map(|d| d.kind).collect()
 }
 

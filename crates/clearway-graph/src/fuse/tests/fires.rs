@@ -24,6 +24,18 @@ fn expected(rule: &str, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
             (Kind::AddRmsNormMul, vec![p[0], p[1], c[1]], sum.into_iter().chain([y]).collect())
         }
         "add_rms_norm_then_mul" => (Kind::AddRmsNormMul, vec![p[0], p[1], setup.other()], vec![y]),
+        "matmul_silu_mul" => (Kind::MatMulSiluMul, vec![p[0], p[1], c[1]], vec![y]),
+        "matmul_gelu_mul" => (Kind::MatMulGeluMul, vec![p[0], p[1], c[1]], vec![y]),
+        "matmul_silu_gated" => (Kind::MatMulSiluGated, vec![p[0], c[1], p[1]], vec![y]),
+        "matmul_gelu_gated" => (Kind::MatMulGeluGated, vec![p[0], c[1], p[1]], vec![y]),
+        "norm_matmul_silu_gated" => {
+            (Kind::NormMatMulSiluGated, vec![p[0], p[1], c[1], c[2]], vec![y])
+        }
+        "norm_matmul_gelu_gated" => {
+            (Kind::NormMatMulGeluGated, vec![p[0], p[1], c[1], c[2]], vec![y])
+        }
+        "norm_matmul_add" => (Kind::NormMatMulAdd, vec![p[0], p[1], c[1], c[2]], vec![y]),
+        "norm_matmul" => (Kind::NormMatMul, vec![p[0], p[1], c[1]], vec![y]),
         _ => panic!("a rule without a test: {rule}"),
     };
     (kind, [inputs, outputs].concat())
@@ -55,12 +67,20 @@ fn check_fused(rule: &Rule, setup: &Setup, kept: bool) -> Dispatch {
     let fusion = &report.fusions[0];
     assert_eq!((fusion.result, &fusion.members), (id, &fused.origins.to_vec()), "{what}");
     assert_eq!(fusion.kept, kept, "{what}");
-    check_origins(&recorded, &fused, setup, kept);
+    assert!(!fusion.repeated && report.repeats == 0, "{what}");
+    check_origins(rule, &recorded, &fused, setup, kept);
     fused
 }
 
-/// Each access is one of a member's, on the same bytes, and only the intermediate's are missing.
-fn check_origins(recorded: &ComputeGraph, fused: &Dispatch, setup: &Setup, kept: bool) {
+/// Each access is one of a member's, on the same bytes, and only the intermediate's are missing, and
+/// one of two reads of the same tensor.
+fn check_origins(
+    rule: &Rule,
+    recorded: &ComputeGraph,
+    fused: &Dispatch,
+    setup: &Setup,
+    kept: bool,
+) {
     let members: Vec<_> = recorded.dispatches().filter(|d| fused.origins.contains(&d.id)).collect();
     let mut missing: BTreeSet<Origin> =
         members.iter().flat_map(|d| d.accesses()).map(|access| access.origin).collect();
@@ -84,6 +104,7 @@ fn check_origins(recorded: &ComputeGraph, fused: &Dispatch, setup: &Setup, kept:
     if !kept {
         gone.insert(of_value(Setup::PRODUCER, setup.producer.views.len() as u16 - 1));
     }
+    gone.extend(rule.same.map(|same| of_value(Setup::PRODUCER, same.producer as u16)));
     assert_eq!(missing, gone);
 }
 
@@ -99,11 +120,12 @@ fn every_rule_fires_by_every_operand() {
 #[test]
 fn a_row_is_repeated_where_the_kernel_can() {
     for rule in &RULES {
-        let mut setup = Setup::new(rule, 0);
+        let mut setup = Setup::of(rule);
         match rule.name {
             "matmul_add" | "rms_norm_mul" | "add_rms_norm_then_mul" => {
                 setup.consumer.views[1] = setup.buffer(layout(&[1, COLS]));
             }
+            "norm_matmul_add" => setup.consumer.views[2] = setup.buffer(layout(&[COLS])),
             "add_rms_norm" | "add_rms_norm_mul" => {
                 setup.producer.views[1] = setup.buffer(layout(&[COLS]));
             }
@@ -116,10 +138,10 @@ fn a_row_is_repeated_where_the_kernel_can() {
 #[test]
 fn leading_extents_of_one_do_not_count() {
     for rule in &RULES {
-        let mut setup = Setup::new(rule, 0);
+        let mut setup = Setup::of(rule);
         let shape = [&[1], setup.value.layout.dims()].concat();
         let shape: Vec<_> = shape.iter().map(|&extent| extent as usize).collect();
-        setup.consumer.views[0] = setup.value.reinterpret(0, layout(&shape)).unwrap();
+        setup.consumer.views[setup.operand] = setup.value.reinterpret(0, layout(&shape)).unwrap();
         check_fused(rule, &setup, false);
     }
 }
@@ -127,12 +149,12 @@ fn leading_extents_of_one_do_not_count() {
 #[test]
 fn a_sum_that_is_read_elsewhere_stays_bound() {
     for rule in RULES.iter().filter(|rule| rule.keeps()) {
-        let mut read_later = Setup::new(rule, 0);
+        let mut read_later = Setup::of(rule);
         let copy = read_later.buffer(read_later.value.layout);
         read_later.after.push(Step::new(Kind::Copy, &[read_later.value, copy]));
         check_fused(rule, &read_later, true);
 
-        let mut output = Setup::new(rule, 0);
+        let mut output = Setup::of(rule);
         output.graph.mark_output(output.value.value().unwrap()).unwrap();
         check_fused(rule, &output, true);
     }
@@ -155,7 +177,7 @@ fn a_sum_kept_before_stays_bound() {
 #[test]
 fn members_need_not_stand_side_by_side() {
     for rule in &RULES {
-        let mut setup = Setup::new(rule, 0);
+        let mut setup = Setup::of(rule);
         for _ in 0..3 {
             let views = [setup.buffer(layout(&[COLS])), setup.buffer(layout(&[COLS]))];
             setup.between.push(Step::new(Kind::Copy, &views));
@@ -170,9 +192,10 @@ fn members_need_not_stand_side_by_side() {
 #[test]
 fn the_producers_place_is_taken_where_the_consumers_is_too_late() {
     for rule in &RULES {
-        let mut setup = Setup::new(rule, 0);
-        // Overwrites what the producer reads.
-        let fill = Step::new(Kind::Fill, &[setup.producer.views[0]]);
+        let mut setup = Setup::of(rule);
+        // Overwrites what the producer reads and the consumer does not.
+        let inputs = setup.producer.views.len() - 1;
+        let fill = Step::new(Kind::Fill, &[setup.producer.views[inputs - 1]]);
         setup.between.push(fill);
         check_fused(rule, &setup, false);
         let (graph, report) = fuse(&setup);
@@ -184,7 +207,7 @@ fn the_producers_place_is_taken_where_the_consumers_is_too_late() {
 #[test]
 fn the_consumers_place_is_taken_where_the_producers_is_too_early() {
     for rule in &RULES {
-        let mut setup = Setup::new(rule, 0);
+        let mut setup = Setup::of(rule);
         // Reads what the consumer overwrites.
         let copy = setup.buffer(setup.result().layout);
         setup.between.push(Step::new(Kind::Copy, &[setup.result(), copy]));
@@ -197,7 +220,7 @@ fn the_consumers_place_is_taken_where_the_producers_is_too_early() {
 #[test]
 fn labels_are_joined_once() {
     let rule = &RULES[0];
-    let setup = Setup::new(rule, 0);
+    let setup = Setup::of(rule);
     for (first, second, joined) in
         [("a", "b", "a+b"), ("a", "a", "a"), ("", "b", "b"), ("a", "", "a"), ("", "", "")]
     {

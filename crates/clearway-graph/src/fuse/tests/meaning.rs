@@ -55,6 +55,10 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
     let one = |kind, params: &[u32], inputs: &[Contents], len: usize| {
         compute(kind, params, inputs, &[len]).remove(0)
     };
+    if let (Some(product), [x, g, rest @ ..]) = (behind_norm(kind), inputs) {
+        let normed = one(Kind::RmsNormMul, params, &[x.clone(), g.clone()], x.len());
+        return vec![one(product, &[], &[&[normed], rest].concat(), last)];
+    }
     match (kind, inputs) {
         (Kind::RmsNormMul, [x, w]) => {
             let normed = one(Kind::RmsNorm, params, from_ref(x), last);
@@ -68,6 +72,17 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
         (Kind::MatMulAdd, [x, w, c]) => {
             let product = one(Kind::MatMul, &[], &[x.clone(), w.clone()], last);
             vec![one(Kind::Add, &[], &[product, c.clone()], last)]
+        }
+        (Kind::MatMulSiluMul | Kind::MatMulGeluMul, [x, w, up]) => {
+            let gate = one(Kind::MatMul, &[], &[x.clone(), w.clone()], last);
+            let mul = if kind == Kind::MatMulSiluMul { Kind::SiluMul } else { Kind::GeluMul };
+            vec![one(mul, &[], &[gate, up.clone()], last)]
+        }
+        (Kind::MatMulSiluGated | Kind::MatMulGeluGated, [x, w, u]) => {
+            let up = one(Kind::MatMul, &[], &[x.clone(), u.clone()], last);
+            let silu = kind == Kind::MatMulSiluGated;
+            let rest = if silu { Kind::MatMulSiluMul } else { Kind::MatMulGeluMul };
+            vec![one(rest, &[], &[x.clone(), w.clone(), up], last)]
         }
         (Kind::RopeKvWrite, [x, positions, factors, rows, cache]) => {
             let operands = [x.clone(), positions.clone(), factors.clone()];
@@ -94,6 +109,17 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
             };
             lens.iter().enumerate().map(output).collect()
         }
+    }
+}
+
+/// The product of an op that starts with a norm.
+fn behind_norm(kind: Kind) -> Option<Kind> {
+    match kind {
+        Kind::NormMatMul => Some(Kind::MatMul),
+        Kind::NormMatMulAdd => Some(Kind::MatMulAdd),
+        Kind::NormMatMulSiluGated => Some(Kind::MatMulSiluGated),
+        Kind::NormMatMulGeluGated => Some(Kind::MatMulGeluGated),
+        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::setup::{BYTES, COLS, ROWS, Setup, Step, layout};
-use crate::fuse::{RULES, Refusal, RefusedPair, Rule, Source, TestCatalog};
+use crate::fuse::{Fit, RULES, Refusal, RefusedPair, Rule, Source, TestCatalog};
 use crate::node::CapturedOpKind as Kind;
 use crate::{
     BindingContract, BindingRole, ComputeGraph, DType, DispatchId, FusedRequest, Hazard,
@@ -75,7 +75,7 @@ enum Expected {
 use Expected::{Inapplicable, Kept, Refused};
 
 /// The only combinations that are not refused: a rule that is new or changed must say so here.
-const NOT_REFUSED: [(&str, Spoil); 14] = [
+const NOT_REFUSED: [(&str, Spoil); 26] = [
     // The sum stays.
     ("add_rms_norm", Spoil::SecondReader),
     ("add_rms_norm", Spoil::Output),
@@ -84,17 +84,30 @@ const NOT_REFUSED: [(&str, Spoil); 14] = [
     // The consumer has one operand, so it cannot read the intermediate twice.
     ("add_rms_norm", Spoil::ReadTwice),
     // The intermediate is no operand that could be repeated over rows.
-    ("add_rms_norm", Spoil::BroadcastIntermediate),
-    ("add_rms_norm_mul", Spoil::BroadcastIntermediate),
     ("rope_kv_write", Spoil::BroadcastIntermediate),
+    ("norm_matmul_silu_gated", Spoil::BroadcastIntermediate),
+    ("norm_matmul_gelu_gated", Spoil::BroadcastIntermediate),
+    ("norm_matmul_add", Spoil::BroadcastIntermediate),
+    ("norm_matmul", Spoil::BroadcastIntermediate),
     // No sum takes part.
     ("matmul_add", Spoil::FirstAddend),
     ("rms_norm_mul", Spoil::FirstAddend),
     ("silu_mul", Spoil::FirstAddend),
     ("gelu_mul", Spoil::FirstAddend),
     ("rope_kv_write", Spoil::FirstAddend),
+    ("matmul_silu_mul", Spoil::FirstAddend),
+    ("matmul_gelu_mul", Spoil::FirstAddend),
+    ("matmul_silu_gated", Spoil::FirstAddend),
+    ("matmul_gelu_gated", Spoil::FirstAddend),
+    ("norm_matmul_silu_gated", Spoil::FirstAddend),
+    ("norm_matmul_gelu_gated", Spoil::FirstAddend),
+    ("norm_matmul_add", Spoil::FirstAddend),
+    ("norm_matmul", Spoil::FirstAddend),
     // Shapes of positions and cache do not follow from each other.
     ("rope_kv_write", Spoil::OperandShape),
+    // Both weights have the shape that follows from the tensor both products read.
+    ("matmul_silu_gated", Spoil::OperandShape),
+    ("matmul_gelu_gated", Spoil::OperandShape),
 ];
 
 fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
@@ -110,7 +123,7 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             Refused(Refusal::SecondReader { reader: setup.after_id() })
         }
         Spoil::ReadTwice => {
-            let other = 1 - setup.operand;
+            let other = usize::from(setup.operand == 0);
             if other >= setup.consumer.views.len() - 1 {
                 return Inapplicable;
             }
@@ -183,7 +196,7 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             Refused(Refusal::Stride { written: strided, read: written })
         }
         Spoil::BroadcastIntermediate => {
-            if rule.operands.len() < 2 {
+            if rule.fit != Fit::Full {
                 return Inapplicable;
             }
             // One row, which the consumer repeats over the rows of the other operand.
@@ -208,8 +221,10 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             let misfit = setup.buffer(operand);
             if sources.clone().any(|source| source == Source::Other) {
                 setup.consumer.views[1 - setup.operand] = misfit;
-            } else if rule.producer == Kind::Add {
+            } else if matches!(rule.producer, Kind::Add | Kind::RmsNormMul) {
                 setup.producer.views[1] = misfit;
+            } else if matches!(rule.consumer, Kind::SiluMul | Kind::GeluMul) {
+                setup.consumer.views[1] = misfit;
             } else {
                 return Inapplicable;
             }
@@ -221,6 +236,7 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             let input = &mut setup.producer.views[0];
             (input.buf_id, input.offset) = (result.buf_id, result.offset);
             input.buf_len = result.buf_len.max(input.offset + input.byte_len());
+            setup.align(rule);
             let (p0, p1) = (result.offset, result.offset + bytes);
             let (output, buf_id) = (result_binding(rule), result.buf_id);
             Refused(Refusal::OutputOverlapsInput { output, input: 0, buf_id, p0, p1 })
@@ -235,6 +251,7 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             last.buf_len = last.offset + last.byte_len();
             input.buf_len = last.buf_len;
             let (p0, buf_id) = (last.offset, last.buf_id);
+            setup.align(rule);
             let output = result_binding(rule);
             Refused(Refusal::OutputOverlapsInput { output, input: 0, buf_id, p0, p1: p0 + 4 })
         }
@@ -407,7 +424,7 @@ fn a_kernel_that_does_not_do_what_the_members_did_is_refused() {
         KernelContract::new("odd", bindings)
     });
     for rule in &RULES {
-        let setup = Setup::new(rule, 0);
+        let setup = Setup::of(rule);
         let update = rule.fused == Kind::RopeKvWrite;
         let all = [(&unknown, false), (&writes, false), (&updates, update), (&overwrites, !update)];
         for (catalog, fits) in all {
@@ -426,7 +443,7 @@ fn a_kernel_that_does_not_do_what_the_members_did_is_refused() {
 fn an_access_without_a_binding_is_not_lost() {
     for rule in &RULES {
         for member in 0..2 {
-            let mut nodes: Vec<_> = Setup::new(rule, 0).record().into_nodes();
+            let mut nodes: Vec<_> = Setup::of(rule).record().into_nodes();
             // An access besides those of the bindings, such as to a copy kept in half precision.
             let mut dispatch = (**nodes[member].dispatch().unwrap()).clone();
             let crate::Accesses::Known(list) = &mut dispatch.accesses else { unreachable!() };
@@ -448,7 +465,7 @@ fn an_access_without_a_binding_is_not_lost() {
 #[test]
 fn a_tensor_bound_for_no_known_purpose_is_still_written() {
     for rule in &RULES {
-        let mut setup = Setup::new(rule, 0);
+        let mut setup = Setup::of(rule);
         let copy = setup.buffer(setup.value.layout);
         setup.after.push(Step::new(Kind::Copy, &[setup.value, copy]));
         let mut nodes = setup.record().into_nodes();
@@ -471,7 +488,7 @@ fn a_tensor_bound_for_no_known_purpose_is_still_written() {
 #[test]
 fn a_consumer_before_the_producer_reads_something_else() {
     for rule in &RULES {
-        let setup = Setup::new(rule, 0);
+        let setup = Setup::of(rule);
         let mut graph = setup.graph.clone();
         setup.consumer.record(&mut graph, "");
         setup.producer.record(&mut graph, "");
@@ -499,7 +516,7 @@ fn pairs_in_a_real_buffer_are_named_only_if_the_bytes_are_the_producers() {
 #[test]
 fn a_kernel_that_fails_to_compile_leaves_the_list_alone() {
     for rule in &RULES {
-        let graph = Setup::new(rule, 0).record();
+        let graph = Setup::of(rule).record();
         let mut fused = graph.clone();
         let error = fused.fuse(&mut TestCatalog::new().failing(rule.fused), &()).unwrap_err();
         assert!(matches!(error, crate::GraphError::Kernel { .. }));
@@ -512,7 +529,7 @@ fn a_kernel_that_fails_to_compile_leaves_the_list_alone() {
 fn the_catalog_is_asked_last() {
     for rule in &RULES {
         for how in ALL {
-            let mut setup = Setup::new(rule, 0);
+            let mut setup = Setup::of(rule);
             let Refused(_) = spoil(how, rule, &mut setup) else { continue };
             let mut catalog = setup.catalog.clone();
             record(&setup, how).fuse(&mut catalog, &()).unwrap();

@@ -58,6 +58,11 @@ pub(super) struct Setup {
 impl Setup {
     pub(super) const PRODUCER: DispatchId = DispatchId(0);
 
+    /// The pair of a rule, joined by the first operand it names.
+    pub(super) fn of(rule: &Rule) -> Self {
+        Self::new(rule, rule.operands[0])
+    }
+
     /// The pair of a rule, joined by this operand of the consumer.
     pub(super) fn new(rule: &Rule, operand: usize) -> Self {
         let mut graph = ComputeGraph::new();
@@ -83,6 +88,7 @@ impl Setup {
             setup.consumer.views.push(view);
         }
         setup.consumer.views[operand] = value;
+        setup.align(rule);
         // Ops differ in whether they have constants; here both have some.
         setup.producer.params.push(11);
         setup.consumer.params.push(22);
@@ -93,6 +99,13 @@ impl Setup {
         let result = setup.buffer(result);
         setup.consumer.views.push(result);
         setup
+    }
+
+    /// Lets the consumer read what the producer reads, where the rule asks for that.
+    pub(super) fn align(&mut self, rule: &Rule) {
+        if let Some(same) = rule.same {
+            self.consumer.views[same.consumer] = self.producer.views[same.producer];
+        }
     }
 
     /// A tensor in a real buffer of its own.
@@ -162,6 +175,7 @@ fn inputs_of_producer(kind: Kind) -> Vec<Layout> {
         Kind::MatMul => vec![layout(&[ROWS, 16]), layout(&[COLS, 16])],
         Kind::Add | Kind::AddRmsNorm => vec![full(kind), full(kind)],
         Kind::Rope => vec![full(kind), ids(), layout(&[2])],
+        Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
         _ => vec![full(kind)],
     }
 }
@@ -171,6 +185,14 @@ fn inputs_of_consumer(kind: Kind) -> Vec<Layout> {
         Kind::RmsNorm => vec![full(kind)],
         Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
         Kind::KvWrite => vec![full(Kind::Rope), ids()],
+        Kind::MatMul => vec![full(kind), layout(&[COLS, COLS])],
+        Kind::MatMulAdd => vec![full(kind), layout(&[COLS, COLS]), full(kind)],
+        Kind::MatMulSiluMul | Kind::MatMulGeluMul => {
+            vec![layout(&[ROWS, 16]), layout(&[COLS, 16]), full(kind)]
+        }
+        Kind::MatMulSiluGated | Kind::MatMulGeluGated => {
+            vec![full(kind), layout(&[COLS, COLS]), layout(&[COLS, COLS])]
+        }
         _ => vec![full(kind), full(kind)],
     }
 }

@@ -1,0 +1,348 @@
+//! Producers that every reader takes in a copy of, and pairs that read one tensor.
+
+use super::chains::{List, kinds};
+use super::setup::{COLS, ROWS, Setup, Step, layout};
+use crate::fuse::{FuseReport, RULES, Refusal, TestCatalog};
+use crate::node::CapturedOpKind as Kind;
+use crate::testkit::decoder_like;
+use crate::verify::verify;
+use crate::{ComputeGraph, DType, DispatchId, HazardKind, Layout, TensorView};
+
+/// A norm with its weight, 0 and 1 of the list, and what it reads.
+fn norm(list: &mut List) -> (TensorView, TensorView) {
+    let (x, weight) = (list.buffer(layout(&[ROWS, COLS])), list.weight());
+    let normed = list.op(Kind::RmsNorm, &[x]);
+    (x, list.op(Kind::Mul, &[normed, weight]))
+}
+
+/// The list before and after, proven and with its report.
+fn fuse(list: List, catalog: &mut TestCatalog) -> (ComputeGraph, FuseReport) {
+    let recorded = list.graph.clone();
+    let (graph, report) = list.fuse(catalog);
+    let mut last = graph.clone();
+    last.place_barriers();
+    verify(&recorded, &last, None).unwrap();
+    (graph, report)
+}
+
+/// Reasons by consumer.
+fn reasons(report: &FuseReport) -> Vec<(u32, Refusal)> {
+    report.refusals.iter().map(|pair| (pair.consumer.0, pair.reason.clone())).collect()
+}
+
+const fn second_reader(id: u32) -> Refusal {
+    Refusal::SecondReader { reader: DispatchId(id) }
+}
+
+#[test]
+fn every_reader_takes_in_a_copy() {
+    let mut list = List::default();
+    let (x, v) = norm(&mut list);
+    let product = list.matmul(v); // 2
+    let other = list.matmul(v); // 3
+    let bias = list.weight();
+    let sum = list.op(Kind::Add, &[other, bias]); // 4
+    let (up, gate) = (list.matmul(v), list.matmul(v)); // 5, 6
+    let gate = list.op(Kind::Silu, &[gate]); // 7
+    let gated = list.op(Kind::Mul, &[gate, up]); // 8
+    for y in [product, sum, gated] {
+        list.output(y);
+    }
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    let expected = [Kind::NormMatMul, Kind::NormMatMulAdd, Kind::NormMatMulSiluGated];
+    assert_eq!(kinds(&graph), expected, "{report}");
+    assert_eq!(report.refusals, []);
+    // Nine dispatches became three by eight firings, two of which took in a copy.
+    assert_eq!((report.fired(), report.repeats), (8, 2));
+    let members: Vec<Vec<u32>> =
+        graph.dispatches().map(|d| d.origins.iter().map(|id| id.0).collect()).collect();
+    assert_eq!(members, [vec![0, 1, 2], vec![0, 1, 3, 4], vec![0, 1, 5, 6, 7, 8]]);
+    for dispatch in graph.dispatches() {
+        assert_eq!(dispatch.bindings[0], x);
+        let origins: Vec<_> = dispatch.accesses()[..2].iter().map(|a| a.origin).collect();
+        assert_eq!(
+            origins.iter().map(|o| (o.dispatch.0, o.access)).collect::<Vec<_>>(),
+            [(0, 0), (1, 1)]
+        );
+    }
+    let text = report.to_string();
+    assert!(text.starts_with("fused 8 (2 by a copy of the producer): "), "{text}");
+    assert!(text.contains("\n  norm_matmul: #0+#1+#2 -> #2, producer repeated"), "{text}");
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["repeats"], 2);
+    let repeated = json["fusions"].as_array().unwrap().iter().filter(|f| f["repeated"] == true);
+    assert_eq!(repeated.count(), 3);
+}
+
+#[test]
+fn one_reader_is_no_repetition() {
+    let mut list = List::default();
+    let (_, v) = norm(&mut list);
+    list.matmul(v);
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(kinds(&graph), [Kind::NormMatMul]);
+    assert_eq!((report.repeats, report.fusions[1].repeated), (0, false));
+    assert!(serde_json::to_value(&report).unwrap()["fusions"][1].get("repeated").is_none());
+}
+
+#[test]
+fn a_reader_that_no_rule_names_keeps_all_apart() {
+    let mut list = List::default();
+    let (_, v) = norm(&mut list);
+    list.matmul(v);
+    list.op(Kind::Silu, &[v]);
+    list.matmul(v);
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MatMul, Kind::Silu, Kind::MatMul]);
+    assert_eq!(reasons(&report), [(2, second_reader(3)), (4, second_reader(3))]);
+    assert_eq!(report.repeats, 0);
+}
+
+#[test]
+fn a_reader_without_a_kernel_keeps_all_apart() {
+    let mut list = List::default();
+    let (_, v) = norm(&mut list);
+    list.matmul(v);
+    let (other, bias) = (list.matmul(v), list.weight());
+    list.op(Kind::Add, &[other, bias]);
+    let mut catalog = TestCatalog::new().without(Kind::NormMatMulAdd);
+    let (graph, report) = fuse(list, &mut catalog);
+    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MatMul, Kind::MatMulAdd]);
+    let none = Refusal::NoKernel { kind: Kind::NormMatMulAdd };
+    assert_eq!(reasons(&report), [(2, second_reader(4)), (4, none)]);
+}
+
+#[test]
+fn a_reader_whose_operands_do_not_fit_keeps_all_apart() {
+    let mut list = List::default();
+    let (_, v) = norm(&mut list);
+    list.matmul(v);
+    let (w, c) = (list.buffer(layout(&[COLS, COLS])), list.buffer(layout(&[2, COLS])));
+    list.op(Kind::MatMulAdd, &[v, w, c]);
+    let (_, report) = fuse(list, &mut TestCatalog::new());
+    let misfit = Refusal::Operand { operand: c.layout, result: layout(&[ROWS, COLS]) };
+    assert_eq!(reasons(&report), [(2, second_reader(3)), (3, misfit)]);
+}
+
+#[test]
+fn a_weight_of_many_rows_is_no_weight_of_a_norm() {
+    let mut list = List::default();
+    let (x, w) = (list.input(), list.input());
+    let normed = list.op(Kind::RmsNorm, &[x]);
+    let v = list.op(Kind::Mul, &[normed, w]);
+    list.matmul(v);
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MatMul]);
+    let (operand, result) = (w.layout, v.layout);
+    assert_eq!(reasons(&report), [(2, Refusal::Operand { operand, result })]);
+}
+
+#[test]
+fn a_reader_that_reads_twice_keeps_all_apart() {
+    let mut list = List::default();
+    let (_, v) = norm(&mut list);
+    list.matmul(v);
+    list.op(Kind::MatMul, &[v, v]);
+    let (_, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(reasons(&report), [(2, second_reader(3)), (3, second_reader(3))]);
+}
+
+#[test]
+fn an_output_is_not_repeated() {
+    let mut list = List::default();
+    let (_, v) = norm(&mut list);
+    list.matmul(v);
+    list.matmul(v);
+    list.output(v);
+    let (_, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(reasons(&report), [(2, Refusal::IsOutput), (3, Refusal::IsOutput)]);
+}
+
+#[test]
+fn a_copy_that_would_read_too_late_keeps_all_apart() {
+    let mut list = List::default();
+    let (x, v) = norm(&mut list);
+    list.matmul(v); // 2
+    list.op_into(Kind::Fill, &[], x); // 3
+    list.matmul(v); // 4
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MatMul, Kind::Fill, Kind::MatMul]);
+    let [(2, first), (4, Refusal::CopyTooLate { hazard })] = &reasons(&report)[..] else {
+        panic!("{report}")
+    };
+    assert_eq!(*first, second_reader(4));
+    let (kind, ids) = (hazard.kind, (hazard.earlier.0, hazard.later.0));
+    assert_eq!((kind, ids), (HazardKind::WriteAfterRead, (1, 3)));
+    assert_eq!((hazard.buf_id, hazard.p0, hazard.p1), (x.buf_id, 0, BYTES));
+    assert!(
+        report.to_string().contains("a copy of the producer would come too late, WAR #1 -> #3")
+    );
+
+    // Overwritten behind the last copy it is out of the way, and stays there.
+    let mut list = List::default();
+    let (x, v) = norm(&mut list);
+    list.matmul(v);
+    list.matmul(v);
+    list.op_into(Kind::Fill, &[], x);
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(kinds(&graph), [Kind::NormMatMul, Kind::NormMatMul, Kind::Fill], "{report}");
+}
+
+#[test]
+fn nothing_is_copied_across_what_nobody_may_cross() {
+    for pinned in [false, true] {
+        let mut list = List::default();
+        let (_, v) = norm(&mut list);
+        list.matmul(v);
+        let elsewhere = list.buffer(layout(&[COLS]));
+        let mut wall = Step::new(if pinned { Kind::Pinned } else { Kind::Custom }, &[elsewhere]);
+        wall.unknown = !pinned;
+        wall.record(&mut list.graph, "");
+        list.matmul(v);
+        let (_, report) = fuse(list, &mut TestCatalog::new());
+        let dispatch = DispatchId(3);
+        let reason = match pinned {
+            true => Refusal::CrossesPinned { dispatch },
+            false => Refusal::CrossesUnannotated { dispatch },
+        };
+        assert_eq!(reasons(&report), [(2, second_reader(4)), (4, reason)]);
+    }
+}
+
+#[test]
+fn nothing_overwrites_what_a_copy_behind_it_reads() {
+    // The last product could only stand where its norm stood, before the copies, and it overwrites
+    // what they read.
+    let mut list = List::default();
+    let (x, v) = norm(&mut list); // 0, 1
+    let (z, w) = norm(&mut list); // 2, 3
+    list.matmul(v); // 4
+    list.matmul(v); // 5
+    list.op_into(Kind::Fill, &[], z); // 6
+    let weight = list.buffer(layout(&[COLS, COLS]));
+    list.op_into(Kind::MatMul, &[w, weight], x); // 7
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    let all = [Kind::RmsNormMul, Kind::NormMatMul, Kind::NormMatMul, Kind::Fill, Kind::MatMul];
+    assert_eq!(kinds(&graph), all, "{report}");
+    let [(7, Refusal::Crosses { producer, consumer })] = &reasons(&report)[..] else {
+        panic!("{report}")
+    };
+    assert_eq!((producer.earlier.0, producer.later.0), (3, 6));
+    assert!([4, 5].contains(&consumer.earlier.0) && consumer.later.0 == 7, "{report}");
+    assert_eq!((consumer.kind, consumer.buf_id), (HazardKind::WriteAfterRead, x.buf_id));
+}
+
+#[test]
+fn rules_that_repeat_read_one_result_by_one_operand() {
+    let repeating: Vec<_> = RULES.iter().filter(|rule| rule.repeats).collect();
+    assert_eq!(repeating.len(), 4);
+    for rule in repeating {
+        assert_eq!((rule.operands.len(), rule.keeps(), rule.same), (1, false, None));
+        let contract = TestCatalog::contract(rule.producer, 3).unwrap();
+        let graph = Setup::of(rule).record();
+        let producer = graph.dispatches().next().unwrap();
+        assert_eq!((producer.writes().count(), &*producer.kernel), (1, &*contract.kernel));
+    }
+}
+
+/// Two products of `x` and `y` in a gated pair.
+fn gated(list: &mut List, x: TensorView, y: TensorView) -> TensorView {
+    let (up, gate) = (list.matmul(x), list.matmul(y));
+    let gate = list.op(Kind::Gelu, &[gate]);
+    list.op(Kind::Mul, &[up, gate])
+}
+
+#[test]
+fn a_gated_pair_reads_one_tensor() {
+    let mut list = List::default();
+    let x = list.input();
+    gated(&mut list, x, x);
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(kinds(&graph), [Kind::MatMulGeluGated], "{report}");
+    assert_eq!(report.refusals, []);
+}
+
+#[test]
+fn a_gated_pair_of_two_tensors_is_refused() {
+    let other_view = |change: fn(&mut List, TensorView) -> TensorView| {
+        let mut list = List::default();
+        let x = list.buffer(layout(&[2 * ROWS, COLS]));
+        let x = x.reinterpret(0, layout(&[ROWS, COLS])).unwrap();
+        let y = change(&mut list, x);
+        gated(&mut list, x, y);
+        let (graph, report) = fuse(list, &mut TestCatalog::new());
+        assert_eq!(kinds(&graph), [Kind::MatMul, Kind::MatMulGeluMul], "{report}");
+        let different = Refusal::NotSame { reads: [x, y].into() };
+        assert_eq!(reasons(&report), [(3, different)]);
+        report.to_string()
+    };
+    other_view(|list, _| list.input());
+    other_view(|_, x| x.reinterpret(BYTES, x.layout).unwrap());
+    other_view(|_, x| x.reinterpret(0, x.layout.with_strides(&[2 * COLS, 1]).unwrap()).unwrap());
+    other_view(|_, x| x.reinterpret(0, layout(&[1, ROWS, COLS])).unwrap());
+    let text = other_view(|_, x| {
+        let bits = Layout::new(DType::U32, &[ROWS, COLS]).unwrap();
+        x.reinterpret(0, bits).unwrap()
+    });
+    assert!(
+        text.contains("the two read different tensors, f32[4x8] of @1 from byte 0 on"),
+        "{text}"
+    );
+}
+
+const BYTES: u64 = (ROWS * COLS * 4) as u64;
+
+#[test]
+fn a_gated_pair_that_saw_different_bytes_is_refused() {
+    let mut list = List::default();
+    let x = list.buffer(layout(&[ROWS, COLS]));
+    let up = list.matmul(x);
+    list.op_into(Kind::Fill, &[], x);
+    let gate = list.matmul(x);
+    let gate = list.op(Kind::Silu, &[gate]);
+    list.op(Kind::Mul, &[gate, up]);
+    let (graph, report) = fuse(list, &mut TestCatalog::new());
+    assert_eq!(kinds(&graph), [Kind::MatMul, Kind::Fill, Kind::MatMulSiluMul]);
+    let [(4, Refusal::Crosses { producer, consumer })] = &reasons(&report)[..] else {
+        panic!("{report}")
+    };
+    assert_eq!(producer.kind, HazardKind::WriteAfterRead);
+    assert_eq!(consumer.kind, HazardKind::ReadAfterWrite);
+}
+
+#[test]
+fn a_decoder_layer_is_six_groups() {
+    let optimised = |layers: usize| {
+        let recorded = decoder_like(1 + 20 * layers);
+        let mut last = recorded.clone();
+        last.fuse(&mut TestCatalog::new(), &()).unwrap();
+        last.reorder();
+        last.place_barriers();
+        let stats = verify(&recorded, &last, None).unwrap();
+        (last, stats)
+    };
+    let ((two, stats_two), (_, stats_one)) = (optimised(2), optimised(1));
+    assert_eq!(stats_two.groups - stats_one.groups, 6);
+    assert_eq!(stats_two.longest_chain - stats_one.longest_chain, 6);
+    assert_eq!(stats_two.dispatches - stats_one.dispatches, 10);
+    let layer = [
+        Kind::NormMatMul,
+        Kind::NormMatMul,
+        Kind::NormMatMul,
+        Kind::Rope,
+        Kind::RopeKvWrite,
+        Kind::KvWrite,
+        Kind::Attention,
+        Kind::MatMulAdd,
+        Kind::NormMatMulSiluGated,
+        Kind::MatMulAdd,
+    ];
+    let sorted = |kinds: &[Kind]| {
+        let mut kinds = kinds.to_vec();
+        kinds.sort_unstable();
+        kinds
+    };
+    assert_eq!(sorted(&kinds(&two)[11..]), sorted(&layer));
+    let report = two.fuse_report().unwrap();
+    assert_eq!((report.refusals.len(), report.repeats), (0, 4), "{report}");
+}
