@@ -207,26 +207,80 @@ pub(super) fn soft_cap(c: &Call<'_>) -> Result<()> {
 }
 
 pub(super) fn matmul(c: &Call<'_>) -> Result<()> {
-    product(c, c.views.len() - 1)
+    product(c, 1, c.views.len() - 1)
 }
 
 pub(super) fn matmul_add(c: &Call<'_>) -> Result<()> {
-    product(c, 3)?;
-    c.want_dtype(2, ACTIVATIONS)?;
-    c.contiguous_rows(2)?;
-    c.same_or_row(2, 3)
+    product(c, 1, 3)?;
+    addend(c, 2, 3)
 }
 
-fn product(c: &Call<'_>, y: usize) -> Result<()> {
+/// A product that is the gate of operand 2.
+pub(super) fn matmul_gate(c: &Call<'_>) -> Result<()> {
+    product(c, 1, 3)?;
+    c.activations(&[0, 2])?;
+    c.same_dims(2, 3)
+}
+
+/// Two products of the same rows.
+pub(super) fn matmul_gated(c: &Call<'_>) -> Result<()> {
+    product(c, 1, 3)?;
+    like_weight(c, 2, 1)
+}
+
+pub(super) fn norm_matmul(c: &Call<'_>) -> Result<()> {
+    product(c, 2, 3)?;
+    norm_weight(c)
+}
+
+pub(super) fn norm_matmul_add(c: &Call<'_>) -> Result<()> {
+    product(c, 2, 4)?;
+    norm_weight(c)?;
+    addend(c, 3, 4)
+}
+
+pub(super) fn norm_matmul_gated(c: &Call<'_>) -> Result<()> {
+    product(c, 2, 4)?;
+    norm_weight(c)?;
+    like_weight(c, 3, 2)
+}
+
+/// Operand 0 times the weight `w`, transposed, gives `y`.
+fn product(c: &Call<'_>, w: usize, y: usize) -> Result<()> {
     c.activations(&[0, y])?;
-    for i in [0, 1, y] {
+    for i in [0, w, y] {
         c.want_rank(i, 2)?;
     }
-    c.want_weight(1)?;
-    c.contiguous_rows(1)?;
-    let (rows, inner, outer) = (c.dims(0)[0], c.dims(0)[1], c.dims(1)[0]);
-    c.want_dims(1, &[outer, inner])?;
+    c.want_weight(w)?;
+    c.contiguous_rows(w)?;
+    let (rows, inner, outer) = (c.dims(0)[0], c.dims(0)[1], c.dims(w)[0]);
+    c.want_dims(w, &[outer, inner])?;
     c.want_dims(y, &[rows, outer])
+}
+
+/// What is added to a product: its shape or one row of it.
+fn addend(c: &Call<'_>, i: usize, y: usize) -> Result<()> {
+    c.want_dtype(i, ACTIVATIONS)?;
+    c.contiguous_rows(i)?;
+    c.same_or_row(i, y)
+}
+
+/// A second weight of the shape of the first; their types may differ.
+fn like_weight(c: &Call<'_>, i: usize, first: usize) -> Result<()> {
+    c.want_weight(i)?;
+    c.contiguous_rows(i)?;
+    c.same_dims(i, first)
+}
+
+/// The weight of a norm in front of a product, operand 1: one row, since the kernel may apply it to
+/// the columns of the product's weight just as well. Its epsilon is the first constant.
+fn norm_weight(c: &Call<'_>) -> Result<()> {
+    c.want_dtype(1, ACTIVATIONS)?;
+    c.contiguous_rows(1)?;
+    let (layout, cols) = (&c.view(1).layout, c.view(0).layout.cols());
+    let row = layout.rows() == 1 && layout.cols() == cols;
+    c.shape(1, row, || format!("one row of {cols} is needed"))?;
+    c.epsilon(0)
 }
 
 pub(super) fn matmul_experts(c: &Call<'_>) -> Result<()> {

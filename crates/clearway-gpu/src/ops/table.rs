@@ -122,5 +122,13 @@ pub static OPS: &[OpSpec] = &[
     op(Kind::AddRmsNorm, "add_rms_norm", &[read("a"), read("b"), write_if_read("sum"), write("y")], &[float("eps")], check::add_rms_norm),
     op(Kind::AddRmsNormMul, "add_rms_norm_mul", &[read("a"), read("b"), read("w"), write_if_read("sum"), write("y")], &[float("eps")], check::add_rms_norm_mul),
     op(Kind::MatMulAdd, "matmul_add", &[read("x"), read("w"), read("c"), write("y")], &[], check::matmul_add),
+    op(Kind::MatMulSiluMul, "matmul_silu_mul", &[read("x"), read("w"), read("up"), write("y")], &[], check::matmul_gate),
+    op(Kind::MatMulGeluMul, "matmul_gelu_mul", &[read("x"), read("w"), read("up"), write("y")], &[], check::matmul_gate),
+    op(Kind::MatMulSiluGated, "matmul_silu_gated", &[read("x"), read("w"), read("u"), write("y")], &[], check::matmul_gated),
+    op(Kind::MatMulGeluGated, "matmul_gelu_gated", &[read("x"), read("w"), read("u"), write("y")], &[], check::matmul_gated),
+    op(Kind::NormMatMul, "norm_matmul", &[read("x"), read("g"), read("w"), write("y")], &[float("eps")], check::norm_matmul),
+    op(Kind::NormMatMulAdd, "norm_matmul_add", &[read("x"), read("g"), read("w"), read("c"), write("y")], &[float("eps")], check::norm_matmul_add),
+    op(Kind::NormMatMulSiluGated, "norm_matmul_silu_gated", &[read("x"), read("g"), read("w"), read("u"), write("y")], &[float("eps")], check::norm_matmul_gated),
+    op(Kind::NormMatMulGeluGated, "norm_matmul_gelu_gated", &[read("x"), read("g"), read("w"), read("u"), write("y")], &[float("eps")], check::norm_matmul_gated),
     op(Kind::RopeKvWrite, "rope_kv_write", &[read("x"), read("positions"), read("factors"), read("kv_positions"), update("cache")], ROPE_PARAMS, check::rope_kv_write),
 ];

@@ -161,12 +161,50 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
             let product = y.with(product::matmul(x, &operands[1]));
             one(elementwise::add(&product, &operands[2]))
         }
+        Kind::MatMulSiluMul | Kind::MatMulGeluMul => {
+            let gate = y.with(product::matmul(x, &operands[1]));
+            one(elementwise::gated(&gate, &operands[2], activation(kind)))
+        }
+        Kind::MatMulSiluGated | Kind::MatMulGeluGated => {
+            let gate = y.with(product::matmul(x, &operands[1]));
+            let up = y.with(product::matmul(x, &operands[2]));
+            one(elementwise::gated(&gate, &up, activation(kind)))
+        }
+        Kind::NormMatMul | Kind::NormMatMulAdd => {
+            let normed = weighted_norm(x, &operands[1], float(0));
+            let product = y.with(product::matmul(&normed, &operands[2]));
+            match kind {
+                Kind::NormMatMul => Ok(vec![product]),
+                _ => one(elementwise::add(&product, &operands[3])),
+            }
+        }
+        Kind::NormMatMulSiluGated | Kind::NormMatMulGeluGated => {
+            let normed = weighted_norm(x, &operands[1], float(0));
+            let gate = y.with(product::matmul(&normed, &operands[2]));
+            let up = y.with(product::matmul(&normed, &operands[3]));
+            one(elementwise::gated(&gate, &up, activation(kind)))
+        }
         Kind::RopeKvWrite => {
             let rotated = x.with(positional::rope(x, &operands[1], &operands[2], params));
             one(positional::kv_write(&rotated, &operands[3], y))
         }
         _ => Err(unknown(kind)),
     }
+}
+
+/// What a gate goes through in a fused product.
+fn activation(kind: Kind) -> fn(f64) -> f64 {
+    match kind {
+        Kind::MatMulGeluMul | Kind::MatMulGeluGated | Kind::NormMatMulGeluGated => {
+            elementwise::gelu
+        }
+        _ => elementwise::silu,
+    }
+}
+
+fn weighted_norm(x: &RefTensor, weight: &RefTensor, eps: f64) -> RefTensor {
+    let normed = x.with(norm::rms(x, eps));
+    x.with(elementwise::mul(&normed, weight))
 }
 
 /// The op's own check, over dense views of these shapes, and the number of elements.

@@ -147,6 +147,38 @@ fn products_take_rows_of_the_weight() {
 }
 
 #[test]
+fn fused_products_are_the_plain_ones_in_turn() {
+    let e = std::f64::consts::E;
+    let (x, w) = (t(&[1, 2], &[2.0, 3.0]), t(&[2, 2], &[2.0, -1.0, 0.5, 0.0]));
+    let up = t(&[1, 2], &[10.0, 3.0]);
+    // Gates are 1 and 1.
+    let silu = e / (e + 1.0);
+    let gelu = 0.841_191_990_608_276_7;
+    for (kind, act) in [(Kind::MatMulSiluMul, silu), (Kind::MatMulGeluMul, gelu)] {
+        let operands = [x.clone(), w.clone(), up.clone(), y(&[1, 2])];
+        close(&one(kind, &operands, &[]), &[10.0 * act, 3.0 * act]);
+    }
+    // The other product is 5 and 12.
+    let u = t(&[2, 2], &[1.0, 1.0, 0.0, 4.0]);
+    for (kind, act) in [(Kind::MatMulSiluGated, silu), (Kind::MatMulGeluGated, gelu)] {
+        let operands = [x.clone(), w.clone(), u.clone(), y(&[1, 2])];
+        close(&one(kind, &operands, &[]), &[5.0 * act, 12.0 * act]);
+    }
+    // Mean of squares 12.5, an epsilon of 3.5, so a root of 4: the norm is 0.75 and 1, with its
+    // weight 2 and 3.
+    let (far, g) = (t(&[1, 2], &[3.0, 4.0]), t(&[2], &[8.0 / 3.0, 3.0]));
+    let eps = [bits(3.5)];
+    let operands = [far.clone(), g.clone(), u.clone(), y(&[1, 2])];
+    close(&one(Kind::NormMatMul, &operands, &eps), &[5.0, 12.0]);
+    let operands = [far.clone(), g.clone(), u.clone(), t(&[2], &[1.0, -2.0]), y(&[1, 2])];
+    close(&one(Kind::NormMatMulAdd, &operands, &eps), &[6.0, 10.0]);
+    for (kind, act) in [(Kind::NormMatMulSiluGated, silu), (Kind::NormMatMulGeluGated, gelu)] {
+        let operands = [far.clone(), g.clone(), w.clone(), u.clone(), y(&[1, 2])];
+        close(&one(kind, &operands, &eps), &[5.0 * act, 12.0 * act]);
+    }
+}
+
+#[test]
 fn gather_scales_and_gives_zeros_beyond_the_table() {
     let table = t(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let picked = ids(&[3], &[1.0, 2.0, 0.0]);

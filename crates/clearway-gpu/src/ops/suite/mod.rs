@@ -15,10 +15,11 @@ mod memory;
 mod run;
 mod summary;
 pub mod tolerance;
+mod unfused;
 
 pub use cases::cases;
 pub use fill::Fill;
-pub use run::{Outcome, run_case};
+pub use run::{Outcome, run_case, run_case_unfused};
 pub use summary::{Failure, OpCount, Summary, run_all, run_cases};
 
 #[cfg(doc)]

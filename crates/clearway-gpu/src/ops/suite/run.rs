@@ -1,14 +1,17 @@
 //! Runs one case on a device and holds the result against the reference.
 
+use clearway_graph::fuse::RULES;
 use clearway_graph::{
-    BarrierReason, BindingRole, CapturedOpKind as Kind, CommandEncoder, ComputeGraph, DType,
-    Dispatch, TensorView,
+    BarrierReason, BindingRole, CapturedOpKind as Kind, CommandEncoder, DType, Dispatch,
+    FusedRequest, TensorView,
 };
 
 use super::memory::{self, Prepared};
 use super::tolerance::{
-    ROUNDING_DEVIATIONS, Scale, Tolerance, Weights, smallest_step, storage_error, tolerance,
+    ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, Weights, smallest_step, storage_error,
+    tolerance,
 };
+use super::unfused::Plain;
 use super::{OpCase, OperandSpec};
 use crate::device::{Buffer, Device, Encoder, Upload};
 use crate::error::GpuError;
@@ -31,20 +34,49 @@ pub struct Outcome {
 /// What is wrong, in words: an error of the device, a result that is off, a byte that should not have
 /// changed.
 pub fn run_case(device: &dyn Device, case: &OpCase) -> Result<Outcome, String> {
+    run(device, case, false)
+}
+
+/// Runs the plain ops that a fused product stands for and compares with what is allowed to the
+/// product; any other case as [`run_case`].
+///
+/// # Errors
+/// As [`run_case`].
+pub fn run_case_unfused(device: &dyn Device, case: &OpCase) -> Result<Outcome, String> {
+    run(device, case, true)
+}
+
+fn run(device: &dyn Device, case: &OpCase, unfused: bool) -> Result<Outcome, String> {
     let prepared = Prepared::new(case)?;
     let expected = reference(case.kind, &prepared.operands, &case.params)
         .map_err(|error| format!("the reference refuses it: {error}"))?;
     let mut outcome = Outcome::default();
-    let weights = weights(case).filter(|&index| is_whole_tensor(&case.operands[index]));
-    for uploaded in [None, weights].into_iter().take(1 + usize::from(weights.is_some())) {
-        let after =
-            execute(device, case, &prepared.buffers, uploaded).map_err(|e| e.to_string())?;
+    let weights = weights(case.kind);
+    let whole = !weights.is_empty() && weights.iter().all(|&i| is_whole_tensor(&case.operands[i]));
+    for uploaded in [&[], weights].into_iter().take(1 + usize::from(whole)) {
+        let after = execute(device, case, &prepared.buffers, uploaded, unfused)
+            .map_err(|e| e.to_string())?;
         judge(device, case, &prepared, &expected, &after, &mut outcome).map_err(|wrong| {
-            let how = if uploaded.is_some() { "weights in the device's order: " } else { "" };
+            let how = if uploaded.is_empty() { "" } else { "weights in the device's order: " };
             format!("{how}{wrong}")
         })?;
     }
     Ok(outcome)
+}
+
+/// Whether the device has a kernel for a case: it may lack those of fused ops.
+pub(super) fn has_kernel(device: &dyn Device, case: &OpCase) -> Result<bool, String> {
+    if !RULES.iter().any(|rule| rule.fused == case.kind) {
+        return Ok(true);
+    }
+    let view = |spec: &OperandSpec| -> Result<TensorView, GpuError> {
+        let (layout, offset) = (spec.layout()?, spec.offset);
+        let buf_len = offset + layout.span_bytes();
+        Ok(TensorView { buf_id: spec.buffer, buf_len, offset, layout })
+    };
+    let views: Result<Vec<_>, _> = case.operands.iter().map(view).collect();
+    let bindings = &views.map_err(|error| error.to_string())?[..];
+    Ok(device.has_fused(&FusedRequest { kind: case.kind, bindings, params: &case.params }))
 }
 
 /// Holds the buffers after a run against what is expected.
@@ -74,12 +106,19 @@ fn judge(
     Ok(())
 }
 
-/// The operand that holds weights, if the op takes any.
-fn weights(case: &OpCase) -> Option<usize> {
-    match case.kind {
-        Kind::Gather => Some(0),
-        Kind::MatMul | Kind::MatMulAdd | Kind::MatMulExperts => Some(1),
-        _ => None,
+/// The operands that hold weights, if the op takes any.
+fn weights(kind: Kind) -> &'static [usize] {
+    match kind {
+        Kind::Gather => &[0],
+        Kind::MatMul
+        | Kind::MatMulAdd
+        | Kind::MatMulExperts
+        | Kind::MatMulSiluMul
+        | Kind::MatMulGeluMul => &[1],
+        Kind::MatMulSiluGated | Kind::MatMulGeluGated => &[1, 2],
+        Kind::NormMatMul | Kind::NormMatMulAdd => &[2],
+        Kind::NormMatMulSiluGated | Kind::NormMatMulGeluGated => &[2, 3],
+        _ => &[],
     }
 }
 
@@ -94,18 +133,19 @@ fn written(case: &OpCase) -> Vec<(usize, &OperandSpec)> {
     operands.filter(|(_, role)| *role != BindingRole::Read).map(|(operand, _)| operand).collect()
 }
 
-/// Records the op, lowers the list and runs it; returns the buffers afterwards. Operand `weights` is
-/// uploaded as the device likes it best.
+/// Records the op, lowers the list and runs it; returns the buffers afterwards. Operands `weights`
+/// are uploaded as the device likes them best.
 fn execute(
     device: &dyn Device,
     case: &OpCase,
     before: &[Vec<u8>],
-    weights: Option<usize>,
+    weights: &[usize],
+    unfused: bool,
 ) -> Result<Vec<Vec<u8>>, GpuError> {
     let mut buffers: Vec<Buffer> =
         before.iter().map(|bytes| device.upload(bytes)).collect::<Result<_, _>>()?;
-    let weights = weights.map(|index| &case.operands[index]);
-    if let Some(spec) = weights {
+    let weights: Vec<&OperandSpec> = weights.iter().map(|&index| &case.operands[index]).collect();
+    for spec in &weights {
         let layout = spec.layout()?;
         let bytes = &before[spec.buffer][..layout.span_bytes() as usize];
         buffers[spec.buffer] = device.upload_weights(&layout, bytes)?;
@@ -115,15 +155,18 @@ fn execute(
         .iter()
         .map(|spec| buffers[spec.buffer].view(spec.offset, spec.layout()?))
         .collect::<Result<_, _>>()?;
-    let mut graph = ComputeGraph::new();
-    record(&mut graph, case.kind, &views, &case.params, "op suite")?;
+    let mut list = Plain::new(device);
+    if !unfused || !list.record(case, &views)? {
+        record(&mut list.graph, case.kind, &views, &case.params, "op suite")?;
+    }
+    let graph = &mut list.graph;
     graph.place_barriers();
     let mut encoder = Sink(device.encoder(&KernelRegistry::new()));
     graph.encode_sequential(&mut encoder)?;
     encoder.commit()?;
     encoder.0.wait()?;
     // What weights look like on the device is its own business.
-    let is_weights = |index: usize| weights.is_some_and(|spec| spec.buffer == index);
+    let is_weights = |index: usize| weights.iter().any(|spec| spec.buffer == index);
     let all = before.iter().zip(&buffers).enumerate();
     all.map(|(index, (bytes, buffer))| match is_weights(index) {
         true => Ok(bytes.clone()),
@@ -238,16 +281,22 @@ fn allowed_errors(
             };
             rows.iter().map(|row| row * (1.0 + factor)).collect()
         }
-        Scale::Magnitude | Scale::Rounded => magnitudes(case, operands)?,
+        Scale::Magnitude | Scale::Rounded | Scale::Chain | Scale::RoundedChain => {
+            magnitudes(case, operands)?
+        }
     };
     let rounding = match scale {
-        Scale::Rounded => roundings(case, operands)?,
+        Scale::Rounded | Scale::RoundedChain => roundings(case, operands)?,
         _ => vec![0.0; rows.len()],
     };
-    let elems = expected.data.iter().zip(rows).zip(scales).zip(rounding);
+    let on_the_way: Vec<f64> = match scale {
+        Scale::Chain | Scale::RoundedChain => scales.iter().map(|s| on_the_way * s).collect(),
+        _ => rows.iter().map(|row| on_the_way * row).collect(),
+    };
+    let elems = expected.data.iter().zip(on_the_way).zip(scales).zip(rounding);
     Ok(elems
-        .map(|(((v, row), scale), rounding)| {
-            limit * scale + rounding + on_the_way * row + relative * v.abs() + floor
+        .map(|(((v, on_the_way), scale), rounding)| {
+            limit * scale + rounding + on_the_way + relative * v.abs() + floor
         })
         .collect())
 }
@@ -257,9 +306,12 @@ fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tol
     let kept_sum = matches!(case.kind, Kind::AddRmsNorm | Kind::AddRmsNormMul)
         && result + 1 < case.operands.len();
     let kind = if kept_sum { Kind::Add } else { case.kind };
-    let weights = weights(case).map_or(Weights::None, |index| {
-        Weights::of(case.operands[index].dtype, device.rounds_activations())
-    });
+    // Of two weights the one in blocks counts.
+    let dtypes = || weights(case.kind).iter().map(|&index| case.operands[index].dtype);
+    let blocks = dtypes().find(|dtype| dtype.is_quantised());
+    let weights = blocks
+        .or(dtypes().next())
+        .map_or(Weights::None, |dtype| Weights::of(dtype, device.rounds_activations()));
     let activations = if kind == Kind::Gather { &case.operands[2] } else { source(case) };
     tolerance(kind, activations.dtype, weights)
         .ok_or_else(|| format!("the table of tolerances has no row for {kind:?}"))
@@ -283,25 +335,88 @@ fn magnitudes(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String>
 
 /// For each element of a product, how far rounding its inputs to 8 bits may move it.
 fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> {
-    let product = |power: i32| -> Result<Vec<f64>, String> {
-        let mut operands = operands.to_vec();
-        let [x, w, others @ ..] = &mut operands[..] else { return Ok(Vec::new()) };
+    let compute = |kind: Kind, operands: &[RefTensor]| {
+        let result = reference(kind, operands, &[]).map_err(|error| error.to_string());
+        result.map(|mut results| results.pop().map(|result| result.data).unwrap_or_default())
+    };
+    let Some(y) = operands.last() else { return Ok(Vec::new()) };
+    match (case.kind, operands) {
+        (Kind::MatMulExperts, [x, w, ids, _]) => {
+            rounded(x, w, |x, w| compute(case.kind, &[x, w, ids.clone(), y.clone()]))
+        }
+        (_, [x, rest @ ..]) => {
+            // What is rounded: the rows themselves, or those of the norm in front.
+            let (rows, rest) = match (weights(case.kind), rest) {
+                ([1, ..], rest) => (x.clone(), rest),
+                (_, [g, rest @ ..]) => {
+                    let operands =
+                        [x.clone(), g.clone(), RefTensor { data: Vec::new(), ..x.clone() }];
+                    let mut normed = reference(Kind::RmsNormMul, &operands, &case.params)
+                        .map_err(|error| error.to_string())?;
+                    (normed.remove(0), rest)
+                }
+                _ => return Ok(Vec::new()),
+            };
+            let product = |x: RefTensor, w: RefTensor| compute(Kind::MatMul, &[x, w, y.clone()]);
+            let moved = |w: &RefTensor| match w.dtype.is_quantised() {
+                true => rounded(&rows, w, product),
+                false => Ok(vec![0.0; y.shape.iter().product()]),
+            };
+            let Some(w) = rest.first() else { return Ok(Vec::new()) };
+            let gate = moved(w)?;
+            let others: Vec<f64> = match (case.kind, rest) {
+                (Kind::MatMulSiluMul | Kind::MatMulGeluMul, [_, up, ..]) => {
+                    up.data.iter().map(|up| STEEPEST * up.abs()).collect()
+                }
+                (
+                    Kind::MatMulSiluGated
+                    | Kind::MatMulGeluGated
+                    | Kind::NormMatMulSiluGated
+                    | Kind::NormMatMulGeluGated,
+                    [w, u, ..],
+                ) => {
+                    // Both products move; what the gate gives is the result without the other.
+                    let (up, up_moved) = (product(rows.clone(), u.clone())?, moved(u)?);
+                    let ones = RefTensor { data: vec![1.0; up.len()], ..y.clone() };
+                    let act = match case.kind {
+                        Kind::MatMulSiluGated | Kind::NormMatMulSiluGated => Kind::MatMulSiluMul,
+                        _ => Kind::MatMulGeluMul,
+                    };
+                    let acts = compute(act, &[rows.clone(), w.clone(), ones, y.clone()])?;
+                    let parts = gate.iter().zip(acts).zip(up.iter().zip(up_moved));
+                    return Ok(parts
+                        .map(|((gate, act), (up, moved))| {
+                            STEEPEST * gate * (up.abs() + moved) + act.abs() * moved
+                        })
+                        .collect());
+                }
+                _ => vec![1.0; gate.len()],
+            };
+            Ok(gate.into_iter().zip(others).map(|(gate, other)| gate * other).collect())
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// How far a product moves when its inputs are rounded to 8 bits by runs of 32.
+fn rounded(
+    x: &RefTensor,
+    w: &RefTensor,
+    product: impl Fn(RefTensor, RefTensor) -> Result<Vec<f64>, String>,
+) -> Result<Vec<f64>, String> {
+    let sums = |power: i32| {
+        let (mut x, mut w) = (x.clone(), w.clone());
         for run in x.data.chunks_mut(32) {
             // Half a step: the largest magnitude is 127 steps.
             let half = run.iter().fold(0.0, |max: f64, v| max.max(v.abs())) / 254.0;
             run.fill(half.powi(power));
         }
         w.data.iter_mut().for_each(|w| *w = w.abs().powi(power));
-        if case.kind == Kind::MatMulAdd {
-            others[0].data.fill(0.0);
-        }
-        let mut results =
-            reference(case.kind, &operands, &case.params).map_err(|error| error.to_string())?;
-        Ok(results.pop().map(|result| result.data).unwrap_or_default())
+        product(x, w)
     };
     // The variance of an even spread is a third of its half width squared.
-    let deviations = product(2)?.into_iter().map(|sum| (sum / 3.0).sqrt());
-    let worst = product(1)?;
+    let deviations = sums(2)?.into_iter().map(|sum| (sum / 3.0).sqrt());
+    let worst = sums(1)?;
     Ok(deviations.zip(worst).map(|(d, worst)| worst.min(ROUNDING_DEVIATIONS * d)).collect())
 }
 

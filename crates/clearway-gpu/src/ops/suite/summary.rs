@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::run::{Outcome, run_case};
+use super::run::{Outcome, has_kernel, run_case};
 use super::{DEFAULT_SEED, OpCase, cases};
 use crate::device::Device;
 use crate::ops::OPS;
@@ -28,6 +28,8 @@ pub struct OpCount {
     pub passed: usize,
     /// Cases that did not.
     pub failed: usize,
+    /// Cases that the device has no kernel for: an op that is fused only where it has one.
+    pub skipped: usize,
     /// Largest error in results of 32 bits, as a part of what is allowed.
     pub share: f64,
     /// Largest error in results of 16 bits, as a part of what is allowed.
@@ -41,6 +43,8 @@ pub struct Summary {
     pub passed: usize,
     /// Cases that did not, in the order of the list.
     pub failed: Vec<Failure>,
+    /// Cases that the device has no kernel for.
+    pub skipped: usize,
     /// The same by op, in the order of the op list.
     pub ops: Vec<OpCount>,
 }
@@ -61,7 +65,11 @@ pub fn run_cases(device: &dyn Device, cases: &[OpCase]) -> Summary {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(case) = cases.get(index) else { break };
-                    let result = run_case(device, case);
+                    let result = match has_kernel(device, case) {
+                        Ok(true) => run_case(device, case).map(Some),
+                        Ok(false) => Ok(None),
+                        Err(reason) => Err(reason),
+                    };
                     results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
                 }
             });
@@ -72,16 +80,23 @@ pub fn run_cases(device: &dyn Device, cases: &[OpCase]) -> Summary {
     summarise(cases, results)
 }
 
-fn summarise(cases: &[OpCase], results: Vec<(usize, Result<Outcome, String>)>) -> Summary {
-    let none = OpCount { name: "", passed: 0, failed: 0, share: 0.0, share_16: 0.0 };
+/// `None` for a case that was skipped.
+fn summarise(cases: &[OpCase], results: Vec<(usize, Result<Option<Outcome>, String>)>) -> Summary {
+    let none = OpCount { name: "", passed: 0, failed: 0, skipped: 0, share: 0.0, share_16: 0.0 };
     let ops = OPS.iter().map(|op| OpCount { name: op.name, ..none.clone() });
-    let mut summary = Summary { passed: 0, failed: Vec::new(), ops: ops.collect() };
+    let mut summary = Summary { passed: 0, failed: Vec::new(), skipped: 0, ops: ops.collect() };
     for (index, result) in results {
         let case = &cases[index];
         let op = OPS.iter().position(|op| op.kind == case.kind);
         let count = op.and_then(|op| summary.ops.get_mut(op));
         match result {
-            Ok(outcome) => {
+            Ok(None) => {
+                summary.skipped += 1;
+                if let Some(count) = count {
+                    count.skipped += 1;
+                }
+            }
+            Ok(Some(outcome)) => {
                 summary.passed += 1;
                 if let Some(count) = count {
                     count.passed += 1;
@@ -105,14 +120,16 @@ const SHOWN: usize = 20;
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (passed, failed) = (self.passed, self.failed.len());
+        let (passed, failed, skipped) = (self.passed, self.failed.len(), self.skipped);
         writeln!(f, "largest error of what is allowed, in results of 32 and of 16 bits")?;
-        writeln!(f, "{:<18} {:>6} {:>6} {:>7} {:>7}", "op", "passed", "failed", "32", "16")?;
-        for OpCount { name, passed, failed, share, share_16 } in &self.ops {
+        write!(f, "{:<22} {:>6} {:>6} {:>7}", "op", "passed", "failed", "skipped")?;
+        writeln!(f, " {:>7} {:>7}", "32", "16")?;
+        for OpCount { name, passed, failed, skipped, share, share_16 } in &self.ops {
             let (share, share_16) = (share * 100.0, share_16 * 100.0);
-            writeln!(f, "{name:<18} {passed:>6} {failed:>6} {share:>6.1}% {share_16:>6.1}%")?;
+            write!(f, "{name:<22} {passed:>6} {failed:>6} {skipped:>7}")?;
+            writeln!(f, " {share:>6.1}% {share_16:>6.1}%")?;
         }
-        writeln!(f, "{:<18} {passed:>6} {failed:>6}", "all")?;
+        writeln!(f, "{:<22} {passed:>6} {failed:>6} {skipped:>7}", "all")?;
         for failure in self.failed.iter().take(SHOWN) {
             writeln!(f, "failed: {}\n  {}", failure.case, failure.reason)?;
         }

@@ -13,6 +13,12 @@
 //!   those roundings, each even between minus and plus half a step of its run of 32 inputs. No element
 //!   may be off by more than [`ROUNDING_DEVIATIONS`] of them, nor by more than all roundings at their
 //!   worst;
+//! - a product that holds a norm or a gate: the same magnitudes. A norm in front multiplies what goes
+//!   into the product by a factor that is off by 8 units at most, which adds its limit to that of the
+//!   product. A gate has a slope of at most 1.13, and of a magnitude it gives at least half, so that an
+//!   error of its product counts 2.26 times; what it is multiplied by counts once. What plain ops
+//!   would store on the way counts by the same factors, and against the magnitudes, since a row of
+//!   results may be small where rows on the way are not;
 //! - a norm: the largest element of the result's row;
 //! - softmax and attention: that, times one more than the largest score, since the exponential turns
 //!   the rounding of a score into a relative error;
@@ -39,6 +45,10 @@ pub enum Scale {
     Magnitude,
     /// The same, and the rounding of inputs to 8 bits on top.
     Rounded,
+    /// As [`Magnitude`](Self::Magnitude), also for what is stored on the way.
+    Chain,
+    /// The same, and the rounding of inputs to 8 bits on top.
+    RoundedChain,
     /// [`Row`](Self::Row), times one more than the largest score in the case.
     Score,
     /// [`Row`](Self::Row), times one more than the largest angle in the case.
@@ -65,12 +75,16 @@ pub struct Tolerance {
     pub scale: Scale,
     /// Largest error of the arithmetic, as a part of the scale.
     pub limit: f64,
-    /// Largest error of values stored on the way, as a part of the result's row.
+    /// Largest error of values stored on the way, as a part of the result's row, or of the scale
+    /// where that is a chain.
     pub on_the_way: f64,
 }
 
+/// Largest slope of an activation function: 1.10 of silu, 1.13 of gelu.
+pub const STEEPEST: f64 = 1.13;
+
 /// A row of the table: an op, its weights, what its error is measured by, the limit, and how many
-/// values are stored on the way where the op is not fused.
+/// values are stored on the way where the op is not fused, by the factors they count with.
 type Row = (Kind, Weights, Scale, f64, u32);
 
 /// Distance of 1 and the next f32: one rounding is off by at most half of it.
@@ -82,7 +96,7 @@ pub const ROUNDING_DEVIATIONS: f64 = 6.0;
 
 #[rustfmt::skip] // a table reads by columns
 static TABLE: &[Row] = {
-    use Scale::{Angle, Element, Magnitude, Moved, Rounded, Row, Score};
+    use Scale::{Angle, Chain, Element, Magnitude, Moved, Rounded, RoundedChain, Row, Score};
     use Weights::{Block, Float, None};
     &[
         (Kind::Gather,         Float, Element,   ULP,        0),
@@ -122,6 +136,32 @@ static TABLE: &[Row] = {
         (Kind::MatMulAdd,      Block, Magnitude, 8.0 * ULP,  1),
         (Kind::MatMulAdd,      Weights::Rounded, Rounded, 8.0 * ULP, 1),
         (Kind::RopeKvWrite,    None,  Angle,     4.0 * ULP,  1),
+        // Products 8 each, activation 8: 2.26 * 8 + 8, and 8 more for the second product.
+        (Kind::MatMulSiluMul,       Float, Chain, 27.0 * ULP, 4),
+        (Kind::MatMulSiluMul,       Block, Chain, 27.0 * ULP, 4),
+        (Kind::MatMulSiluMul,       Weights::Rounded, RoundedChain, 27.0 * ULP, 4),
+        (Kind::MatMulGeluMul,       Float, Chain, 27.0 * ULP, 4),
+        (Kind::MatMulGeluMul,       Block, Chain, 27.0 * ULP, 4),
+        (Kind::MatMulGeluMul,       Weights::Rounded, RoundedChain, 27.0 * ULP, 4),
+        (Kind::MatMulSiluGated,     Float, Chain, 35.0 * ULP, 5),
+        (Kind::MatMulSiluGated,     Block, Chain, 35.0 * ULP, 5),
+        (Kind::MatMulSiluGated,     Weights::Rounded, RoundedChain, 35.0 * ULP, 5),
+        (Kind::MatMulGeluGated,     Float, Chain, 35.0 * ULP, 5),
+        (Kind::MatMulGeluGated,     Block, Chain, 35.0 * ULP, 5),
+        (Kind::MatMulGeluGated,     Weights::Rounded, RoundedChain, 35.0 * ULP, 5),
+        // The norm adds 8 to each product, and two values on the way to each.
+        (Kind::NormMatMul,          Float, Chain, 16.0 * ULP, 2),
+        (Kind::NormMatMul,          Block, Chain, 16.0 * ULP, 2),
+        (Kind::NormMatMul,          Weights::Rounded, RoundedChain, 16.0 * ULP, 2),
+        (Kind::NormMatMulAdd,       Float, Chain, 16.0 * ULP, 3),
+        (Kind::NormMatMulAdd,       Block, Chain, 16.0 * ULP, 3),
+        (Kind::NormMatMulAdd,       Weights::Rounded, RoundedChain, 16.0 * ULP, 3),
+        (Kind::NormMatMulSiluGated, Float, Chain, 61.0 * ULP, 11),
+        (Kind::NormMatMulSiluGated, Block, Chain, 61.0 * ULP, 11),
+        (Kind::NormMatMulSiluGated, Weights::Rounded, RoundedChain, 61.0 * ULP, 11),
+        (Kind::NormMatMulGeluGated, Float, Chain, 61.0 * ULP, 11),
+        (Kind::NormMatMulGeluGated, Block, Chain, 61.0 * ULP, 11),
+        (Kind::NormMatMulGeluGated, Weights::Rounded, RoundedChain, 61.0 * ULP, 11),
     ]
 };
 

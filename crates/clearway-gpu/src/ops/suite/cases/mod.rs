@@ -1,5 +1,6 @@
 //! The list of cases: ops by shapes, types, constants and places.
 
+mod fused;
 mod positional;
 mod products;
 mod rows;
@@ -16,6 +17,7 @@ pub fn cases(seed: u64) -> Vec<OpCase> {
     let mut list = List { cases: Vec::new(), seeds: Rng(seed) };
     rows::add(&mut list);
     products::add(&mut list);
+    fused::add(&mut list);
     positional::add(&mut list);
     select::add(&mut list);
     list.cases

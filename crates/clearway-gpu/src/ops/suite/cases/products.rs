@@ -51,7 +51,7 @@ fn weight_types() -> impl Iterator<Item = DType> {
 }
 
 /// Blocks to a row out of the counts for the two sizes of blocks.
-fn inner(dtype: DType, blocks: [usize; 2]) -> usize {
+pub(super) fn inner(dtype: DType, blocks: [usize; 2]) -> usize {
     dtype.block_elems() * if dtype.block_elems() == 32 { blocks[0] } else { blocks[1] }
 }
 
@@ -63,7 +63,7 @@ fn sizes(dtype: DType) -> Vec<(usize, usize, usize)> {
     }
 }
 
-fn product(x: DType, w: DType, (t, k, n): (usize, usize, usize)) -> [OperandSpec; 3] {
+pub(super) fn product(x: DType, w: DType, (t, k, n): (usize, usize, usize)) -> [OperandSpec; 3] {
     [normal(x, &[t, k]), normal(w, &[n, k]), output(x, &[t, n])]
 }
 
