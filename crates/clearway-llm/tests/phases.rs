@@ -1,0 +1,153 @@
+//! Dependent phases of a step of every built-in shape, on a device that has every fused kernel for
+//! up to 8 rows of activations. Nothing runs; the lists are proven.
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+
+use clearway::cpu::CpuDevice;
+use clearway::fuse::RULES;
+use clearway::pipeline::{Compiled, compile};
+use clearway::{
+    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, ComputeGraph, Device, DeviceInfo,
+    Encoder, GpuError, KernelRegistry, MemoryPlan,
+};
+use clearway_graph::FusedRequest;
+use clearway_llm::model::{self, Arch, ModelShape, RecordOptions};
+
+/// Most rows of activations the kernels of a device are made for that hold a norm or a gate.
+const FEW_ROWS: usize = 8;
+
+/// Products that hold a norm or a gate.
+fn holds_more(kind: Kind) -> bool {
+    let rules = RULES.iter().filter(|rule| rule.fused == kind);
+    rules.into_iter().any(|rule| rule.repeats || rule.same.is_some())
+        || matches!(kind, Kind::MatMulSiluMul | Kind::MatMulGeluMul)
+}
+
+/// Which fused kernels a device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernels {
+    /// All but products that hold a norm or a gate.
+    Plain,
+    All,
+}
+
+/// A device that is only asked what it has.
+struct Asked {
+    inner: CpuDevice,
+    kernels: Kernels,
+}
+
+impl Device for Asked {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Buffer, GpuError> {
+        self.inner.alloc(bytes)
+    }
+
+    fn buffer(&self, buf_id: usize) -> Result<Buffer, GpuError> {
+        self.inner.buffer(buf_id)
+    }
+
+    fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
+        let few = request.bindings[0].layout.rows() <= FEW_ROWS;
+        !holds_more(request.kind) || (self.kernels == Kernels::All && few)
+    }
+
+    fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
+        self.inner.encoder(kernels)
+    }
+}
+
+fn compiled(shape: &ModelShape, tokens: usize, kernels: Option<Kernels>) -> Compiled {
+    let recorded = model::record(shape, &RecordOptions::new(tokens, 4096)).unwrap();
+    let slabs = |plan: &MemoryPlan| {
+        Ok::<_, CompileError>((1 << 40..).take(plan.slab_bytes().len()).collect())
+    };
+    let options = CompileOptions { fuse: kernels.is_some(), ..CompileOptions::default() };
+    let kernels = kernels.unwrap_or(Kernels::Plain);
+    let device = Asked { inner: CpuDevice::with_threads(1), kernels };
+    compile(&recorded.graph, &mut KernelRegistry::new(), &device as &dyn Device, &options, slabs)
+        .unwrap()
+}
+
+/// The shape with this many layers.
+fn cut(shape: &ModelShape, layers: usize) -> ModelShape {
+    ModelShape { layers, ..shape.clone() }
+}
+
+/// Dispatches and groups that a layer adds.
+fn per_layer(shape: &ModelShape, tokens: usize, kernels: Option<Kernels>) -> (u32, u32) {
+    let stats = [2, 3].map(|layers| *compiled(&cut(shape, layers), tokens, kernels).stats());
+    (stats[1].dispatches - stats[0].dispatches, stats[1].groups - stats[0].groups)
+}
+
+/// Kinds of the groups behind the embedding, as many as the first layer has; those of one group by
+/// name.
+fn first_layer(graph: &ComputeGraph, groups: usize) -> Vec<Vec<&'static str>> {
+    let all = graph.nodes().split(|node| node.dispatch().is_none());
+    all.skip(1)
+        .take(groups)
+        .map(|group| {
+            let mut kinds: Vec<_> =
+                group.iter().filter_map(|node| node.dispatch()).map(|d| d.kind.name()).collect();
+            kinds.sort_unstable();
+            kinds
+        })
+        .collect()
+}
+
+#[test]
+fn a_layer_of_one_token_is_six_phases() {
+    for shape in model::builtin_shapes().iter().filter(|shape| shape.arch == Arch::Llama) {
+        let compiled = compiled(shape, 1, Some(Kernels::All));
+        let expected = [
+            vec!["norm_matmul", "norm_matmul", "norm_matmul"],
+            vec!["kv_write", "rope", "rope_kv_write"],
+            vec!["attention"],
+            vec!["matmul_add"],
+            vec!["norm_matmul_silu_gated"],
+            vec!["matmul_add"],
+        ];
+        assert_eq!(first_layer(compiled.graph(), 6), expected, "{}", shape.name);
+        assert_eq!(per_layer(shape, 1, Some(Kernels::All)), (10, 6), "{}", shape.name);
+        // The embedding before the layers, and the norm and the product behind them in one.
+        let stats = compiled.stats();
+        assert_eq!(stats.groups, 6 * shape.layers as u32 + 2, "{}", shape.name);
+        assert_eq!((stats.groups, stats.false_barriers), (stats.longest_chain, 0), "{}", shape.name);
+        let report = compiled.graph().fuse_report().unwrap();
+        assert_eq!(report.refusals, [], "{}", shape.name);
+        assert_eq!(report.repeats, 2 * shape.layers as u32, "{}", shape.name);
+        assert_eq!(stats.recorded - stats.dispatches, report.fired() - report.repeats);
+    }
+}
+
+#[test]
+fn the_device_decides_by_rows() {
+    let shape = cut(&model::builtin_shape("llama-1b").unwrap(), 3);
+    let kernels = Some(Kernels::All);
+    assert_eq!(per_layer(&shape, FEW_ROWS, kernels), (10, 6));
+    assert_eq!(per_layer(&shape, FEW_ROWS + 1, kernels), per_layer(&shape, 9, Some(Kernels::Plain)));
+    let report = compiled(&shape, FEW_ROWS + 1, kernels);
+    let report = report.graph().fuse_report().unwrap();
+    // The head has one row whatever the step has.
+    assert_eq!((report.fired_by("norm_matmul"), report.repeats), (1, 0));
+    let refused = report.refusals.iter().filter(|pair| pair.rule == "norm_matmul");
+    assert_eq!(refused.count(), 3 * 5, "q, k, v, gate and up of each layer\n{report}");
+}
+
+#[test]
+fn no_shape_gets_more_phases() {
+    println!("per layer, dispatches / groups   unfused  plain kernels  all kernels; whole step");
+    for shape in model::builtin_shapes() {
+        let kinds = [None, Some(Kernels::Plain), Some(Kernels::All)];
+        let [none, plain, all] = kinds.map(|kernels| per_layer(&shape, 1, kernels));
+        let whole = kinds.map(|kernels| {
+            let stats = *compiled(&shape, 1, kernels).stats();
+            (stats.dispatches, stats.groups)
+        });
+        println!("{:<16} {none:?} {plain:?} {all:?}; {whole:?}", shape.name);
+        assert!(all.1 <= plain.1 && plain.1 <= none.1, "{}", shape.name);
+        assert!(all.0 <= plain.0 && plain.0 < none.0, "{}", shape.name);
+    }
+}
