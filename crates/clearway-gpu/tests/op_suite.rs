@@ -61,8 +61,12 @@ fn plain_ops_stay_within_what_fused_products_are_allowed() {
     }
     println!("{} cases, largest error of what is allowed: {worst:?}", products.len());
     assert_eq!(worst.len(), 8);
-    // And what is wrong is seen, at least where nothing is stored in 16 bits or rounded to 8.
-    products.retain(|case| case.operands.iter().all(|operand| operand.dtype == DType::F32));
+    // And what is wrong is seen, at least where nothing is stored in 16 bits or rounded to 8 and the
+    // sums are short: errors of long ones may hide a small change.
+    products.retain(|case| {
+        let plain = case.operands.iter().all(|operand| operand.dtype == DType::F32);
+        plain && case.operands[0].shape[1] <= 32
+    });
     let samples = a_few_of_each(products, 4);
     assert_eq!(samples.iter().map(|case| case.kind).collect::<BTreeSet<_>>().len(), 8);
     for sabotage in [Sabotage::FirstElement, Sabotage::LastElement, Sabotage::NoRun] {

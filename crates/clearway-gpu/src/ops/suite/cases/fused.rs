@@ -11,12 +11,12 @@ const SIZES: [(usize, usize, [usize; 2], usize); 9] = [
     (1, 1, [1, 1], 1),
     (1, 576, [18, 3], 65),
     (2, 33, [2, 2], 7),
-    (3, 64, [3, 1], 33),
+    (9, 31, [1, 1], 5),
     (4, 127, [5, 2], 40),
     (5, 200, [7, 1], 17),
     (7, 65, [4, 2], 3),
     (8, 256, [8, 1], 64),
-    (9, 31, [1, 1], 5),
+    (3, 64, [3, 1], 33),
 ];
 
 const WEIGHTS: [DType; 10] = [
@@ -41,7 +41,7 @@ pub(super) fn add(list: &mut List) {
             for (index, &(t, plain, blocks, n)) in SIZES.iter().enumerate() {
                 if (index + number + turn) % 3 == 0 {
                     let k = if weight.is_quantised() { inner(weight, blocks) } else { plain };
-                    add_size(list, dtype, weight, (t, k, n), index + number + turn);
+                    add_size(list, dtype, weight, (t, k, n), (index + number + turn) / 3);
                 }
             }
         }
