@@ -56,6 +56,7 @@ fn plain_ops_stay_within_what_fused_products_are_allowed() {
     for case in &products {
         let outcome = suite::run_case_unfused(&device, case);
         let outcome = outcome.unwrap_or_else(|wrong| panic!("{case}: {wrong}"));
+        assert!(outcome.runs > 0, "{case}");
         let worst = worst.entry(case.kind).or_default();
         *worst = (worst.0.max(outcome.share), worst.1.max(outcome.share_16));
     }

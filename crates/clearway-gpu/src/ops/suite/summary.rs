@@ -66,7 +66,7 @@ pub fn run_cases(device: &dyn Device, cases: &[OpCase]) -> Summary {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(case) = cases.get(index) else { break };
                     let result = match has_kernel(device, case) {
-                        Ok(true) => run_case(device, case).map(Some),
+                        Ok(true) => run_case(device, case).map(|o| Some(o).filter(|o| o.runs > 0)),
                         Ok(false) => Ok(None),
                         Err(reason) => Err(reason),
                     };
