@@ -2,6 +2,9 @@
 //! and records nothing.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared functions are not tests in clippy's eyes
 
+#[path = "op_errors/fused.rs"]
+mod fused;
+
 use std::collections::BTreeSet;
 
 use clearway_gpu::ops::{self, OPS, OpSpec};
@@ -35,43 +38,6 @@ enum Param {
 }
 
 use Param::{F, U};
-
-const BAD_GATE: &[(&str, Wrong)] = &[
-    ("u32[3x8] f32[5x8] f32[3x5] u32[3x5]", D("x")),
-    ("f32[2x3x8] f32[5x8] f32[3x5] f32[3x5]", S("x")),
-    ("f32[3x8] u32[5x8] f32[3x5] f32[3x5]", D("w")),
-    ("f32[3x8] f32[8x5] f32[3x5] f32[3x5]", S("w")),
-    ("f32[3x8] f32[5x8] f16[3x5] f32[3x5]", D("up")),
-    ("f32[3x8] f32[5x8] f32[5] f32[3x5]", S("up")),
-    ("f32[3x8] f32[5x8] f32[3x5]/1,3 f32[3x5]", S("up")),
-    ("f32[3x8] f32[5x8] f32[3x5] f16[3x5]", D("y")),
-    ("f32[3x8] f32[5x8] f32[5x3] f32[5x3]", S("y")),
-];
-
-const BAD_GATED: &[(&str, Wrong)] = &[
-    ("u32[3x8] f32[5x8] f32[5x8] u32[3x5]", D("x")),
-    ("f32[2x3x8] f32[5x8] f32[5x8] f32[3x5]", S("x")),
-    ("f32[3x8] u32[5x8] f32[5x8] f32[3x5]", D("w")),
-    ("f32[3x8] f32[8x5] f32[8x5] f32[3x5]", S("w")),
-    ("f32[3x8] f32[5x8] u32[5x8] f32[3x5]", D("u")),
-    ("f32[3x8] f32[5x8] f32[6x8] f32[3x5]", S("u")),
-    ("f32[3x8] f32[5x8] f32[5x8]/1,5 f32[3x5]", S("u")),
-    ("f32[3x8] f32[5x8] f32[5x8] f16[3x5]", D("y")),
-    ("f32[3x8] f32[5x8] f32[5x8] f32[5x3]", S("y")),
-];
-
-const BAD_NORM_GATED: &[(&str, Wrong)] = &[
-    ("u32[3x8] f32[8] f32[5x8] f32[5x8] u32[3x5]", D("x")),
-    ("f32[2x3x8] f32[8] f32[5x8] f32[5x8] f32[3x5]", S("x")),
-    ("f32[3x8] u32[8] f32[5x8] f32[5x8] f32[3x5]", D("g")),
-    ("f32[3x8] f32[2x8] f32[5x8] f32[5x8] f32[3x5]", S("g")),
-    ("f32[3x8] f32[8] u32[5x8] f32[5x8] f32[3x5]", D("w")),
-    ("f32[3x8] f32[8] f32[8x5] f32[8x5] f32[3x5]", S("w")),
-    ("f32[3x8] f32[8] f32[5x8] u32[5x8] f32[3x5]", D("u")),
-    ("f32[3x8] f32[8] f32[5x8] f32[6x8] f32[3x5]", S("u")),
-    ("f32[3x8] f32[8] f32[5x8] f32[5x8] f16[3x5]", D("y")),
-    ("f32[3x8] f32[8] f32[5x8] f32[5x8] f32[5x3]", S("y")),
-];
 
 const NAN: Param = F(f32::NAN);
 const INF: Param = F(f32::INFINITY);
@@ -132,7 +98,7 @@ const BAD_ROPE: &[(usize, Param, &str)] = &[
     (3, INF, "scale"),
 ];
 
-const CALLS: &[Calls] = &[
+const PLAIN: &[Calls] = &[
     Calls {
         kind: Kind::Gather,
         good: "q4_0[10x32] u32[3] f16[3x32]",
@@ -506,83 +472,6 @@ const CALLS: &[Calls] = &[
         bad_params: &[],
     },
     Calls {
-        kind: Kind::MatMulSiluMul,
-        good: "f16[3x32] q5_1[5x32] f16[3x5] f16[3x5]",
-        params: &[],
-        bad: BAD_GATE,
-        bad_params: &[],
-    },
-    Calls {
-        kind: Kind::MatMulGeluMul,
-        good: "f16[3x32] q5_1[5x32] f16[3x5] f16[3x5]",
-        params: &[],
-        bad: BAD_GATE,
-        bad_params: &[],
-    },
-    Calls {
-        kind: Kind::MatMulSiluGated,
-        good: "f16[3x32] q5_1[5x32] bf16[5x32] f16[3x5]",
-        params: &[],
-        bad: BAD_GATED,
-        bad_params: &[],
-    },
-    Calls {
-        kind: Kind::MatMulGeluGated,
-        good: "f16[3x32] q5_1[5x32] bf16[5x32] f16[3x5]",
-        params: &[],
-        bad: BAD_GATED,
-        bad_params: &[],
-    },
-    Calls {
-        kind: Kind::NormMatMul,
-        good: "f16[3x32] f32[32] q5_1[5x32] f16[3x5]",
-        params: &[F(1e-5)],
-        bad: &[
-            ("u32[3x8] f32[8] f32[5x8] u32[3x5]", D("x")),
-            ("f32[2x3x8] f32[8] f32[5x8] f32[3x5]", S("x")),
-            ("f32[3x8] bf16[8] f32[5x8] f32[3x5]", D("g")),
-            ("f32[3x8] f32[5] f32[5x8] f32[3x5]", S("g")),
-            ("f32[3x8] f32[3x8] f32[5x8] f32[3x5]", S("g")),
-            ("f32[3x8] f32[8] u32[5x8] f32[3x5]", D("w")),
-            ("f32[3x8] f32[8] f32[8x5] f32[3x5]", S("w")),
-            ("f32[3x8] f32[8] f32[5x8] f16[3x5]", D("y")),
-            ("f32[3x8] f32[8] f32[5x8] f32[5x3]", S("y")),
-        ],
-        bad_params: BAD_EPS,
-    },
-    Calls {
-        kind: Kind::NormMatMulAdd,
-        good: "f16[3x32] f32[32] q5_1[5x32] f32[5] f16[3x5]",
-        params: &[F(1e-5)],
-        bad: &[
-            ("u32[3x8] f32[8] f32[5x8] f32[5] u32[3x5]", D("x")),
-            ("f32[2x3x8] f32[8] f32[5x8] f32[5] f32[3x5]", S("x")),
-            ("f32[3x8] q8_0[32] f32[5x8] f32[5] f32[3x5]", D("g")),
-            ("f32[3x8] f32[9] f32[5x8] f32[5] f32[3x5]", S("g")),
-            ("f32[3x8] f32[8] u32[5x8] f32[5] f32[3x5]", D("w")),
-            ("f32[3x8] f32[8] f32[8x5] f32[5] f32[3x5]", S("w")),
-            ("f32[3x8] f32[8] f32[5x8] bf16[5] f32[3x5]", D("c")),
-            ("f32[3x8] f32[8] f32[5x8] f32[2x5] f32[3x5]", S("c")),
-            ("f32[3x8] f32[8] f32[5x8] f32[5] f16[3x5]", D("y")),
-            ("f32[3x8] f32[8] f32[5x8] f32[5] f32[5x3]", S("y")),
-        ],
-        bad_params: BAD_EPS,
-    },
-    Calls {
-        kind: Kind::NormMatMulSiluGated,
-        good: "f16[3x32] f32[32] q5_1[5x32] bf16[5x32] f16[3x5]",
-        params: &[F(1e-5)],
-        bad: BAD_NORM_GATED,
-        bad_params: BAD_EPS,
-    },
-    Calls {
-        kind: Kind::NormMatMulGeluGated,
-        good: "f16[3x32] f32[32] q5_1[5x32] bf16[5x32] f16[3x5]",
-        params: &[F(1e-5)],
-        bad: BAD_NORM_GATED,
-        bad_params: BAD_EPS,
-    },
-    Calls {
         kind: Kind::RopeKvWrite,
         good: "f32[3x2x8] u32[3] f32[4] u32[3] f16[16x2x8]",
         params: ROPE,
@@ -603,20 +492,25 @@ const CALLS: &[Calls] = &[
     },
 ];
 
+/// Every entry.
+fn all_calls() -> impl Iterator<Item = &'static Calls> {
+    PLAIN.iter().chain(fused::CALLS)
+}
+
 /// Operands that have any shape, and constants that have any value.
 const FREE: &[(&str, &str)] =
     &[("copy", "x"), ("fill", "y"), ("attention", "window"), ("fill", "value")];
 
 #[test]
 fn the_good_calls_are_taken() {
-    for calls in CALLS {
+    for calls in all_calls() {
         push(calls.kind, &views(calls.good), &words(calls.params)).unwrap();
     }
 }
 
 #[test]
 fn wrong_operands_are_named() {
-    for calls in CALLS {
+    for calls in all_calls() {
         let op = name(calls.kind);
         for &(operands, wrong) in calls.bad {
             let error = push(calls.kind, &views(operands), &words(calls.params)).unwrap_err();
@@ -636,7 +530,7 @@ fn wrong_operands_are_named() {
 
 #[test]
 fn wrong_constants_are_named() {
-    for calls in CALLS {
+    for calls in all_calls() {
         let (op, views) = (name(calls.kind), views(calls.good));
         for &(index, value, param) in calls.bad_params {
             let mut params = words(calls.params);
@@ -653,7 +547,7 @@ fn wrong_constants_are_named() {
 
 #[test]
 fn wrong_counts_are_named() {
-    for calls in CALLS {
+    for calls in all_calls() {
         let spec = ops::spec(calls.kind).unwrap();
         let (views, params) = (views(calls.good), words(calls.params));
         let most = spec.operands.len();
@@ -683,9 +577,9 @@ fn refused_count(
 
 #[test]
 fn the_table_has_every_op_operand_and_constant() {
-    let kinds: BTreeSet<Kind> = CALLS.iter().map(|calls| calls.kind).collect();
-    assert_eq!((kinds.len(), CALLS.len()), (OPS.len(), OPS.len()));
-    for calls in CALLS {
+    let kinds: BTreeSet<Kind> = all_calls().map(|calls| calls.kind).collect();
+    assert_eq!((kinds.len(), all_calls().count()), (OPS.len(), OPS.len()));
+    for calls in all_calls() {
         let spec = ops::spec(calls.kind).unwrap();
         let free = |name: &str| FREE.contains(&(spec.name, name));
         for operand in spec.operands {
@@ -704,7 +598,7 @@ fn the_table_has_every_op_operand_and_constant() {
 
 #[test]
 fn a_view_outside_its_buffer_is_refused() {
-    for calls in CALLS {
+    for calls in all_calls() {
         for index in 0..views(calls.good).len() {
             let mut views = views(calls.good);
             views[index].offset = 1;

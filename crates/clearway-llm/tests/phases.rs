@@ -114,7 +114,12 @@ fn a_layer_of_one_token_is_six_phases() {
         // The embedding before the layers, and the norm and the product behind them in one.
         let stats = compiled.stats();
         assert_eq!(stats.groups, 6 * shape.layers as u32 + 2, "{}", shape.name);
-        assert_eq!((stats.groups, stats.false_barriers), (stats.longest_chain, 0), "{}", shape.name);
+        assert_eq!(
+            (stats.groups, stats.false_barriers),
+            (stats.longest_chain, 0),
+            "{}",
+            shape.name
+        );
         let report = compiled.graph().fuse_report().unwrap();
         assert_eq!(report.refusals, [], "{}", shape.name);
         assert_eq!(report.repeats, 2 * shape.layers as u32, "{}", shape.name);
@@ -127,7 +132,10 @@ fn the_device_decides_by_rows() {
     let shape = cut(&model::builtin_shape("llama-1b").unwrap(), 3);
     let kernels = Some(Kernels::All);
     assert_eq!(per_layer(&shape, FEW_ROWS, kernels), (10, 6));
-    assert_eq!(per_layer(&shape, FEW_ROWS + 1, kernels), per_layer(&shape, 9, Some(Kernels::Plain)));
+    assert_eq!(
+        per_layer(&shape, FEW_ROWS + 1, kernels),
+        per_layer(&shape, 9, Some(Kernels::Plain))
+    );
     let report = compiled(&shape, FEW_ROWS + 1, kernels);
     let report = report.graph().fuse_report().unwrap();
     // The head has one row whatever the step has.

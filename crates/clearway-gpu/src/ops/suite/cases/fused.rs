@@ -39,7 +39,7 @@ pub(super) fn add(list: &mut List) {
         for (turn, dtype) in ACTIVATIONS.into_iter().enumerate() {
             // A third of the sizes for each type, so that all come with every three.
             for (index, &(t, plain, blocks, n)) in SIZES.iter().enumerate() {
-                if (index + number + turn) % 3 == 0 {
+                if (index + number + turn).is_multiple_of(3) {
                     let k = if weight.is_quantised() { inner(weight, blocks) } else { plain };
                     add_size(list, dtype, weight, (t, k, n), (index + number + turn) / 3);
                 }
@@ -56,9 +56,9 @@ fn add_size(
     index: usize,
 ) {
     let [x, w, y] = product(dtype, weight, (t, k, n));
-    let g = normal(if index % 2 == 0 { DType::F32 } else { dtype }, &[k]);
+    let g = normal(if index.is_multiple_of(2) { DType::F32 } else { dtype }, &[k]);
     // The two weights of a gated pair may differ in type.
-    let other = if index % 2 == 0 { weight } else { DType::F16 };
+    let other = if index.is_multiple_of(2) { weight } else { DType::F16 };
     let u = normal(other, &[n, k]);
     let up = normal(dtype, &y.shape);
     let c = match index % 3 {
