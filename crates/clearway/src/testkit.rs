@@ -5,11 +5,12 @@
 //! does in between.
 
 use clearway_gpu::{
-    AttentionParams, Buffer, Device, Ops, RopeMode, RopeParams, RouterMode, RouterParams, Upload,
-    quant,
+    AttentionParams, Buffer, Device, GpuError, Ops, RopeMode, RopeParams, RouterMode, RouterParams,
+    Upload, quant,
 };
 use clearway_graph::testkit::Rng;
 use clearway_graph::{DType, Layout, TensorView};
+use half::f16;
 
 use crate::error::Result;
 use crate::session::{GraphSession, PassResult};
@@ -19,8 +20,40 @@ use crate::session::{GraphSession, PassResult};
 pub struct PassShape {
     /// Ops at most.
     pub ops: usize,
-    /// Whether values may be f16, where fusion rounds less often.
+    /// Whether values may be f16, where fusion rounds less often. Caches are f16 then.
     pub halves: bool,
+    /// Whether ops that choose may occur: arg max, top k, routers. A rounding turns a choice into
+    /// another one, so runs that round differently have none.
+    pub choices: bool,
+    /// Rows of the values: one of these.
+    pub rows: &'static [usize],
+    /// Columns of the values: any of these, multiples of twice the head.
+    pub cols: &'static [usize],
+    /// Columns of an attention head.
+    pub head: usize,
+    /// Whether slices of real buffers start at multiples of 16 bytes, as devices bind them. Others
+    /// are bound from the multiple before, which an outside race checker takes for what is touched.
+    pub aligned: bool,
+    /// Whether block weights lie as the device likes them best, where it may round activations.
+    pub packed: bool,
+}
+
+impl PassShape {
+    /// Every kind of op and slice over f32 values.
+    pub const ANY: Self = Self {
+        ops: 24,
+        halves: false,
+        choices: true,
+        rows: &[1, 2, 3, 4],
+        cols: &[16, 32, 64],
+        head: 8,
+        aligned: false,
+        packed: false,
+    };
+
+    /// Few shapes, for devices that compile a kernel for each.
+    pub const FEW_KERNELS: Self =
+        Self { ops: 16, rows: &[1, 3], cols: &[32, 64], head: 16, packed: true, ..Self::ANY };
 }
 
 /// A random pass: its buffers, and the calls to make.
@@ -29,6 +62,8 @@ pub struct RandomPass {
     shape: PassShape,
     buffers: Vec<Buffer>,
     initial: Vec<Vec<u8>>,
+    /// Block weights that are not plain bytes, with their shapes.
+    packed: Vec<(Buffer, Layout)>,
 }
 
 /// Results of a run: the outputs and all buffers, as bytes.
@@ -40,9 +75,9 @@ pub struct Outcome {
     pub buffers: Vec<Vec<u8>>,
 }
 
-const COLS: [usize; 3] = [16, 32, 64];
 const CACHE_ROWS: usize = 8;
-const HEAD: usize = 8;
+/// Types of weights that lie as the device likes them.
+const PACKED: [DType; 2] = [DType::Q8_0, DType::Q4_1];
 
 /// Indices of the buffers of a pass.
 const WEIGHTS: usize = 0;
@@ -64,29 +99,40 @@ impl RandomPass {
             (0..count).map(|_| rng.below(2001) as f32 / 1000.0 - 1.0).collect()
         };
         let weights = floats(64 * 64);
-        let mut packed = vec![0; weights.len() / 32 * DType::Q8_0.block_bytes()];
-        quant::encode(DType::Q8_0, &weights, &mut packed).map_err(|error| {
-            clearway_gpu::GpuError::TransferMismatch {
-                what: "random weights",
-                found: error.to_string(),
-                expected: "finite floats".into(),
+        let scratch = floats(1024);
+        let mut cache = || {
+            let values = floats(CACHE_ROWS * 4 * shape.head);
+            if shape.halves {
+                let halves: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
+                device.upload(&halves)
+            } else {
+                device.upload(&values)
             }
-        })?;
-        let cache = CACHE_ROWS * 4 * HEAD;
+        };
         let buffers = vec![
             device.upload(&weights)?,
-            device.upload(&floats(1024))?,
-            device.upload(&floats(cache))?,
-            device.upload(&floats(cache))?,
+            device.upload(&scratch)?,
+            cache()?,
+            cache()?,
             device.upload(&[3_u32, 1, 5, 0])?,
-            device.upload(&[1.0_f32; HEAD / 2])?,
-            device.upload(&packed)?,
+            device.upload(&vec![1.0_f32; shape.head / 2])?,
+            device.upload(&encode(DType::Q8_0, &weights)?)?,
         ];
+        let mut packed = Vec::new();
+        let inners = shape.cols.iter().filter(|&&inner| shape.packed && inner.is_multiple_of(32));
+        for (&inner, &outer) in inners.flat_map(|inner| shape.cols.iter().map(move |o| (inner, o)))
+        {
+            for dtype in PACKED {
+                let layout = Layout::new(dtype, &[outer, inner])?;
+                let bytes = encode(dtype, &weights[..outer * inner])?;
+                packed.push((device.upload_weights(&layout, &bytes)?, layout));
+            }
+        }
         let mut initial = Vec::new();
         for buffer in &buffers {
             initial.push(buffer.read_vec(0, buffer.len() as usize)?);
         }
-        Ok(Self { seed, shape, buffers, initial })
+        Ok(Self { seed, shape, buffers, initial, packed })
     }
 
     /// Puts all buffers back to what they held at first.
@@ -100,6 +146,44 @@ impl RandomPass {
         Ok(())
     }
 
+    /// As [`reset`](Self::reset), with every f32 of weights, caches and scratch moved by up to `part`
+    /// of itself: how far results move then says how far roundings on the way may move them.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn reset_nudged(&self, part: f64, seed: u64) -> Result<()> {
+        self.reset()?;
+        let mut rng = Rng::new(seed);
+        let caches = if self.shape.halves { &[][..] } else { &[KEYS, VALUES][..] };
+        for &buffer in [WEIGHTS, SCRATCH].iter().chain(caches) {
+            let buffer = &self.buffers[buffer];
+            let mut values: Vec<f32> = buffer.read_vec(0, buffer.len() as usize / 4)?;
+            for value in &mut values {
+                let unit = rng.below(2001) as f64 / 1000.0 - 1.0;
+                *value = (f64::from(*value) * (1.0 + part * unit)) as f32;
+            }
+            buffer.write_slice(0, &values)?;
+        }
+        Ok(())
+    }
+
+    /// The numbers of an outcome without choices: its outputs, scratch and caches.
+    pub fn numbers(&self, outcome: &Outcome) -> Vec<Vec<f32>> {
+        let of_bits = |bits: &Vec<u32>| bits.iter().map(|&bits| f32::from_bits(bits)).collect();
+        let mut numbers: Vec<Vec<f32>> = outcome.outputs.iter().map(of_bits).collect();
+        for buffer in [SCRATCH, KEYS, VALUES] {
+            let bytes = &outcome.buffers[buffer];
+            numbers.push(if self.shape.halves && buffer != SCRATCH {
+                let half = |two: &[u8]| f16::from_le_bytes([two[0], two[1]]).to_f32();
+                bytes.chunks_exact(2).map(half).collect()
+            } else {
+                let float = |four: &[u8]| f32::from_le_bytes([four[0], four[1], four[2], four[3]]);
+                bytes.chunks_exact(4).map(float).collect()
+            });
+        }
+        numbers
+    }
+
     /// Makes the calls of this pass and marks its outputs, which are returned.
     ///
     /// # Errors
@@ -108,7 +192,7 @@ impl RandomPass {
         let mut rng = Rng::new(self.seed);
         let mut calls = Calls {
             pass: self,
-            rows: 1 + rng.below(4) as usize,
+            rows: *rng.pick(self.shape.rows).unwrap_or(&1),
             tensors: Vec::new(),
             outputs: Vec::new(),
             rng,
@@ -172,7 +256,7 @@ struct Calls<'a> {
 
 impl Calls<'_> {
     fn first(&mut self, s: &mut GraphSession<'_>) -> Result<()> {
-        for cols in COLS {
+        for &cols in self.pass.shape.cols {
             let source = self.pass.tensor(WEIGHTS, 64, DType::F32, &[self.rows, cols])?;
             self.tensors.push(s.scale(source, 0.5)?);
         }
@@ -221,19 +305,21 @@ impl Calls<'_> {
                 let mask = s.fill(0.0, DType::F32, &[self.rows, cols])?;
                 s.softmax(x, mask, 0.7)?
             }
-            14 => {
+            14 if self.pass.shape.choices => {
                 let ids = s.arg_max(x)?;
                 self.keep(s, ids)?;
                 return Ok(());
             }
             15 => {
                 let (values, ids) = s.top_k(x, 3)?;
-                self.keep(s, ids)?;
+                if self.pass.shape.choices {
+                    self.keep(s, ids)?;
+                }
                 self.keep(s, values)?;
                 return Ok(());
             }
             // A router turns a rounding into another expert, so runs that round differently have none.
-            16 if !self.pass.shape.halves => self.experts(s, x)?,
+            16 if self.pass.shape.choices && !self.pass.shape.halves => self.experts(s, x)?,
             _ => {
                 let half = cols / 2;
                 let strided =
@@ -252,8 +338,17 @@ impl Calls<'_> {
 
     /// A product with a weight, and often the bias or residual that a rule fuses.
     fn product(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
-        let (inner, outer) = (x.layout.cols(), COLS[self.rng.below(3) as usize]);
+        let inner = x.layout.cols();
+        let outer = *self.rng.pick(self.pass.shape.cols).unwrap_or(&inner);
+        let packed: Vec<&(Buffer, Layout)> = {
+            let fits = |layout: &Layout| layout.cols() == inner && layout.rows() == outer;
+            self.pass.packed.iter().filter(|(_, layout)| fits(layout)).collect()
+        };
         let weight = match (self.rng.below(2), inner % 32) {
+            (0, _) if !packed.is_empty() => {
+                let (buffer, layout) = packed[self.rng.below(packed.len() as u64) as usize];
+                buffer.view(0, *layout)?
+            }
             (0, 0) => self.pass.tensor(QUANTISED, 0, DType::Q8_0, &[outer, inner])?,
             _ => self.pass.tensor(WEIGHTS, 256, DType::F32, &[outer.min(32), inner])?,
         };
@@ -273,28 +368,29 @@ impl Calls<'_> {
     fn through_scratch(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
         let shape = [self.rows, x.layout.cols()];
         let slots = (1024 - self.rows * x.layout.cols()) as u64 + 1;
-        let written = self.rng.below(slots) * 4;
-        let read = self.rng.below(slots) * 4;
+        let (written, read) = (self.offset(slots), self.offset(slots));
         s.copy_into(x, self.pass.tensor(SCRATCH, written, DType::F32, &shape)?)?;
         Ok(s.scale(self.pass.tensor(SCRATCH, read, DType::F32, &shape)?, 1.0)?)
     }
 
     /// Rotates, writes the caches, attends.
     fn attention(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
-        let heads = x.layout.cols() / HEAD;
+        let head = self.pass.shape.head;
+        let heads = x.layout.cols() / head;
         let kv_heads = if heads.is_multiple_of(4) { 4 } else { 2 };
-        let x3 = Layout::new(DType::F32, &[self.rows, heads, HEAD])?;
+        let x3 = Layout::new(DType::F32, &[self.rows, heads, head])?;
         let x3 = x.reinterpret(0, x3)?;
-        let kv = Layout::new(DType::F32, &[self.rows, kv_heads, HEAD])?;
-        let strided = kv.with_strides(&[x.layout.cols(), HEAD, 1])?;
+        let kv = Layout::new(DType::F32, &[self.rows, kv_heads, head])?;
+        let strided = kv.with_strides(&[x.layout.cols(), head, 1])?;
         let kv = x.reinterpret(0, strided)?;
         let positions = self.pass.tensor(POSITIONS, 0, DType::U32, &[self.rows])?;
-        let factors = self.pass.tensor(FACTORS, 0, DType::F32, &[HEAD / 2])?;
-        let cache = [CACHE_ROWS, kv_heads, HEAD];
-        let keys = self.pass.tensor(KEYS, 0, DType::F32, &cache)?;
-        let values = self.pass.tensor(VALUES, 0, DType::F32, &cache)?;
+        let factors = self.pass.tensor(FACTORS, 0, DType::F32, &[head / 2])?;
+        let cache = [CACHE_ROWS, kv_heads, head];
+        let dtype = if self.pass.shape.halves { DType::F16 } else { DType::F32 };
+        let keys = self.pass.tensor(KEYS, 0, dtype, &cache)?;
+        let values = self.pass.tensor(VALUES, 0, dtype, &cache)?;
         let mode = if self.rng.below(2) == 0 { RopeMode::Adjacent } else { RopeMode::Halves };
-        let rope = RopeParams { n_dims: HEAD as u32, mode, base: 100.0, scale: 1.0 };
+        let rope = RopeParams { n_dims: head as u32, mode, base: 100.0, scale: 1.0 };
         let q = s.rope(x3, positions, factors, rope)?;
         let k = s.rope(kv, positions, factors, rope)?;
         s.kv_write(k, positions, keys)?;
@@ -343,7 +439,7 @@ impl Calls<'_> {
         self.tensors[self.tensors.len() - 1 - back as usize]
     }
 
-    /// A tensor of this width; the first three cover all widths.
+    /// A tensor of this width; the first ones cover all widths.
     fn pick_cols(&mut self, cols: usize) -> TensorView {
         for _ in 0..4 {
             let x = self.pick();
@@ -355,9 +451,43 @@ impl Calls<'_> {
         fits.copied().unwrap_or(self.tensors[0])
     }
 
+    /// Byte offset of one of `slots` floats.
+    fn offset(&mut self, slots: u64) -> u64 {
+        let slot = self.rng.below(slots);
+        if self.pass.shape.aligned { slot / 4 * 16 } else { slot * 4 }
+    }
+
     /// One row of weights.
     fn row(&mut self, cols: usize) -> Result<TensorView> {
-        let offset = self.rng.below(512) * 4;
+        let offset = self.offset(512);
         self.pass.tensor(WEIGHTS, offset, DType::F32, &[cols])
+    }
+}
+
+fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; values.len() / dtype.block_elems() * dtype.block_bytes()];
+    quant::encode(dtype, values, &mut bytes).map_err(|error| GpuError::TransferMismatch {
+        what: "random weights",
+        found: error.to_string(),
+        expected: "finite floats".into(),
+    })?;
+    Ok(bytes)
+}
+
+/// The best Vulkan device, or a line that says why there is none.
+///
+/// # Errors
+/// What went wrong with a device that is there.
+#[cfg(feature = "vulkan")]
+pub fn open_vulkan(
+    options: clearway_gpu::vulkan::VulkanOptions,
+) -> Result<Option<clearway_gpu::vulkan::VulkanDevice>> {
+    match clearway_gpu::vulkan::VulkanDevice::open(options) {
+        Ok(device) => Ok(Some(device)),
+        Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
+            println!("skipped: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ash::{ext, khr, vk};
 use rustc_hash::FxHashMap;
 
+use super::counts::{Counters, VulkanCounts};
 use super::heap::Heap;
 use super::instance::{Adapter, Instance};
 use super::memory::VulkanMemory;
@@ -33,6 +34,7 @@ pub(super) struct Context {
     /// Submissions so far; written under the lock of the queue.
     submitted: AtomicU64,
     lost: AtomicBool,
+    pub(super) counters: Counters,
     pub(super) heap: Heap,
     pub(super) transfers: Transfers,
     pub(super) pipelines: Pipelines,
@@ -78,6 +80,7 @@ impl Context {
             timeline,
             submitted: AtomicU64::new(0),
             lost: AtomicBool::new(false),
+            counters: Counters::default(),
             heap,
             transfers,
             pipelines,
@@ -140,6 +143,16 @@ impl Context {
         // SAFETY: the semaphore lives as long as the context.
         unsafe { self.raw.get_semaphore_counter_value(self.timeline) }
             .map_err(|e| self.error("vkGetSemaphoreCounterValue", e))
+    }
+
+    /// What was done so far.
+    pub(super) fn counts(&self) -> VulkanCounts {
+        VulkanCounts {
+            submissions: self.submitted.load(Ordering::Relaxed),
+            recordings: self.counters.recordings.value(),
+            sets_written: self.counters.sets_written.value(),
+            pieces: self.counters.pieces.value(),
+        }
     }
 
     /// The error for a failed call.
@@ -240,5 +253,24 @@ pub(super) fn driver_error(device: &str, call: &'static str, code: vk::Result) -
             GpuError::OutOfMemory { device, wanted: 0, available: 0 }
         }
         code => GpuError::Driver { device, call, reason: code.to_string() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_driver_reports_is_typed() {
+        let of = |code| driver_error("vulkan:0", "vkQueueSubmit2", code);
+        let device = "vulkan:0".to_owned();
+        let (wanted, available) = (0, 0);
+        let lost = GpuError::DeviceLost { device: device.clone(), call: "vkQueueSubmit2" };
+        assert_eq!(of(vk::Result::ERROR_DEVICE_LOST), lost);
+        let full = GpuError::OutOfMemory { device, wanted, available };
+        assert_eq!(of(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY), full);
+        assert_eq!(of(vk::Result::ERROR_OUT_OF_HOST_MEMORY), full);
+        let other = of(vk::Result::ERROR_INITIALIZATION_FAILED);
+        assert!(matches!(other, GpuError::Driver { call: "vkQueueSubmit2", .. }), "{other}");
     }
 }

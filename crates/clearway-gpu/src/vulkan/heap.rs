@@ -75,7 +75,9 @@ impl Heap {
 
     /// Memory for `bytes` bytes.
     pub(super) fn alloc(&self, context: &Context, bytes: u64) -> Result<Piece> {
-        let len = bytes.max(4).next_multiple_of(ALIGN);
+        let len = bytes.max(4).checked_next_multiple_of(ALIGN);
+        let len = len.ok_or_else(|| self.out_of_memory(context, bytes))?;
+        context.counters.pieces.add(1);
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let found = blocks.list.iter_mut().find_map(|block| block.take(len));
         if let Some(piece) = found {
@@ -107,6 +109,12 @@ impl Heap {
             let _ = context.wait_all();
             block.destroy(&context.raw);
         }
+    }
+
+    /// Bytes of all blocks.
+    pub(super) fn bytes(&self) -> u64 {
+        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.list.iter().map(|block| block.size).sum()
     }
 
     pub(super) fn destroy(&self, device: &ash::Device) {

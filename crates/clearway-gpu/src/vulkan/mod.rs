@@ -6,7 +6,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `instance` | the loader, devices and what they can do |
-//! | `context` | one opened device: queue, clock of finished work, errors |
+//! | `context`, `counts` | one opened device: queue, clock of finished work, errors, what it did |
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
 //! | `weights` | weight tensors packed for kernels |
 //! | `pipeline`, `cache` | kernels compiled once, in memory and on disk |
@@ -15,6 +15,7 @@
 
 mod cache;
 mod context;
+mod counts;
 mod encoder;
 mod heap;
 mod instance;
@@ -35,6 +36,8 @@ use crate::wgsl;
 use context::Context;
 use instance::{Adapter, Instance};
 use memory::VulkanMemory;
+
+pub use counts::VulkanCounts;
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +124,23 @@ impl VulkanDevice {
     /// Number of kernels compiled so far.
     pub fn pipeline_count(&self) -> usize {
         self.context.pipelines.count()
+    }
+
+    /// What the host did for the device so far.
+    pub fn counts(&self) -> VulkanCounts {
+        self.context.counts()
+    }
+
+    /// Bytes of device memory taken from the driver for buffers, used or not.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.context.heap.bytes()
+    }
+
+    /// An encoder that submits its list without proof, for tests of outside race checkers: they must
+    /// report a list whose barrier was removed. What such a list computes is anyone's guess.
+    #[cfg(feature = "testkit")]
+    pub fn unproven_encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
+        Box::new(encoder::VulkanEncoder::unproven(self.context.clone(), kernels.clone()))
     }
 
     /// Whether it is a software driver on the CPU.

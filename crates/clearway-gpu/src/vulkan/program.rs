@@ -217,6 +217,7 @@ impl VulkanProgram {
         // SAFETY: the pool has room for exactly these sets.
         let sets = unsafe { raw.allocate_descriptor_sets(&info) }
             .map_err(|e| context.error("vkAllocateDescriptorSets", e))?;
+        context.counters.sets_written.add(sets.len() as u64);
         for (step, &set) in steps.iter().zip(&sets) {
             let (at, len) = step.block;
             let block = [vk::DescriptorBufferInfo {
@@ -266,6 +267,7 @@ impl VulkanProgram {
     /// Writes all commands. With a clock, a time stamp stands before the first part and after each.
     fn record(&self, commands: vk::CommandBuffer, clock: Option<&Clock>) -> Result<()> {
         let raw = &self.context.raw;
+        self.context.counters.recordings.add(1);
         // The same commands may stand several times in a queue.
         let begin = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);

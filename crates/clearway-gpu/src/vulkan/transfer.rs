@@ -218,6 +218,7 @@ impl Transfers {
         record: impl FnOnce(vk::CommandBuffer),
     ) -> Result<u64> {
         let commands = self.commands[segment];
+        context.counters.recordings.add(1);
         let begin = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
         // SAFETY: the commands' last submission is done.

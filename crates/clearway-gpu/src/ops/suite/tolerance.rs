@@ -185,7 +185,7 @@ pub fn tolerance(kind: Kind, activations: DType, weights: Weights) -> Option<Tol
 
 /// Relative error of rounding to a storage type, in either direction. Zero for types that hold what
 /// f32 arithmetic gives: their rounding is part of the limits.
-pub(super) const fn storage_error(dtype: DType) -> f64 {
+pub const fn storage_error(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 9.765_625e-4,
         DType::BF16 => 7.812_5e-3,

@@ -1,0 +1,177 @@
+//! Random graphs on Vulkan: what the CPU computes, and the same bits whatever the runtime does.
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+
+use std::sync::{Arc, LazyLock};
+
+use clearway::schedule::Strategy;
+use clearway::testkit::{Outcome, PassShape, RandomPass, open_vulkan};
+use clearway::vulkan::{VulkanDevice, VulkanOptions};
+use clearway::{
+    CapturedOpKind as Kind, CompileOptions, DType, Dispatch, Executable, GraphExecutor, TensorView,
+};
+use clearway_gpu::ops::suite::tolerance::{Weights, storage_error, tolerance};
+use clearway_graph::testkit::Run;
+
+/// Tests share a device, and with it the kernels that are compiled.
+fn device() -> Option<Arc<VulkanDevice>> {
+    static DEVICE: LazyLock<Option<Arc<VulkanDevice>>> = LazyLock::new(|| {
+        let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
+        open_vulkan(options).unwrap().map(Arc::new)
+    });
+    DEVICE.clone()
+}
+
+fn executor() -> Option<GraphExecutor> {
+    Some(GraphExecutor::on(device()?))
+}
+
+fn read(graph: &Executable, view: TensorView) -> clearway::Result<Vec<u32>> {
+    match view.layout.dtype() {
+        DType::U32 => graph.read(view),
+        _ => Ok(graph.read_f32(view)?.into_iter().map(f32::to_bits).collect()),
+    }
+}
+
+/// Ops encoded as they are called, over the buffers as they stand.
+fn direct(executor: &GraphExecutor, pass: &RandomPass) -> Outcome {
+    let mut session = executor.begin().unwrap();
+    let outputs = pass.record(&mut session).unwrap();
+    let result = session.finish().unwrap();
+    pass.outcome_of(&outputs, &result).unwrap()
+}
+
+/// Recorded and run once.
+fn once(executor: &GraphExecutor, pass: &RandomPass, options: &CompileOptions) -> Outcome {
+    pass.reset().unwrap();
+    let mut session = executor.begin_recorded().unwrap();
+    let outputs = pass.record(&mut session).unwrap();
+    let result = session.finish_with(options).unwrap();
+    pass.outcome_of(&outputs, &result).unwrap()
+}
+
+/// How far one op may be off, as a part of what its error is measured by.
+fn limit(dispatch: &Dispatch) -> f64 {
+    let weights = match dispatch.kind {
+        Kind::MatMul | Kind::MatMulExperts => {
+            Weights::of(dispatch.bindings[1].layout.dtype(), false)
+        }
+        _ => Weights::None,
+    };
+    let result = dispatch.bindings.last().unwrap().layout.dtype();
+    tolerance(dispatch.kind, result, weights).unwrap().limit + storage_error(result)
+}
+
+/// The sum of what the ops of a pass may be off, as the op table has it.
+fn limit_of(executor: &GraphExecutor, pass: &RandomPass) -> f64 {
+    let mut session = executor.begin_recorded().unwrap();
+    pass.record(&mut session).unwrap();
+    session.graph().dispatches().map(|dispatch| limit(dispatch)).sum()
+}
+
+fn largest(values: impl Iterator<Item = f32>) -> f64 {
+    values.fold(0.0, |max: f64, v| if v.is_nan() { f64::NAN } else { max.max(v.abs().into()) })
+}
+
+fn furthest(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    largest(a.iter().zip(b).map(|(a, b)| a - b))
+}
+
+/// Each op is within its tolerance of the CPU's, so a pass is within the sum of them, as far as the
+/// ops after it carry a small change. That is measured: the CPU runs the pass again with all its
+/// numbers moved by the sum of the tolerances, twice.
+#[test]
+fn vulkan_computes_what_the_cpu_does() {
+    let Some(vulkan) = executor() else { return };
+    let cpu = GraphExecutor::cpu();
+    let mut worst: f64 = 0.0;
+    for (case, seed) in Run::from_env("vulkan against cpu", 100).seeds().enumerate() {
+        let halves = case % 2 == 1;
+        let few = PassShape { packed: false, ..PassShape::FEW_KERNELS };
+        let shape = PassShape { halves, choices: false, ..few };
+        let pass = RandomPass::new(&**cpu.device(), seed, shape).unwrap();
+        let part = limit_of(&cpu, &pass);
+        let expected = pass.numbers(&direct(&cpu, &pass));
+        let nudged = [1, 2].map(|nudge| {
+            pass.reset_nudged(part, seed ^ nudge).unwrap();
+            pass.numbers(&direct(&cpu, &pass))
+        });
+        let pass = RandomPass::new(&**vulkan.device(), seed, shape).unwrap();
+        let found = pass.numbers(&once(&vulkan, &pass, &CompileOptions::default()));
+        assert_eq!(found.len(), expected.len());
+        for (tensor, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let moved = nudged.iter().map(|n| furthest(&n[tensor], expected)).fold(0.0, f64::max);
+            let allowed = moved + part * largest(expected.iter().copied());
+            let off = furthest(found, expected);
+            assert!(
+                off <= allowed,
+                "seed {seed}: tensor {tensor} is off by {off:e}, {allowed:e} allowed"
+            );
+            worst = worst.max(if off > 0.0 { off / allowed } else { 0.0 });
+        }
+    }
+    let kernels = device().unwrap().pipeline_count();
+    println!("worst error: {worst:.3} of what is allowed; {kernels} kernels so far");
+}
+
+/// Every combination of the switches that must not change a bit.
+fn switches(fuse: bool) -> impl Iterator<Item = (String, CompileOptions)> {
+    let reorders = [Some(Strategy::Levels), None, Some(Strategy::LookAhead { window: 64 })];
+    reorders.into_iter().flat_map(move |reorder| {
+        [(true, true), (true, false), (false, true), (false, false)].map(|(elide, reuse)| {
+            let options =
+                CompileOptions { fuse, reorder, elide, reuse, ..CompileOptions::default() };
+            (format!("fuse {fuse}, {reorder:?}, elide {elide}, reuse {reuse}"), options)
+        })
+    })
+}
+
+#[test]
+fn switches_do_not_change_a_bit() {
+    let Some(executor) = executor() else { return };
+    let (mut runs, mut fused) = (0, 0);
+    for (case, seed) in Run::from_env("vulkan switches", 250).seeds().enumerate() {
+        let shape = PassShape { halves: case % 2 == 1, ..PassShape::FEW_KERNELS };
+        let pass = RandomPass::new(&**executor.device(), seed, shape).unwrap();
+        // Without replay and without anything else: encoded as it is called.
+        let plain = direct(&executor, &pass);
+        for (name, options) in switches(false) {
+            let found = once(&executor, &pass, &options);
+            assert!(found == plain, "seed {seed}: {name} changed the result");
+            runs += 1;
+        }
+        let mut first = None;
+        for (name, options) in switches(true) {
+            let found = once(&executor, &pass, &options);
+            let first = first.get_or_insert_with(|| found.clone());
+            assert!(found == *first, "seed {seed}: {name} changed the result");
+            runs += 1;
+        }
+        fused += 1;
+    }
+    println!("{runs} runs of {fused} graphs, each with and without fusion");
+}
+
+#[test]
+fn replays_give_the_same_bits_every_time() {
+    let Some(executor) = executor() else { return };
+    let run = Run::from_env("vulkan replays", 500);
+    let replays = (run.cases * 50).min(1000);
+    for (case, seed) in run.seeds().enumerate() {
+        let shape = PassShape { halves: case % 2 == 1, ..PassShape::FEW_KERNELS };
+        let pass = RandomPass::new(&**executor.device(), seed, shape).unwrap();
+        let expected = once(&executor, &pass, &CompileOptions::default());
+        let mut session = executor.begin_recorded().unwrap();
+        let outputs = pass.record(&mut session).unwrap();
+        let mut graph = session.compile(&CompileOptions::default()).unwrap();
+        for replay in 0..replays {
+            pass.reset().unwrap();
+            graph.run().unwrap();
+            if replay % 25 == 0 || replay + 1 == replays {
+                let found = pass.outcome(&outputs, |view| read(&graph, view)).unwrap();
+                assert!(found == expected, "seed {seed}: replay {replay} differs");
+            }
+        }
+    }
+    println!("{replays} replays of each graph");
+}
