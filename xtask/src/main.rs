@@ -5,6 +5,7 @@ mod peers;
 mod run;
 mod size;
 mod soak;
+mod syncval;
 mod test;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart
+  syncval              graphs under Khronos synchronization validation, in a Debian 13 tree (needs root)
   size                 lines per source file
 
 CLEARWAY_SEED=N repeats a run; without it every run has a new seed, which is printed.";
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         },
         ["peers", "--logits", ref files @ ..] => peers::run(true, files),
         ["peers", ref files @ ..] => peers::run(false, files),
+        ["syncval"] => syncval::run(),
         ["size"] => size::run().map(|()| true),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

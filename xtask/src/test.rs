@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::run::{self, Suite, cargo, step};
-use crate::{root, seed, size};
+use crate::{root, seed, size, syncval};
 
 /// Minutes for everything, on two cores.
 const TOTAL_BUDGET: u32 = 30;
@@ -88,6 +88,9 @@ pub fn run(only: Option<Part>) -> Result<bool> {
         let selection = only.map_or(&["--workspace"][..], Part::selection);
         test(&root, seed, selection, wants(Part::Golden), &mut outcome)?;
     }
+    if wants(Part::Race) {
+        race(&root, seed, &mut outcome)?;
+    }
     for (part, example) in examples(&root)? {
         if wants(part) {
             let path = format!("examples/{example}");
@@ -139,6 +142,18 @@ fn test(
         // A binary that did not build, or that died before it could report.
         outcome.failed += 1;
         outcome.broken.push("cargo test".to_owned());
+    }
+    Ok(())
+}
+
+/// The race checker in a system of its own, where that can be made.
+fn race(root: &Path, seed: u64, outcome: &mut Outcome) -> Result<()> {
+    let start = Instant::now();
+    let prepared = syncval::prepare(root, seed)?;
+    *outcome.times.entry(Part::Race).or_default() += start.elapsed();
+    match prepared {
+        Ok(mut command) => outcome.step(Part::Race, "race checker", &mut command),
+        Err(why) => println!("\n== race checker\nskipped: {why}"),
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! Weights in planes on Vulkan: every type, through every op that takes them.
-#![allow(clippy::unwrap_used)] // shared functions are not tests in clippy's eyes
+#![allow(clippy::unwrap_used, clippy::panic)] // shared functions are not tests in clippy's eyes
 
 use clearway_gpu::ops::reference::{RefTensor, reference};
 use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};

@@ -27,15 +27,26 @@ pub struct PassShape {
     pub choices: bool,
     /// Rows of the values: one of these.
     pub rows: &'static [usize],
-    /// Columns of the values: any of these, multiples of twice the head.
+    /// Columns of the values: any of these, multiples of the head.
     pub cols: &'static [usize],
     /// Columns of an attention head.
     pub head: usize,
     /// Whether slices of real buffers start at multiples of 16 bytes, as devices bind them. Others
     /// are bound from the multiple before, which an outside race checker takes for what is touched.
     pub aligned: bool,
-    /// Whether block weights lie as the device likes them best, where it may round activations.
-    pub packed: bool,
+    /// Which products have block weights.
+    pub blocks: Blocks,
+}
+
+/// Block weights of a random pass. Devices may round the activations of products with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    /// No product has any.
+    None,
+    /// As files have them.
+    Plain,
+    /// As the device likes them best.
+    Packed,
 }
 
 impl PassShape {
@@ -48,12 +59,18 @@ impl PassShape {
         cols: &[16, 32, 64],
         head: 8,
         aligned: false,
-        packed: false,
+        blocks: Blocks::Plain,
     };
 
     /// Few shapes, for devices that compile a kernel for each.
-    pub const FEW_KERNELS: Self =
-        Self { ops: 16, rows: &[1, 3], cols: &[32, 64], head: 16, packed: true, ..Self::ANY };
+    pub const FEW_KERNELS: Self = Self {
+        ops: 16,
+        rows: &[1, 3],
+        cols: &[32, 64],
+        head: 16,
+        blocks: Blocks::Packed,
+        ..Self::ANY
+    };
 }
 
 /// A random pass: its buffers, and the calls to make.
@@ -119,7 +136,8 @@ impl RandomPass {
             device.upload(&encode(DType::Q8_0, &weights)?)?,
         ];
         let mut packed = Vec::new();
-        let inners = shape.cols.iter().filter(|&&inner| shape.packed && inner.is_multiple_of(32));
+        let wanted = shape.blocks == Blocks::Packed;
+        let inners = shape.cols.iter().filter(|&&inner| wanted && inner.is_multiple_of(32));
         for (&inner, &outer) in inners.flat_map(|inner| shape.cols.iter().map(move |o| (inner, o)))
         {
             for dtype in PACKED {
@@ -344,12 +362,13 @@ impl Calls<'_> {
             let fits = |layout: &Layout| layout.cols() == inner && layout.rows() == outer;
             self.pass.packed.iter().filter(|(_, layout)| fits(layout)).collect()
         };
-        let weight = match (self.rng.below(2), inner % 32) {
-            (0, _) if !packed.is_empty() => {
+        let plain = self.pass.shape.blocks == Blocks::Plain && inner.is_multiple_of(32);
+        let weight = match self.rng.below(2) {
+            0 if !packed.is_empty() => {
                 let (buffer, layout) = packed[self.rng.below(packed.len() as u64) as usize];
                 buffer.view(0, *layout)?
             }
-            (0, 0) => self.pass.tensor(QUANTISED, 0, DType::Q8_0, &[outer, inner])?,
+            0 if plain => self.pass.tensor(QUANTISED, 0, DType::Q8_0, &[outer, inner])?,
             _ => self.pass.tensor(WEIGHTS, 256, DType::F32, &[outer.min(32), inner])?,
         };
         let y = s.matmul(x, weight)?;
@@ -377,7 +396,8 @@ impl Calls<'_> {
     fn attention(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
         let head = self.pass.shape.head;
         let heads = x.layout.cols() / head;
-        let kv_heads = if heads.is_multiple_of(4) { 4 } else { 2 };
+        let fits = |kv_heads: &usize| heads.is_multiple_of(*kv_heads);
+        let kv_heads = [4, 2].into_iter().find(fits).unwrap_or(1);
         let x3 = Layout::new(DType::F32, &[self.rows, heads, head])?;
         let x3 = x.reinterpret(0, x3)?;
         let kv = Layout::new(DType::F32, &[self.rows, kv_heads, head])?;

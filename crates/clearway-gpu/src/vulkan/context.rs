@@ -217,7 +217,9 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     if adapter.target.cooperative {
         extensions.push(khr::cooperative_matrix::NAME.as_ptr());
     }
-    let mut f11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
+    let mut f11 = vk::PhysicalDeviceVulkan11Features::default()
+        .storage_buffer16_bit_access(true)
+        .uniform_and_storage_buffer16_bit_access(true);
     let mut f12 = vk::PhysicalDeviceVulkan12Features::default()
         .shader_float16(true)
         .timeline_semaphore(true)

@@ -251,6 +251,8 @@ impl Instance {
         unsafe { self.raw.get_physical_device_features2(raw, &mut features) };
         let needed = [
             (f11.storage_buffer16_bit_access, "16-bit storage"),
+            // Naga asks for it wherever it asks for the other.
+            (f11.uniform_and_storage_buffer16_bit_access, "16-bit uniform storage"),
             (f12.shader_float16, "16-bit float arithmetic"),
             (f12.timeline_semaphore, "timeline semaphores"),
             (f12.host_query_reset, "query reset from the host"),

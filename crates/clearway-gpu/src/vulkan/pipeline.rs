@@ -15,6 +15,10 @@ use crate::error::{GpuError, Result};
 /// Storage bindings of a kernel at most.
 pub(super) const MAX_BINDINGS: usize = 8;
 
+/// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
+/// on disk are not taken for them.
+const COMPILER: u32 = 2;
+
 /// Every pipeline of a device, and what they are made from.
 pub(super) struct Pipelines {
     device: String,
@@ -181,7 +185,7 @@ impl Pipelines {
     }
 
     fn spirv(&self, kernel: &Wanted<'_>) -> Result<Vec<u32>> {
-        let key = format!("{}\n{}", self.options.checks, kernel.source);
+        let key = format!("{COMPILER} {}\n{}", self.options.checks, kernel.source);
         if let Some(bytes) = self.disk.load_hashed("spirv", &key)
             && bytes.len().is_multiple_of(4)
         {
@@ -278,6 +282,8 @@ pub(super) fn to_spirv(source: &str, checks: bool) -> std::result::Result<Vec<u3
             ..Default::default()
         },
         zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+        // Nothing of 16 bits goes in or out of a compute shader, and few devices have it.
+        use_storage_input_output_16: false,
         force_loop_bounding: checks,
         emit_int_div_checks: checks,
         ..Default::default()
