@@ -20,6 +20,7 @@ use crate::{interrupt, memory};
   clearway bench
   clearway bench -m model.gguf -p 128,512 -n 0 -t 4
   clearway bench -m synthetic.gguf -r 3 --json
+  clearway bench --micro --device vulkan
 
 ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run once to warm up and
 then -r times; tokens per second are shown as mean and standard deviation. On a GPU tokens are
@@ -27,6 +28,9 @@ chosen and fed back on the device.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
+    /// Measure the device itself: dispatches, barriers, bandwidth, products, replay. No model is used.
+    #[arg(long, conflicts_with_all = ["n_depth", "temp"])]
+    micro: bool,
     /// Prompt lengths; 0 for none.
     #[arg(
         short = 'p',
@@ -80,6 +84,9 @@ struct Measured {
 
 /// Measures a model, as llama-bench does.
 pub fn run(args: &Args) -> Result<()> {
+    if args.micro {
+        return super::micro::run(args.device.open()?, args.json);
+    }
     let prompts = args.n_prompt.iter().map(|&tokens| Test::Prompt(tokens));
     let tests = prompts.chain(args.n_gen.iter().map(|&tokens| Test::Generate(tokens)));
     let tests: Vec<_> = tests.filter(|test| test.tokens() > 0).collect();

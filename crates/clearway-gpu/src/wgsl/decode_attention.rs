@@ -29,7 +29,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     }
     // What the subgroups leave for one another must fit.
     let part = share * (head + 2);
-    let waves = (job.target.shared_bytes / 2 / (part * 4)).min(WORKGROUP / subgroup);
+    let waves = (job.target.shared_bytes / 4 * 3 / (part * 4)).min(WORKGROUP / subgroup);
     let waves = 1 << waves.checked_ilog2()?;
     let workgroup = (waves * subgroup).min(job.target.max_invocations);
     let teams = workgroup / team;

@@ -78,9 +78,10 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
 fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let chunks = shape.inner / CHUNK as u32;
     let dtype = job.dtype(shape.weights);
-    let cut = cut_blocks(job.target, shape, chunks);
-    let unroll = if cut.rows * shape.cols > 2 || shape.gate.is_some() { 1 } else { 2 };
-    let unroll = unroll.min(chunks.div_ceil(cut.team));
+    let cut = cut_blocks(job.target, shape, dtype);
+    // More loads at a time cost registers, and with them workgroups that would hide the same latency.
+    let alone = cut.rows * shape.cols == 1 && shape.gate.is_none();
+    let unroll = if alone { 2.min(chunks.div_ceil(cut.team)) } else { 1 };
     let quads = in_quads(job, 0);
     let memory = ACTIVATION_BYTES.min(job.target.shared_bytes / 2);
     let tile = chunks.min(memory / (CHUNK_BYTES * shape.cols)).max(1);
@@ -98,6 +99,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let source = common(source, job, shape, &cut)
         .constant("TILE", tile)
         .constant("UNROLL", unroll)
+        .constant("SHARE", (shape.cols * tile * 8).div_ceil(cut.workgroup))
         .constant("SUBGROUP", job.target.subgroup)
         .body(&chunk_type(dtype))
         .body(&load_chunk(dtype, "w")?)
@@ -197,19 +199,18 @@ fn epilogue(job: &Job<'_>, shape: &Shape) -> String {
     )
 }
 
-/// As [`cut`], where every workgroup rounds all activations for itself first: as many rows to a
-/// workgroup as leave one for each processor.
-fn cut_blocks(target: &Target, shape: &Shape, chunks: u32) -> Cut {
-    let team = chunks.next_power_of_two().min(target.subgroup);
+/// As [`cut`], where every workgroup rounds all activations for itself first: an invocation for each
+/// four of them, so that this takes one turn.
+fn cut_blocks(target: &Target, shape: &Shape, dtype: DType) -> Cut {
+    let team = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
+    // The largest workgroups leave few registers to each invocation; types with more planes need more.
+    let limit = if matches!(dtype, DType::Q3_K | DType::Q6_K) { 512 } else { 1024 };
+    let most = (target.max_invocations / target.subgroup * target.subgroup).min(limit);
+    let workgroup = (shape.inner / 4).next_power_of_two().clamp(128.min(most), most);
+    let teams = workgroup / team;
     let outer = shape.outer * shape.pairs;
-    let mut rows = 4;
-    while rows < 32 && outer / (2 * rows) >= target.processors {
-        rows *= 2;
-    }
-    let each = if rows == 32 { 2 } else { 1 };
-    let most = target.max_invocations.min(1024);
-    let workgroup = (rows / each * team).clamp(target.subgroup.max(32), most.max(target.subgroup));
-    Cut { workgroup: workgroup / team * team, team, rows: each }
+    let rows = if outer / (teams * 2) >= target.processors * 2 { 2 } else { 1 };
+    Cut { workgroup, team, rows }
 }
 
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves

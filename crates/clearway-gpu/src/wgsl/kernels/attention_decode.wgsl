@@ -1,9 +1,10 @@
 
 // Attention of single tokens, split over the cache: a workgroup takes SPLIT rows of one head of the
 // cache for all SHARE queries that use it. Teams of TEAM lanes take a row at a time, 8 elements to a
-// lane, and keep the softmax up as rows come; the teams of a subgroup are joined by shuffles, the
+// lane, and keep the softmax up as rows come, with scores as powers of two; the teams of a subgroup are joined by shuffles, the
 // subgroups in workgroup memory, and the splits by the workgroup that arrives last.
 // Constants: HEAD, SHARE, SPLIT, MAX_SPLITS, WG, TEAM, UNROLL, SUBGROUP.
+const LOG2_E = 1.44269504;
 const TEAMS = WG / TEAM;
 const WAVES = WG / SUBGROUP;
 const PART = SHARE * (HEAD + 2u);
@@ -64,12 +65,11 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             k[i] = b_k[(row * P.k.stride.y + kv_head * P.k.stride.z) / 8u + lane];
             v[i] = b_v[(row * P.v.stride.y + kv_head * P.v.stride.z) / 8u + lane];
         }
-        for (var i = 0u; i < UNROLL; i++) {
-            let row = turn + i * TEAMS + team;
-            let seen = row >= from_row && row < end_row;
-            let keys = eight(k[i]);
-            let values = eight(v[i]);
-            for (var g = 0u; g < SHARE; g++) {
+        for (var g = 0u; g < SHARE; g++) {
+            var scores: array<f32, UNROLL>;
+            var highest = largest[g];
+            for (var i = 0u; i < UNROLL; i++) {
+                let keys = eight(k[i]);
                 var dots = dot(keys[0], q[2u * g]) + dot(keys[1], q[2u * g + 1u]);
                 for (var step = TEAM / 2u; step > 0u; step /= 2u) {
                     dots += subgroupShuffleXor(dots, step);
@@ -78,15 +78,23 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
                 if (cap > 0.0) {
                     score = soft_cap(score, cap);
                 }
-                if (seen) {
-                    let highest = max(largest[g], score);
-                    let shrink = exp_of(largest[g] - highest);
-                    let weight = exp_of(score - highest);
-                    largest[g] = highest;
-                    sum[g] = fma(sum[g], shrink, weight);
-                    out[2u * g] = fma(out[2u * g], vec4<f32>(shrink), weight * values[0]);
-                    out[2u * g + 1u] = fma(out[2u * g + 1u], vec4<f32>(shrink), weight * values[1]);
-                }
+                let row = turn + i * TEAMS + team;
+                let seen = row >= from_row && row < end_row;
+                scores[i] = select(LEAST, score * LOG2_E, seen);
+                highest = max(highest, scores[i]);
+            }
+            let shrink = exp2(largest[g] - highest);
+            largest[g] = highest;
+            sum[g] *= shrink;
+            out[2u * g] *= shrink;
+            out[2u * g + 1u] *= shrink;
+            for (var i = 0u; i < UNROLL; i++) {
+                // A query that has seen nothing has no weights, though all differences are 0.
+                let weight = select(exp2(scores[i] - highest), 0.0, scores[i] <= LEAST);
+                let values = eight(v[i]);
+                sum[g] += weight;
+                out[2u * g] = fma(vec4<f32>(weight), values[0], out[2u * g]);
+                out[2u * g + 1u] = fma(vec4<f32>(weight), values[1], out[2u * g + 1u]);
             }
         }
     }
@@ -96,7 +104,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         for (var step = TEAM; step < SUBGROUP; step *= 2u) {
             highest = max(highest, subgroupShuffleXor(highest, step));
         }
-        let factor = exp_of(largest[g] - highest);
+        let factor = exp2(largest[g] - highest);
         var weight = sum[g] * factor;
         var low = out[2u * g] * factor;
         var high = out[2u * g + 1u] * factor;
@@ -130,7 +138,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         var weight = 0.0;
         for (var t = 0u; t < WAVES; t++) {
             let at = t * PART + g * (HEAD + 2u);
-            let factor = exp_of(joined[at + HEAD] - highest);
+            let factor = exp2(joined[at + HEAD] - highest);
             total = fma(joined[at + d], factor, total);
             weight = fma(joined[at + HEAD + 1u], factor, weight);
         }
@@ -169,7 +177,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         var weight = 0.0;
         for (var s = 0u; s < count; s++) {
             let at = start + s * PART + g * (HEAD + 2u);
-            let factor = exp_of(b_scratch[at + HEAD] - highest);
+            let factor = exp2(b_scratch[at + HEAD] - highest);
             total = fma(b_scratch[at + d], factor, total);
             weight = fma(b_scratch[at + HEAD + 1u], factor, weight);
         }

@@ -4,43 +4,31 @@
 // The workgroup rounds the activations to 8 bits with a scale for each 32, as the weights have it;
 // then teams of TEAM lanes take ROWS rows of weights each, a chunk of 32 to a lane. With a norm in
 // front, activations are multiplied by its weight on the way in and by 1 / rms at the end.
-// Constants: K, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, UNROLL, SUBGROUP.
+// Constants: K, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, UNROLL, SUBGROUP,
+// SHARE (quads of activations of an invocation).
 const CHUNKS = K / 32u;
 const TEAMS = WG / TEAM;
 const WAVES = WG / SUBGROUP;
 
+// First halves of all chunks, then second halves: lanes side by side read words side by side.
 var<workgroup> quants: array<vec4<u32>, COLS * TILE * 2u>;
 // Scale, scale times the sum of the first half, of the second half.
 var<workgroup> scales: array<vec4<f32>, COLS * TILE>;
 var<workgroup> squares: array<f32, COLS * WAVES>;
 
+// Rounds this invocation's share of the activations of a tile. All loads are under way before the first
+// is used.
 fn load_x(first: u32, count: u32, lane: u32, expert_row: u32, sums: ptr<function, array<f32, COLS>>) {
-    for (var i = lane; i < COLS * count * 8u; i += WG) {
-        let col = i / (count * 8u);
-        let word = i % (count * 8u);
-        let k = first * 32u + word * 4u;
-        var v = x_four(x_row(col, expert_row) + k);
-        if (NORM) {
-            (*sums)[col] += dot(v, v);
-            v *= norm_weight(k);
-        }
-        let a = abs(v);
-        var top = max(max(a.x, a.y), max(a.z, a.w));
-        top = max(top, subgroupShuffleXor(top, 1u));
-        top = max(top, subgroupShuffleXor(top, 2u));
-        top = max(top, subgroupShuffleXor(top, 4u));
-        let scale = top / 127.0;
-        let inverse = select(0.0, 127.0 / top, top > 0.0);
-        let q = vec4<i32>(round(v * inverse));
-        let packed = u32(q.x & 255) | (u32(q.y & 255) << 8u) | (u32(q.z & 255) << 16u) | (u32(q.w & 255) << 24u);
-        var sum = q.x + q.y + q.z + q.w;
-        sum += subgroupShuffleXor(sum, 1u);
-        sum += subgroupShuffleXor(sum, 2u);
-        let other = subgroupShuffleXor(sum, 4u);
-        let chunk = col * TILE + word / 8u;
-        quants[chunk * 2u + (word % 8u) / 4u][word % 4u] = packed;
-        if (word % 8u == 0u) {
-            scales[chunk] = vec4<f32>(scale, scale * f32(sum), scale * f32(other), 0.0);
+    var loaded: array<vec4<f32>, SHARE>;
+    for (var n = 0u; n < SHARE; n++) {
+        let i = min(lane + n * WG, COLS * count * 8u - 1u);
+        loaded[n] = x_four(x_row(i / (count * 8u), expert_row) + first * 32u + i % (count * 8u) * 4u);
+    }
+    for (var n = 0u; n < SHARE; n++) {
+        let i = lane + n * WG;
+        // Eight lanes share a chunk, so that they leave together.
+        if (i < COLS * count * 8u) {
+            round_four(loaded[n], first, i / (count * 8u), i % (count * 8u), sums);
         }
     }
     if (NORM) {
@@ -53,6 +41,32 @@ fn load_x(first: u32, count: u32, lane: u32, expert_row: u32, sums: ptr<function
                 squares[t * WAVES + lane / SUBGROUP] = sum;
             }
         }
+    }
+}
+
+fn round_four(x: vec4<f32>, first: u32, col: u32, word: u32, sums: ptr<function, array<f32, COLS>>) {
+    var v = x;
+    if (NORM) {
+        (*sums)[col] += dot(v, v);
+        v *= norm_weight(first * 32u + word * 4u);
+    }
+    let a = abs(v);
+    var top = max(max(a.x, a.y), max(a.z, a.w));
+    top = max(top, subgroupShuffleXor(top, 1u));
+    top = max(top, subgroupShuffleXor(top, 2u));
+    top = max(top, subgroupShuffleXor(top, 4u));
+    let scale = top / 127.0;
+    let inverse = select(0.0, 127.0 / top, top > 0.0);
+    let q = vec4<i32>(round(v * inverse));
+    let packed = u32(q.x & 255) | (u32(q.y & 255) << 8u) | (u32(q.z & 255) << 16u) | (u32(q.w & 255) << 24u);
+    var sum = q.x + q.y + q.z + q.w;
+    sum += subgroupShuffleXor(sum, 1u);
+    sum += subgroupShuffleXor(sum, 2u);
+    let other = subgroupShuffleXor(sum, 4u);
+    let chunk = col * TILE + word / 8u;
+    quants[chunk + (word % 8u) / 4u * COLS * TILE][word % 4u] = packed;
+    if (word % 8u == 0u) {
+        scales[chunk] = vec4<f32>(scale, scale * f32(sum), scale * f32(other), 0.0);
     }
 }
 
@@ -72,8 +86,8 @@ fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
 }
 
 fn dot_chunk(w: Chunk, x: u32) -> f32 {
-    let lo = dot16(w.lo, quants[2u * x]);
-    let hi = dot16(w.hi, quants[2u * x + 1u]);
+    let lo = dot16(w.lo, quants[x]);
+    let hi = dot16(w.hi, quants[x + COLS * TILE]);
     let s = scales[x];
     var sum: f32;
     if (HALVES) {
@@ -97,23 +111,6 @@ fn team_sum(value: f32) -> f32 {
         sum += subgroupShuffleXor(sum, step);
     }
     return sum;
-}
-
-// Chunks of one turn: UNROLL steps of ROWS rows.
-struct Turn { w: array<Chunk, UNROLL * ROWS>, u: array<Chunk, UNROLL * ROWS> }
-
-fn load_turn(rows: array<u32, ROWS>, first: u32, end: u32) -> Turn {
-    var turn: Turn;
-    for (var i = 0u; i < UNROLL; i++) {
-        let step = min(first + i * TEAM, end - 1u);
-        for (var r = 0u; r < ROWS; r++) {
-            turn.w[i * ROWS + r] = load_chunk_w(rows[r] + step);
-            if (GATED) {
-                turn.u[i * ROWS + r] = load_chunk_u(rows[r] + step);
-            }
-        }
-    }
-    return turn;
 }
 
 @compute @workgroup_size(WG)
@@ -140,34 +137,48 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     for (var first = 0u; first < CHUNKS; first += TILE) {
         let end = min(first + TILE, CHUNKS);
         // Weights depend on nothing that was just computed: they are under way while the activations
-        // are loaded, and one turn ahead from then on.
-        var turn = load_turn(rows, first + lane, end);
+        // are loaded.
+        var w: array<Chunk, UNROLL * ROWS>;
+        var u: array<Chunk, UNROLL * ROWS>;
+        for (var i = 0u; i < UNROLL; i++) {
+            let step = min(first + i * TEAM + lane, end - 1u);
+            for (var r = 0u; r < ROWS; r++) {
+                w[i * ROWS + r] = load_chunk_w(rows[r] + step);
+                if (GATED) {
+                    u[i * ROWS + r] = load_chunk_u(rows[r] + step);
+                }
+            }
+        }
         if (first > 0u) {
             workgroupBarrier();
         }
         load_x(first, end - first, lid, expert.row, &square_sums);
         workgroupBarrier();
         for (var base = first; base < end; base += UNROLL * TEAM) {
-            let next = base + UNROLL * TEAM;
-            var ahead: Turn;
-            if (next < end) {
-                ahead = load_turn(rows, next + lane, end);
-            }
             for (var i = 0u; i < UNROLL; i++) {
                 let j = base + i * TEAM + lane;
-                if (j < end) {
+                // Beyond the end the last chunk stands in for weights and counts nothing.
+                let x = min(j, end - 1u) - first;
+                for (var r = 0u; r < ROWS; r++) {
+                    for (var t = 0u; t < COLS; t++) {
+                        let part = dot_chunk(w[i * ROWS + r], t * TILE + x);
+                        sums[r * COLS + t] += select(0.0, part, j < end);
+                        if (GATED) {
+                            let gate = dot_chunk(u[i * ROWS + r], t * TILE + x);
+                            gates[r * COLS + t] += select(0.0, gate, j < end);
+                        }
+                    }
+                }
+                let step = min(j + UNROLL * TEAM, end - 1u);
+                if (base + UNROLL * TEAM < end) {
                     for (var r = 0u; r < ROWS; r++) {
-                        for (var t = 0u; t < COLS; t++) {
-                            let x = t * TILE + j - first;
-                            sums[r * COLS + t] += dot_chunk(turn.w[i * ROWS + r], x);
-                            if (GATED) {
-                                gates[r * COLS + t] += dot_chunk(turn.u[i * ROWS + r], x);
-                            }
+                        w[i * ROWS + r] = load_chunk_w(rows[r] + step);
+                        if (GATED) {
+                            u[i * ROWS + r] = load_chunk_u(rows[r] + step);
                         }
                     }
                 }
             }
-            turn = ahead;
         }
     }
     for (var i = 0u; i < ROWS * COLS; i++) {

@@ -1,0 +1,215 @@
+//! `clearway bench --micro`: what a device costs, part by part.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Result;
+use clearway::cpu::{CpuKernel, Grid};
+use clearway::{
+    BindingContract, BindingRole, Buffer, CompileOptions, CustomKernel, DType, Device, Executable,
+    GraphExecutor, KernelContract, Layout, Ops, ProfileMode,
+};
+use serde_json::{Value, json};
+
+use super::print_json;
+
+/// Dispatches of the lists that measure one dispatch.
+const DISPATCHES: usize = 500;
+/// Replays of the list that measures one replay.
+const REPLAYS: usize = 200;
+/// Bytes of weights a product goes through before it meets the same ones again: more than caches hold.
+const ROTATION: u64 = 256 << 20;
+/// Rows and columns of the products.
+const PRODUCT: [usize; 2] = [8192, 4096];
+const TYPES: [DType; 13] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+/// One line of the table.
+struct Line {
+    what: String,
+    key: String,
+    value: f64,
+    unit: &'static str,
+}
+
+/// Measures a device and prints a table or one JSON object.
+pub fn run(device: Arc<dyn Device>, json: bool) -> Result<()> {
+    let small = device.info().name == "cpu" || device.info().description.contains("llvmpipe");
+    let executor = GraphExecutor::on(device.clone());
+    let mut lines = Vec::new();
+    dispatches(&executor, &mut lines)?;
+    replay(&executor, &mut lines)?;
+    read(&executor, if small { 16 << 20 } else { 256 << 20 }, &mut lines)?;
+    products(&executor, small, &mut lines)?;
+    if json {
+        let values: serde_json::Map<String, Value> =
+            lines.into_iter().map(|line| (line.key, json!(line.value))).collect();
+        return print_json(&json!({ "device": device.info().name, "micro": values }));
+    }
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}: {}", device.info().name, device.info().description)?;
+    for Line { what, value, unit, .. } in lines {
+        writeln!(out, "  {what:<52} {value:>10.2} {unit}")?;
+    }
+    Ok(())
+}
+
+/// Time of one dispatch of one workgroup, alone and behind a barrier.
+fn dispatches(executor: &GraphExecutor, lines: &mut Vec<Line>) -> Result<()> {
+    for elide in [true, false] {
+        let mut pass = executor.begin_recorded()?;
+        for _ in 0..DISPATCHES {
+            let filled = pass.fill(1.0, DType::F32, &[64])?;
+            pass.output(filled)?;
+        }
+        let options = CompileOptions { elide, reuse: false, ..CompileOptions::default() };
+        let mut list = pass.compile(&options)?;
+        let total = best_of(&mut list)?;
+        let (what, key) = if elide {
+            ("dispatch without a barrier", "dispatch_us")
+        } else {
+            ("dispatch with a barrier after it", "barriered_dispatch_us")
+        };
+        push(lines, what, key, total as f64 / 1e3 / DISPATCHES as f64, "us");
+    }
+    Ok(())
+}
+
+/// What the host pays to hand a list over, and a replayed step in all.
+fn replay(executor: &GraphExecutor, lines: &mut Vec<Line>) -> Result<()> {
+    let mut pass = executor.begin_recorded()?;
+    let mut x = pass.fill(1.0, DType::F32, &[64])?;
+    for _ in 0..8 {
+        x = pass.scale(x, 0.5)?;
+    }
+    pass.output(x)?;
+    let mut list = pass.compile(&CompileOptions::default())?;
+    list.run()?;
+    let mut submit = u64::MAX;
+    for _ in 0..20 {
+        submit = submit.min(list.profile(ProfileMode::Groups)?.submit_ns);
+    }
+    push(lines, "handing a recorded list over, host", "submit_us", submit as f64 / 1e3, "us");
+    let started = Instant::now();
+    for _ in 0..REPLAYS {
+        list.run()?;
+    }
+    let each = started.elapsed().as_secs_f64() * 1e6 / REPLAYS as f64;
+    push(lines, "replay of 9 phases, waited for each time", "replay_us", each, "us");
+    let started = Instant::now();
+    list.run_many(REPLAYS)?;
+    let each = started.elapsed().as_secs_f64() * 1e6 / REPLAYS as f64;
+    push(lines, "replay of 9 phases, many to a submission", "replay_together_us", each, "us");
+    Ok(())
+}
+
+/// Bandwidth of a kernel that only reads.
+fn read(executor: &GraphExecutor, bytes: u64, lines: &mut Vec<Line>) -> Result<()> {
+    executor.register(read_kernel())?;
+    let device = executor.device();
+    let buffer = device.alloc(bytes)?;
+    let mut pass = executor.begin_recorded()?;
+    let x = buffer.tensor(DType::U32, &[bytes as usize / 4])?;
+    let y = pass.declare(Layout::new(DType::U32, &[READ_GROUPS * 256])?)?;
+    pass.call_kernel("micro.read", &[x, y], &[])?;
+    pass.output(y)?;
+    let mut list = pass.compile(&CompileOptions::default())?;
+    let total = best_of(&mut list)?;
+    push(lines, "reading device memory", "read_gb_s", bytes as f64 / total as f64, "GB/s");
+    Ok(())
+}
+
+/// A row times a matrix, for every type of weights, without and with a barrier after each.
+fn products(executor: &GraphExecutor, small: bool, lines: &mut Vec<Line>) -> Result<()> {
+    let device = executor.device().clone();
+    let [rows, cols] = if small { [512, 1024] } else { PRODUCT };
+    for dtype in TYPES {
+        let layout = Layout::new(dtype, &[rows, cols])?;
+        let bytes = layout.span_bytes();
+        let count = if small { 2 } else { ROTATION.div_ceil(bytes) as usize };
+        let zeros = vec![0_u8; bytes as usize];
+        let weights: Vec<Buffer> = (0..count)
+            .map(|_| device.upload_weights(&layout, &zeros))
+            .collect::<std::result::Result<_, _>>()?;
+        for elide in [true, false] {
+            let mut pass = executor.begin_recorded()?;
+            let x = pass.fill(1.0, DType::F32, &[1, cols])?;
+            for buffer in &weights {
+                let y = pass.matmul(x, buffer.view(0, layout)?)?;
+                pass.output(y)?;
+            }
+            let options = CompileOptions { elide, reuse: false, ..CompileOptions::default() };
+            let mut list = pass.compile(&options)?;
+            let total = best_of(&mut list)? as f64 / count as f64;
+            let way = if elide { "" } else { ", barriers" };
+            let what = format!("{rows}x{cols} {dtype} times a row{way}: {:.1} us", total / 1e3);
+            let suffix = if elide { "" } else { "_barriered" };
+            let key = format!("product_{dtype}{suffix}_gb_s");
+            push(lines, &what, &key, bytes as f64 / total, "GB/s");
+        }
+    }
+    Ok(())
+}
+
+fn push(lines: &mut Vec<Line>, what: &str, key: &str, value: f64, unit: &'static str) {
+    lines.push(Line { what: what.to_owned(), key: key.to_owned(), value, unit });
+}
+
+/// The shortest of some runs on the device's own clock, in nanoseconds.
+fn best_of(list: &mut Executable) -> Result<u64> {
+    list.run()?;
+    let mut best = u64::MAX;
+    for _ in 0..5 {
+        let profile = list.profile(ProfileMode::Groups)?;
+        best = best.min(profile.total_ns());
+    }
+    Ok(best.max(1))
+}
+
+/// Workgroups of the reading kernel.
+const READ_GROUPS: usize = 2112;
+
+/// Every invocation reads its share and keeps one word of it all.
+fn read_kernel() -> CustomKernel {
+    let contract = KernelContract::new(
+        "micro.read",
+        [
+            BindingContract::new("x", BindingRole::Read),
+            BindingContract::new("y", BindingRole::Write),
+        ],
+    );
+    let cpu = CpuKernel::new(
+        |_, _| Grid::rows(1, 1),
+        |piece| {
+            let sum = piece.src::<u32>(0).iter().fold(0_u32, |sum, &word| sum ^ word);
+            piece.dst_row::<u32>(1, 0).fill(sum);
+        },
+    );
+    let wgsl = "
+@compute @workgroup_size(256)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let count = P.o0.shape.w;
+    let step = P.o1.shape.w;
+    var sum = vec4<u32>();
+    for (var i = id.x; i + 3u * step < count; i += 4u * step) {
+        sum ^= vec4<u32>(get_o0(i), get_o0(i + step), get_o0(i + 2u * step), get_o0(i + 3u * step));
+    }
+    put_o1(id.x, sum.x ^ sum.y ^ sum.z ^ sum.w);
+}
+";
+    CustomKernel::new(contract).with_cpu(cpu).with_wgsl(wgsl, |_, _| [READ_GROUPS as u32, 1, 1])
+}
