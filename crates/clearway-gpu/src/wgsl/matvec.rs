@@ -203,13 +203,13 @@ fn epilogue(job: &Job<'_>, shape: &Shape) -> String {
 /// four of them, so that this takes one turn.
 fn cut_blocks(target: &Target, shape: &Shape, dtype: DType) -> Cut {
     let team = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
-    // The largest workgroups leave few registers to each invocation; types with more planes need more.
-    let limit = if matches!(dtype, DType::Q3_K | DType::Q6_K) { 512 } else { 1024 };
-    let most = (target.max_invocations / target.subgroup * target.subgroup).min(limit);
+    let most = (target.max_invocations / target.subgroup * target.subgroup).min(1024);
     let workgroup = (shape.inner / 4).next_power_of_two().clamp(128.min(most), most);
     let teams = workgroup / team;
     let outer = shape.outer * shape.pairs;
-    let rows = if outer / (teams * 2) >= target.processors * 2 { 2 } else { 1 };
+    // The largest workgroups leave few registers to each invocation, and types of four planes need more.
+    let light = !matches!(dtype, DType::Q3_K | DType::Q6_K);
+    let rows = if light && outer / (teams * 2) >= target.processors * 2 { 2 } else { 1 };
     Cut { workgroup, team, rows }
 }
 
@@ -217,16 +217,9 @@ fn cut_blocks(target: &Target, shape: &Shape, dtype: DType) -> Cut {
 /// enough teams to keep the device busy.
 fn cut(target: &Target, shape: &Shape, steps: u32) -> Cut {
     let team = steps.next_power_of_two().min(target.subgroup);
-    let lanes = shape.outer * shape.pairs * team;
-    let busy = target.processors * 1024;
-    let rows = match lanes / busy {
-        0..2 => 1,
-        2..8 => 2,
-        _ if shape.cols <= 2 => 4,
-        _ => 2,
-    };
-    let workgroup = if lanes >= 2 * busy { 256 } else { 128 };
-    let workgroup = workgroup.min(target.max_invocations).max(target.subgroup);
+    let outer = shape.outer * shape.pairs;
+    let rows = if outer / 4 >= target.processors * 8 && shape.cols <= 2 { 4 } else { 1 };
+    let workgroup = 128.min(target.max_invocations).max(target.subgroup);
     Cut { workgroup, team, rows }
 }
 
