@@ -84,6 +84,7 @@ pub fn run(only: Option<Part>) -> Result<bool> {
     if wants(Part::Browser) {
         need_chromium();
     }
+    need_vulkan();
     if only != Some(Part::Build) {
         let selection = only.map_or(&["--workspace"][..], Part::selection);
         test(&root, seed, selection, wants(Part::Golden), &mut outcome)?;
@@ -229,26 +230,45 @@ fn need_component(component: &str, subcommand: &str) -> Result<()> {
 /// Installs the browser of the browser tests where it is missing and where we may; they say themselves what to
 /// do otherwise.
 fn need_chromium() {
-    let runs = |program: &str, args: &[&str]| {
-        let output = Command::new(program).args(args).output();
-        output.is_ok_and(|output| output.status.success())
-    };
     let there = || {
         ["chromium", "chromium-browser", "google-chrome"]
             .iter()
-            .any(|name| runs(name, &["--version"]))
+            .any(|name| succeeds(name, &["--version"]))
     };
+    need_package("chromium", there);
+}
+
+/// Installs a software Vulkan driver where there is none at all; tests say in one line what they skip
+/// otherwise.
+fn need_vulkan() {
+    let drivers =
+        |folder: &str| std::fs::read_dir(folder).is_ok_and(|mut files| files.next().is_some());
+    let there = || {
+        std::env::var_os("VK_ICD_FILENAMES").is_some()
+            || drivers("/usr/share/vulkan/icd.d")
+            || drivers("/etc/vulkan/icd.d")
+    };
+    need_package("mesa-vulkan-drivers", there);
+}
+
+fn need_package(package: &str, there: impl Fn() -> bool) {
     if there() {
         return;
     }
-    println!("installing chromium");
-    let installed = runs("apt-get", &["install", "--yes", "chromium"])
-        || (runs("apt-get", &["update"]) && runs("apt-get", &["install", "--yes", "chromium"]));
+    println!("installing {package}");
+    let install = ["install", "--yes", package];
+    let installed = succeeds("apt-get", &install)
+        || (succeeds("apt-get", &["update"]) && succeeds("apt-get", &install));
     if !installed || !there() {
         println!(
-            "chromium is missing and could not be installed: run `apt-get install chromium` as root"
+            "{package} is missing and could not be installed: run `apt-get install {package}` as root"
         );
     }
+}
+
+fn succeeds(program: &str, args: &[&str]) -> bool {
+    let output = Command::new(program).args(args).output();
+    output.is_ok_and(|output| output.status.success())
 }
 
 /// What was run so far.

@@ -85,7 +85,7 @@ fn unary(piece: &mut Piece<'_>, f: impl Fn(f32) -> f32) {
 #[inline(always)]
 fn binary(piece: &mut Piece<'_>, f: impl Fn(f32, f32) -> f32) {
     match piece.over(2) {
-        Some(0) => return binary_over(piece, 1, |y, b| f(y, b)),
+        Some(0) => return binary_over(piece, 1, &f),
         Some(_) => return binary_over(piece, 0, |y, a| f(a, y)),
         None => {}
     }

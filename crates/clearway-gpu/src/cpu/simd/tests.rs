@@ -128,7 +128,7 @@ fn inputs_are_rounded_to_the_nearest_step() {
     for _ in 0..100 {
         let x: Vec<f32> = (0..RUN).map(|_| random.float()).collect();
         let step = x.iter().fold(0.0, |max: f32, x| max.max(x.abs())) / 127.0;
-        for (found, x) in multiply(&products, &group, &[x.clone()])[0].iter().zip(&x) {
+        for (found, x) in multiply(&products, &group, std::slice::from_ref(&x))[0].iter().zip(&x) {
             assert!((found - x).abs() <= 0.5001 * step, "{found} for {x}, step {step}");
         }
     }
@@ -156,7 +156,7 @@ fn missing_rows_are_zeros() {
         pack_rows(dtype, &plain[..5 * stride], stride, &mut some);
         let inputs: Vec<f32> = (0..dtype.block_elems()).map(|_| random.float()).collect();
         let products = Products::of(dtype).unwrap();
-        let expected = multiply(&products, &all, &[inputs.clone()])[0];
+        let expected = multiply(&products, &all, std::slice::from_ref(&inputs))[0];
         let found = multiply(&products, &some, &[inputs])[0];
         assert_eq!(found[..5], expected[..5], "{dtype}");
         assert_eq!(found[5..], [0.0; 11], "{dtype}");
