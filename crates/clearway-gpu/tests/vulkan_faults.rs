@@ -14,7 +14,8 @@ use clearway_graph::{
     Layout,
 };
 
-const PLAIN: VulkanOptions = VulkanOptions { validate: false, checks: false, disk_cache: false };
+const PLAIN: VulkanOptions =
+    VulkanOptions { validate: false, checks: false, disk_cache: false, max_binding: None };
 
 /// The best device, or a line that says why there is none.
 fn open(options: VulkanOptions) -> Option<VulkanDevice> {

@@ -37,7 +37,11 @@ impl Random {
 }
 
 fn open() -> Option<VulkanDevice> {
-    match VulkanDevice::open(VulkanOptions { disk_cache: false, ..VulkanOptions::default() }) {
+    open_with(VulkanOptions { disk_cache: false, ..VulkanOptions::default() })
+}
+
+fn open_with(options: VulkanOptions) -> Option<VulkanDevice> {
+    match VulkanDevice::open(options) {
         Ok(device) => Some(device),
         Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
             println!("skipped: {error}");
@@ -205,5 +209,49 @@ fn gathered_rows_are_exact_for_every_type() {
         let params = [2.0_f32.to_bits()];
         // One rounding of the sum of scale and minimum.
         compare(&device, Kind::Gather, &inputs, &params, &[5, 512], dtype.name(), |_| 2e-6);
+    }
+}
+
+#[test]
+fn tensors_larger_than_a_binding_are_split_by_rows() {
+    let options = VulkanOptions {
+        disk_cache: false,
+        max_binding: Some(16 << 10),
+        ..VulkanOptions::default()
+    };
+    let Some(device) = open_with(options) else { return };
+    let mut random = Random(10);
+    let (outer, inner) = (200, 256);
+    for dtype in [DType::F16, DType::Q4_1, DType::Q6_K] {
+        let (w, _keep, w_ref) = weights(&device, dtype, &[outer, inner], &mut random);
+        for rows in [1, 9] {
+            let x = random.many(rows * inner);
+            let x_buffer = device.upload(&x).unwrap();
+            let exact = x.iter().map(|&v| f64::from(v)).collect();
+            let x_ref = RefTensor::new(DType::F32, &[rows, inner], exact);
+            let c = random.many(rows * outer);
+            let c_buffer = device.upload(&c).unwrap();
+            let exact = c.iter().map(|&v| f64::from(v)).collect();
+            let c_ref = RefTensor::new(DType::F32, &[rows, outer], exact);
+            let allowed = |i: usize| {
+                let (t, n) = (i / outer, i % outer);
+                let (x, w) = (&x_ref.data[t * inner..][..inner], &w_ref.data[n * inner..][..inner]);
+                let halved = if rows > 8 { 2.0_f64.powi(-10) } else { 0.0 };
+                slack(x, w, dtype.is_quantised() && rows <= 8, halved)
+            };
+            let inputs = [
+                (x_buffer.tensor(DType::F32, &[rows, inner]).unwrap(), x_ref.clone()),
+                (w, w_ref.clone()),
+                (c_buffer.tensor(DType::F32, &[rows, outer]).unwrap(), c_ref),
+            ];
+            let what = format!("{dtype} in parts, {rows} rows");
+            compare(&device, Kind::MatMulAdd, &inputs, &[], &[rows, outer], &what, allowed);
+        }
+        let ids: [u32; 6] = [199, 0, 31, 500, 77, 150]; // one of them is beyond the table
+        let ids_buffer = device.upload(&ids).unwrap();
+        let ids_ref = RefTensor::new(DType::U32, &[6], ids.map(f64::from).to_vec());
+        let inputs = [(w, w_ref.clone()), (ids_buffer.tensor(DType::U32, &[6]).unwrap(), ids_ref)];
+        let params = [2.0_f32.to_bits()];
+        compare(&device, Kind::Gather, &inputs, &params, &[6, inner], dtype.name(), |_| 2e-6);
     }
 }

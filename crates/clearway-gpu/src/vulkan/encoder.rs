@@ -15,6 +15,7 @@ use super::context::Context;
 use super::memory::VulkanMemory;
 use super::pipeline::MAX_BINDINGS;
 use super::program::{Lowered, VulkanProgram};
+use super::split;
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
@@ -67,8 +68,26 @@ impl VulkanEncoder {
                 expected: MAX_BINDINGS,
             });
         }
+        let parts = self.parts(dispatch)?;
+        if parts == 0 {
+            return self.lower_part(dispatch, None, true);
+        }
+        (0..parts).try_for_each(|part| self.lower_part(dispatch, Some(part), part + 1 == parts))
+    }
+
+    /// In how many parts the weights of a dispatch lie; 0 if in one piece.
+    fn parts(&mut self, dispatch: &Dispatch) -> Result<usize> {
+        let mut parts = 0;
+        for view in &dispatch.bindings {
+            parts = parts.max(self.memory(view.buf_id)?.parts.len());
+        }
+        Ok(parts)
+    }
+
+    /// Lowers a dispatch, or one part of it; `last` ends it.
+    fn lower_part(&mut self, dispatch: &Dispatch, part: Option<usize>, last: bool) -> Result<()> {
         let context = self.context.clone();
-        let bound = self.bind(dispatch)?;
+        let bound = self.bind(dispatch, part)?;
         let (operands, buffers): (Vec<Operand>, SmallVec<_>) = bound.into_iter().unzip();
         reject_overlap(dispatch, &operands)?;
         let target = &context.adapter.target;
@@ -81,7 +100,7 @@ impl VulkanEncoder {
         buffers.extend(
             kernel.again.iter().map(|&operand| buffers[operand]).collect::<SmallVec<[_; 2]>>(),
         );
-        self.lowered.push(dispatch, kernel, buffers);
+        self.lowered.push(dispatch, kernel, buffers, last);
         Ok(())
     }
 
@@ -96,26 +115,40 @@ impl VulkanEncoder {
     }
 
     /// The operands as kernels see them and the ranges to bind.
-    fn bind(&mut self, dispatch: &Dispatch) -> Result<Vec<(Operand, vk::DescriptorBufferInfo)>> {
+    fn bind(
+        &mut self,
+        dispatch: &Dispatch,
+        part: Option<usize>,
+    ) -> Result<Vec<(Operand, vk::DescriptorBufferInfo)>> {
         let roles: SmallVec<[BindingRole; 6]> = {
             let contract = self.kernels.contract_of(dispatch)?;
             let declared = contract.and_then(|contract| contract.bindings.as_ref());
             declared.into_iter().flatten().map(|binding| binding.role).collect()
         };
         let mut bound: Vec<(Operand, vk::DescriptorBufferInfo)> = Vec::new();
-        for (index, view) in dispatch.bindings.iter().enumerate() {
+        let mut views = dispatch.bindings.to_vec();
+        for view in &dispatch.bindings {
+            let memory = self.memory(view.buf_id)?;
+            if let Some(rows) = part.and_then(|part| memory.parts.get(part)) {
+                views = split::cut(dispatch, rows)?;
+            }
+        }
+        for (index, view) in views.iter().enumerate() {
             // A kernel of unknown access may write all of its operands.
             let role = roles.get(index).copied().unwrap_or(BindingRole::ReadWrite);
             let name = ops::operand_name(dispatch.kind, dispatch.bindings.len(), index)
                 .unwrap_or(OPERAND_NAMES[index]);
-            let memory = self.memory(view.buf_id)?;
-            let (info, shift) = self.range(&memory, view, dispatch, name)?;
+            let whole = self.memory(view.buf_id)?;
+            let rows = part.and_then(|part| whole.parts.get(part));
+            let memory = rows.map_or(&whole, |rows| &rows.memory);
+            let (info, shift) = self.range(memory, view, dispatch, name)?;
+            let rows = rows.map(|rows| [rows.first, dispatch.bindings[index].layout.shape4()[2]]);
             let same = |other: &TensorView| other == view;
-            let same_as = dispatch.bindings[..index].iter().position(same).filter(|&first| {
+            let same_as = views[..index].iter().position(same).filter(|&first| {
                 role != BindingRole::Read || bound[first].0.role != BindingRole::Read
             });
             let (layout, packing) = (view.layout, memory.packing);
-            bound.push((Operand { name, layout, role, shift, packing, same_as }, info));
+            bound.push((Operand { name, layout, role, shift, packing, same_as, rows }, info));
         }
         Ok(bound)
     }

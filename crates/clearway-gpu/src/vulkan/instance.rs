@@ -207,7 +207,8 @@ impl Instance {
             max_invocations: limits.max_compute_work_group_invocations,
             shared_bytes: limits.max_compute_shared_memory_size,
             max_groups: limits.max_compute_work_group_count.into_iter().min().unwrap_or(65_535),
-            max_binding: u64::from(limits.max_storage_buffer_range),
+            max_binding: u64::from(limits.max_storage_buffer_range)
+                .min(self.options.max_binding.unwrap_or(u64::MAX)),
             packed_dot,
             cooperative,
             processors,

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::context::Context;
 use super::heap::Piece;
+use super::split::RowPart;
 use crate::device::DeviceMemory;
-use crate::error::Result;
+use crate::error::{GpuError, Result};
 use crate::wgsl::Packing;
 
 /// The memory behind a buffer.
@@ -13,6 +14,8 @@ pub(super) struct VulkanMemory {
     pub(super) piece: Piece,
     /// How block weights lie in it.
     pub(super) packing: Packing,
+    /// Rows of a tensor that is larger than one binding; the piece is empty then.
+    pub(super) parts: Vec<RowPart>,
     context: Arc<Context>,
 }
 
@@ -20,7 +23,19 @@ impl VulkanMemory {
     /// Memory that holds anything.
     pub(super) fn new(context: &Arc<Context>, bytes: u64, packing: Packing) -> Result<Self> {
         let piece = context.heap.alloc(context, bytes)?;
-        Ok(Self { piece, packing, context: context.clone() })
+        Ok(Self { piece, packing, parts: Vec::new(), context: context.clone() })
+    }
+
+    /// Weights longer than a buffer says have less memory than that where they lie in parts.
+    fn check(&self, offset: u64, len: usize) -> Result<()> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.piece.len => Ok(()),
+            _ => Err(GpuError::TransferMismatch {
+                what: "packed weights",
+                found: format!("a transfer of {len} bytes at byte {offset}"),
+                expected: "a device that keeps them in one piece".into(),
+            }),
+        }
     }
 
     /// Memory filled with zeros.
@@ -33,10 +48,12 @@ impl VulkanMemory {
 
 impl DeviceMemory for VulkanMemory {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
         self.context.transfers.write(&self.context, &self.piece, offset, bytes)
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
         self.context.transfers.read(&self.context, &self.piece, offset, bytes)
     }
 

@@ -8,7 +8,7 @@
 //! | `instance` | the loader, devices and what they can do |
 //! | `context`, `counts` | one opened device: queue, clock of finished work, errors, what it did |
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
-//! | `weights` | weight tensors packed for kernels |
+//! | `weights`, `split` | weight tensors packed for kernels, in parts where one binding is too small |
 //! | `pipeline`, `cache` | kernels compiled once, in memory and on disk |
 //! | `encoder` | from dispatches to bindings and kernels |
 //! | `program` | the recorded commands |
@@ -22,6 +22,7 @@ mod instance;
 mod memory;
 mod pipeline;
 mod program;
+mod split;
 mod transfer;
 mod weights;
 
@@ -48,11 +49,13 @@ pub struct VulkanOptions {
     pub checks: bool,
     /// Keep compiled kernels on disk.
     pub disk_cache: bool,
+    /// Bytes one binding may cover, if less than the device allows.
+    pub max_binding: Option<u64>,
 }
 
 impl Default for VulkanOptions {
     fn default() -> Self {
-        Self { validate: false, checks: false, disk_cache: true }
+        Self { validate: false, checks: false, disk_cache: true, max_binding: None }
     }
 }
 

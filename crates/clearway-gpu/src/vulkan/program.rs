@@ -43,10 +43,13 @@ struct Step {
     /// Where its scratch and its tickets start, and their bytes.
     scratch: Option<[(u64, u64); 2]>,
     groups: [u32; 3],
+    /// Whether its dispatch ends with it.
+    last: bool,
 }
 
 impl Lowered {
-    pub(super) fn push(&mut self, dispatch: &Dispatch, kernel: Kernel, ranges: Ranges) {
+    /// Adds a kernel of a dispatch; `last` says whether it is the last one.
+    pub(super) fn push(&mut self, dispatch: &Dispatch, kernel: Kernel, ranges: Ranges, last: bool) {
         let next = self.sources.len();
         let source = *self.by_source.entry(kernel.source.clone()).or_insert(next);
         if source == next {
@@ -65,7 +68,7 @@ impl Lowered {
             self.tickets += tickets.next_multiple_of(ALIGN);
             [(at.0, bytes), (at.1, tickets)]
         });
-        self.steps.push(Step { source, ranges, block, scratch, groups: kernel.groups });
+        self.steps.push(Step { source, ranges, block, scratch, groups: kernel.groups, last });
     }
 
     pub(super) fn barrier(&mut self) {
@@ -125,6 +128,8 @@ struct Launch {
     layout: vk::PipelineLayout,
     set: vk::DescriptorSet,
     groups: [u32; 3],
+    /// Whether its dispatch ends with it.
+    last: bool,
 }
 
 impl VulkanProgram {
@@ -249,6 +254,7 @@ impl VulkanProgram {
                 layout: context.pipelines.pipeline_layout(step.ranges.len()),
                 set,
                 groups: step.groups,
+                last: step.last,
             });
         }
         Ok(())
@@ -307,7 +313,7 @@ impl VulkanProgram {
                 // SAFETY: lowering keeps the workgroups within the device's limits, and the list is
                 // proven: nothing in this group writes what this dispatch touches.
                 unsafe { raw.cmd_dispatch(commands, x, y, z) };
-                if serialised {
+                if serialised && launch.last {
                     self.barrier(commands, Edge::Group);
                     self.stamp(commands, clock, &mut stamp);
                 }
@@ -423,7 +429,7 @@ impl Program for VulkanProgram {
         }
         let parts = match mode {
             ProfileMode::Groups => self.groups.len(),
-            ProfileMode::Serialised => self.launches.len(),
+            ProfileMode::Serialised => self.launches.iter().filter(|launch| launch.last).count(),
         };
         let stamps = parts as u32 + 1;
         let info = vk::QueryPoolCreateInfo::default()

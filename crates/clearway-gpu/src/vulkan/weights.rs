@@ -7,6 +7,7 @@ use clearway_graph::Layout;
 
 use super::context::Context;
 use super::memory::VulkanMemory;
+use super::split::RowPart;
 use crate::device::DeviceMemory;
 use crate::error::{GpuError, Result};
 use crate::wgsl::{Packing, planes};
@@ -29,6 +30,37 @@ pub(super) fn upload(
             expected: format!("{expected} for {layout}"),
         });
     }
+    let packing = if planes::supports(layout) { Packing::Planes } else { Packing::Plain };
+    let limit = context.adapter.target.max_binding;
+    let row_bytes = expected / layout.rows() as u64;
+    if physical(layout, layout.rows()) <= limit || layout.rank() != 2 {
+        return upload_whole(context, layout, bytes);
+    }
+    // Planes have a little padding; a multiple of 8 rows keeps every part whole words.
+    let rows = ((limit / row_bytes * 15 / 16) as usize / 8 * 8).max(1);
+    let mut memory = VulkanMemory::new(context, 0, packing)?;
+    for first in (0..layout.rows()).step_by(rows) {
+        let rows = rows.min(layout.rows() - first);
+        let part = Layout::new(layout.dtype(), &[rows, layout.cols()])?;
+        let start = first * row_bytes as usize;
+        let bytes = &bytes[start..start + part.span_bytes() as usize];
+        let piece = Arc::new(upload_whole(context, &part, bytes)?);
+        memory.parts.push(RowPart { first: first as u32, rows: rows as u32, memory: piece });
+    }
+    Ok(memory)
+}
+
+/// Bytes that so many rows take on the device.
+fn physical(layout: &Layout, rows: usize) -> u64 {
+    if planes::supports(layout) {
+        planes::offsets(layout.dtype(), (rows * layout.cols() / planes::CHUNK) as u64).1
+    } else {
+        layout.span_bytes()
+    }
+}
+
+fn upload_whole(context: &Arc<Context>, layout: &Layout, bytes: &[u8]) -> Result<VulkanMemory> {
+    let expected = layout.span_bytes();
     if !planes::supports(layout) {
         let memory = VulkanMemory::new(context, expected, Packing::Plain)?;
         memory.write(0, bytes)?;

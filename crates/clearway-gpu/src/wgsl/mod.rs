@@ -100,6 +100,8 @@ pub struct Operand {
     pub shift: u32,
     /// How block weights lie.
     pub packing: Packing,
+    /// Of rows that are part of a tensor: the first of them, and how many the tensor has.
+    pub rows: Option<[u32; 2]>,
     /// The operand whose binding this one shares, because both are exactly the same bytes.
     pub same_as: Option<usize>,
 }

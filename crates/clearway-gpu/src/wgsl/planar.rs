@@ -22,11 +22,28 @@ pub(super) fn gather(job: &Job<'_>) -> Option<Kernel> {
         .view(0, View::Quads)
         .words_too(0)
         .constant("WG", job.target.width(64))
+        .body(&taken(job.operands[0].rows))
         .body(&chunk_type(job.dtype(0)))
         .body(&load_chunk(job.dtype(0), "w")?)
         .body(include_str!("kernels/gather_planes.wgsl"));
     let groups = chunks.div_ceil(job.target.width(64) as usize) as u64;
     Some(source.build(job.target.fold(groups)))
+}
+
+/// Which indices a kernel answers for, and what they are among its rows: those of its part of the
+/// table; the first part answers for indices beyond the table too.
+pub(super) fn taken(rows: Option<[u32; 2]>) -> String {
+    match rows {
+        None => "fn taken(id: u32, rows: u32) -> bool { return true; }
+fn own(id: u32) -> u32 { return id; }\n"
+            .into(),
+        Some([first, all]) => format!(
+            "fn taken(id: u32, rows: u32) -> bool {{
+    return id - {first}u < rows || ({first}u == 0u && id >= {all}u);
+}}
+fn own(id: u32) -> u32 {{ return id - {first}u; }}\n"
+        ),
+    }
 }
 
 /// A product of many rows with weights in planes.

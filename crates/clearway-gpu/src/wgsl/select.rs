@@ -3,6 +3,7 @@
 //! Order: larger before smaller, of equals the lower index first, what is no number after the rest.
 
 use super::elementwise::{self, GRID, MATH};
+use super::planar::taken;
 use super::rows::WAVES;
 use super::{Job, Kernel, Source, blocks};
 
@@ -37,12 +38,15 @@ fn apply(c: vec4<u32>) {
     }
     let apply = "fn extent() -> vec4<u32> { return P.y.shape; }
 fn apply(c: vec4<u32>) {
-    let id = get_ids(c.z);
+    let picked = get_ids(c.z);
+    if (!taken(picked, P.table.shape.z)) { return; }
+    let id = own(picked);
     var value = 0.0;
     if (id < P.table.shape.z) { value = get_table(row_table(id) + c.w) * argf(0u); }
     put_y(row_y(c.z) + c.w, value);
 }\n";
-    elementwise::each(job, Source::new(job).body(apply), elems)
+    let source = Source::new(job).body(&taken(job.operands[0].rows)).body(apply);
+    elementwise::each(job, source, elems)
 }
 
 pub(super) fn arg_max(job: &Job<'_>) -> Kernel {

@@ -38,6 +38,7 @@ fn lower_case(case: &OpCase, in_place: Option<(usize, usize)>) -> Option<Kernel>
             role,
             shift: (spec.offset % 256) as u32,
             packing: Packing::Plain,
+            rows: None,
             same_as: None,
         })
         .collect();
@@ -139,6 +140,7 @@ fn large_grids_are_folded() {
         role,
         shift: 0,
         packing: Packing::Plain,
+        rows: None,
         same_as: None,
     };
     let operands = vec![operand("x", BindingRole::Read), operand("y", BindingRole::Write)];

@@ -12,7 +12,11 @@ fn main(
     if (token >= P.ids.shape.w) {
         return;
     }
-    let id = get_ids(token * P.ids.stride.w);
+    let picked = get_ids(token * P.ids.stride.w);
+    if (!taken(picked, P.w.shape.z)) {
+        return;
+    }
+    let id = own(picked);
     let known = id < P.w.shape.z;
     let c = load_chunk_w(select(0u, id, known) * chunks + i % chunks);
     let scale = argf(0u);
