@@ -87,14 +87,15 @@ fn executable(messages: &str) -> Option<PathBuf> {
 
 /// The tree of an earlier run, or a new one.
 fn tree(root: &Path) -> Result<Tree> {
+    if !succeeds(Command::new("sh").args(["-c", "test $(id -u) = 0"])) {
+        let why = "making a Debian 13 tree and running in it needs root";
+        return Ok(Tree::Cannot(why.to_owned()));
+    }
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let folder = root.join(target).join("syncval");
     let tree = folder.join(RELEASE);
     if tree.exists() {
         return Ok(Tree::Ready(tree));
-    }
-    if !succeeds(Command::new("sh").args(["-c", "test $(id -u) = 0"])) {
-        return Ok(Tree::Cannot("making the Debian 13 tree needs root".to_owned()));
     }
     let Some(mirror) = mirror() else {
         let why = "the system's apt sources name no Debian mirror to make the Debian 13 tree from";
