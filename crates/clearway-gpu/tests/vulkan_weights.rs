@@ -216,7 +216,7 @@ fn gathered_rows_are_exact_for_every_type() {
 fn tensors_larger_than_a_binding_are_split_by_rows() {
     let options = VulkanOptions {
         disk_cache: false,
-        max_binding: Some(16 << 10),
+        max_binding: Some(32 << 10),
         ..VulkanOptions::default()
     };
     let Some(device) = open_with(options) else { return };

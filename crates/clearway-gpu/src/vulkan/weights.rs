@@ -36,8 +36,12 @@ pub(super) fn upload(
     if physical(layout, layout.rows()) <= limit || layout.rank() != 2 {
         return upload_whole(context, layout, bytes);
     }
-    // Planes have a little padding; a multiple of 8 rows keeps every part whole words.
-    let rows = ((limit / row_bytes * 15 / 16) as usize / 8 * 8).max(1);
+    // As many as fit with the room between planes; a multiple of 8 keeps every part whole words.
+    let mut rows = (limit / row_bytes) as usize / 8 * 8;
+    while rows > 8 && physical(layout, rows) > limit {
+        rows -= 8;
+    }
+    let rows = rows.max(1);
     let mut memory = VulkanMemory::new(context, 0, packing)?;
     for first in (0..layout.rows()).step_by(rows) {
         let rows = rows.min(layout.rows() - first);
@@ -55,7 +59,7 @@ fn physical(layout: &Layout, rows: usize) -> u64 {
     if planes::supports(layout) {
         planes::offsets(layout.dtype(), (rows * layout.cols() / planes::CHUNK) as u64).1
     } else {
-        layout.span_bytes()
+        layout.span_bytes() / layout.rows() as u64 * rows as u64
     }
 }
 
@@ -113,13 +117,12 @@ fn upload_part(
         expected: format!("whole blocks of {dtype}"),
     })?;
     let count = (blocks.len() / dtype.block_bytes() * dtype.block_elems() / planes::CHUNK) as u64;
-    let (part_starts, end) = planes::offsets(dtype, count);
-    let used = planes::count(dtype);
-    for plane in 0..used {
-        let part_end = if plane + 1 < used { part_starts[plane + 1] } else { end };
-        let bytes = &packed[part_starts[plane] as usize..part_end as usize];
-        // Every part but the last holds whole words, so it begins where the one before it ends.
-        memory.write(starts[plane] + planes::bytes_before(dtype, plane, first), bytes)?;
+    let (part_starts, _) = planes::offsets(dtype, count);
+    for plane in 0..planes::count(dtype) {
+        let start = part_starts[plane] as usize;
+        let bytes = &packed[start..start + planes::plane_bytes(dtype, plane, count) as usize];
+        // Every part but the last holds whole units, so it begins where the one before it ends.
+        memory.write(starts[plane] + planes::plane_bytes(dtype, plane, first), bytes)?;
     }
     Ok(())
 }

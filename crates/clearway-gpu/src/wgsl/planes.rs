@@ -65,12 +65,16 @@ pub fn supports(layout: &Layout) -> bool {
     planes(layout.dtype()).is_some() && layout.is_dense()
 }
 
+/// Bytes between planes. Tensors often have sizes that are powers of two; without this the parts of one
+/// chunk would lie in the same channel of the memory, in all planes.
+const SKEW: u64 = 4096 + 256;
+
 /// Where each plane of so many chunks starts, in bytes, and where the last ends.
 pub fn offsets(dtype: DType, chunks: u64) -> ([u64; PLANES], u64) {
     let (mut starts, mut end) = ([0; PLANES], 0);
-    for (start, plane) in starts.iter_mut().zip(planes(dtype).unwrap_or_default()) {
-        *start = end;
-        end += (chunks.div_ceil(plane.chunks) * plane.bytes).next_multiple_of(16);
+    for (index, start) in starts.iter_mut().enumerate().take(count(dtype)) {
+        *start = end + if index > 0 { SKEW } else { 0 };
+        end = *start + plane_bytes(dtype, index, chunks).next_multiple_of(16);
     }
     (starts, end)
 }
@@ -80,10 +84,10 @@ pub fn count(dtype: DType) -> usize {
     planes(dtype).map_or(0, <[_]>::len)
 }
 
-/// Bytes of a plane in front of a chunk, which begins a unit of the plane.
-pub fn bytes_before(dtype: DType, plane: usize, chunk: u64) -> u64 {
+/// Bytes that so many chunks take in a plane.
+pub fn plane_bytes(dtype: DType, plane: usize, chunks: u64) -> u64 {
     let plane = planes(dtype).and_then(|planes| planes.get(plane));
-    plane.map_or(0, |plane| chunk / plane.chunks * plane.bytes)
+    plane.map_or(0, |plane| chunks.div_ceil(plane.chunks) * plane.bytes)
 }
 
 /// Packs whole blocks of a file into planes.
