@@ -56,7 +56,12 @@ pub fn load(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Res
     let total = gguf.tensor_bytes();
     let bar = Bar::new("loading");
     let mut progress = |done| bar.at(done, Some(total));
-    Ok(Engine::with_progress(gguf, device, options, &mut progress)?)
+    let engine = Engine::with_progress(gguf, device, options, &mut progress)?;
+    drop(bar);
+    for conversion in engine.conversions() {
+        eprintln!("{conversion}");
+    }
+    Ok(engine)
 }
 
 /// Maps the file of a model, which is fetched if it is not there.
