@@ -40,6 +40,8 @@ pub(super) struct Context {
     pub(super) pipelines: Pipelines,
     /// Buffers alive, by identity.
     pub(super) buffers: Mutex<FxHashMap<usize, Weak<VulkanMemory>>>,
+    /// Names commands for debuggers and for what the validation layer says.
+    pub(super) labels: Option<ext::debug_utils::Device>,
     pub(super) instance: Arc<Instance>,
 }
 
@@ -72,7 +74,10 @@ impl Context {
         let heap = Heap::new(&adapter);
         let transfers = Transfers::new(&raw, &adapter, &info.name)?;
         let pipelines = Pipelines::new(&raw, &adapter, instance.options, &info.name)?;
+        let labels =
+            instance.options.validate.then(|| ext::debug_utils::Device::new(&instance.raw, &raw));
         Ok(Arc::new(Self {
+            labels,
             info,
             adapter,
             raw,
@@ -169,15 +174,7 @@ impl Context {
         if !self.adapter.has_budget {
             return size;
         }
-        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
-        let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
-        // SAFETY: the device has the budget extension.
-        unsafe {
-            self.instance
-                .raw
-                .get_physical_device_memory_properties2(self.adapter.raw, &mut properties);
-        }
-        budget.heap_budget[heap as usize].saturating_sub(budget.heap_usage[heap as usize])
+        self.instance.free(self.adapter.raw)[heap as usize]
     }
 
     pub(super) fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {

@@ -35,6 +35,8 @@ pub(super) struct Adapter {
     pub(super) max_buffer_bytes: u64,
     pub(super) memory: vk::PhysicalDeviceMemoryProperties,
     pub(super) has_budget: bool,
+    /// Bytes the driver would still give of each heap, where it tells.
+    pub(super) free: Option<[u64; vk::MAX_MEMORY_HEAPS]>,
     pub(super) queue_family: u32,
     pub(super) timestamp_bits: u32,
     pub(super) fixed_subgroup: bool,
@@ -227,6 +229,7 @@ impl Instance {
             max_buffer_bytes: if modern { vulkan13.max_buffer_size } else { 1 << 30 },
             memory,
             has_budget: has(ext::memory_budget::NAME),
+            free: has(ext::memory_budget::NAME).then(|| self.free(raw)),
             queue_family: family.unwrap_or(0) as u32,
             timestamp_bits: family.map_or(0, |f| families[f].timestamp_valid_bits),
             fixed_subgroup: vulkan13.min_subgroup_size == vulkan13.max_subgroup_size,
@@ -234,6 +237,15 @@ impl Instance {
             missing,
             notes,
         }
+    }
+
+    /// Bytes the driver would still give of each heap of a device that has the budget extension.
+    pub(super) fn free(&self, raw: vk::PhysicalDevice) -> [u64; vk::MAX_MEMORY_HEAPS] {
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        // SAFETY: the device has the budget extension, which the caller checked.
+        unsafe { self.raw.get_physical_device_memory_properties2(raw, &mut properties) };
+        std::array::from_fn(|heap| budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]))
     }
 
     fn features(&self, raw: vk::PhysicalDevice, ask_cooperative: bool) -> Found {
@@ -295,14 +307,13 @@ impl Adapter {
 
     /// One line for people.
     pub(super) fn describe(&self) -> String {
-        let gib = self.local_bytes() as f64 / f64::from(1 << 30);
         let Target { subgroup, packed_dot, cooperative, .. } = self.target;
         let yes = |b: bool| if b { "yes" } else { "no" };
         let mut line = format!(
-            "{}, driver {}, {gib:.1} GiB, subgroup {subgroup}, f16 yes, packed 8-bit dot {}, \
-             cooperative matrix {}",
+            "{}, driver {}, heaps {}, subgroup {subgroup}, f16 yes, packed 8-bit dot {}, cooperative matrix {}",
             self.name,
             self.driver,
+            self.heaps(),
             yes(packed_dot),
             yes(cooperative),
         );
@@ -314,6 +325,18 @@ impl Adapter {
             line.push_str(note);
         }
         line
+    }
+
+    /// Size, place and free bytes of each heap.
+    fn heaps(&self) -> String {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let heaps = self.memory.memory_heaps_as_slice().iter().enumerate().map(|(index, heap)| {
+            let local = heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
+            let place = if local { "device" } else { "host" };
+            let free = self.free.map_or(String::new(), |f| format!(", {:.1} free", gib(f[index])));
+            format!("{:.1} GiB {place}{free}", gib(heap.size))
+        });
+        heaps.collect::<Vec<_>>().join(" + ")
     }
 
     /// Order of choice: real cards before integrated ones before software.

@@ -43,7 +43,8 @@ pub use counts::VulkanCounts;
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VulkanOptions {
-    /// Load the validation layer with synchronization validation and collect what it says.
+    /// Load the validation layer with synchronization validation, collect what it says, and name every
+    /// dispatch for it and for debuggers.
     pub validate: bool,
     /// Compile kernels with every index and loop guarded.
     pub checks: bool,

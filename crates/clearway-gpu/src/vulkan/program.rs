@@ -1,5 +1,6 @@
 //! The lowered list: pipelines, descriptor sets and commands, made once and submitted again and again.
 
+use std::ffi::CString;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,6 +46,8 @@ struct Step {
     groups: [u32; 3],
     /// Whether its dispatch ends with it.
     last: bool,
+    /// Name for debuggers.
+    label: CString,
 }
 
 impl Lowered {
@@ -68,7 +71,17 @@ impl Lowered {
             self.tickets += tickets.next_multiple_of(ALIGN);
             [(at.0, bytes), (at.1, tickets)]
         });
-        self.steps.push(Step { source, ranges, block, scratch, groups: kernel.groups, last });
+        let label = format!("{} {}", dispatch.kernel, dispatch.label).replace('\0', " ");
+        let label = CString::new(label).unwrap_or_default();
+        self.steps.push(Step {
+            source,
+            ranges,
+            block,
+            scratch,
+            groups: kernel.groups,
+            last,
+            label,
+        });
     }
 
     pub(super) fn barrier(&mut self) {
@@ -130,6 +143,7 @@ struct Launch {
     groups: [u32; 3],
     /// Whether its dispatch ends with it.
     last: bool,
+    label: CString,
 }
 
 impl VulkanProgram {
@@ -255,6 +269,7 @@ impl VulkanProgram {
                 set,
                 groups: step.groups,
                 last: step.last,
+                label: step.label.clone(),
             });
         }
         Ok(())
@@ -309,10 +324,19 @@ impl VulkanProgram {
                         &[],
                     );
                 }
+                let label = vk::DebugUtilsLabelEXT::default().label_name(&launch.label);
+                if let Some(labels) = &self.context.labels {
+                    // SAFETY: the commands are being recorded, and the extension is enabled.
+                    unsafe { labels.cmd_begin_debug_utils_label(commands, &label) };
+                }
                 let [x, y, z] = launch.groups;
                 // SAFETY: lowering keeps the workgroups within the device's limits, and the list is
                 // proven: nothing in this group writes what this dispatch touches.
                 unsafe { raw.cmd_dispatch(commands, x, y, z) };
+                if let Some(labels) = &self.context.labels {
+                    // SAFETY: a label was begun above.
+                    unsafe { labels.cmd_end_debug_utils_label(commands) };
+                }
                 if serialised && launch.last {
                     self.barrier(commands, Edge::Group);
                     self.stamp(commands, clock, &mut stamp);
