@@ -59,6 +59,12 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Whether the host between two short steps costs more than a step: then work that follows from
+    /// results should stay on the device.
+    fn host_is_far(&self) -> bool {
+        false
+    }
+
     /// Tokens of a step at most: enough that fetching the weights costs nothing.
     fn batch_tokens(&self) -> usize {
         256

@@ -115,7 +115,10 @@ fn pipeline(criterion: &mut Criterion) {
         table.bench_function(BenchmarkId::from_parameter(dispatches), |b| b.iter(|| stages(graph)));
     }
     table.finish();
-    let [small, large] = graphs.map(|(_, graph)| fastest(15, || stages(&graph)));
+    // In turns, and often: a neighbour that fills the shared cache slows only the large one down.
+    let rounds = (0..60).map(|_| graphs.each_ref().map(|(_, graph)| fastest(1, || stages(graph))));
+    let fastest = |a: [Duration; 2], b: [Duration; 2]| [a[0].min(b[0]), a[1].min(b[1])];
+    let [small, large] = rounds.reduce(fastest).unwrap();
     let ratio = large.as_secs_f64() / small.as_secs_f64();
     println!(
         "100000 dispatches cost {ratio:.1} times what 10000 cost ({large:.1?} and {small:.1?})"

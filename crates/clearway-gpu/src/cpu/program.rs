@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use clearway_graph::verify::verify;
 use clearway_graph::{
-    BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
-    Dispatch, Params, TensorView,
+    BarrierReason, BindingRole, CapturedNode, CommandEncoder, ComputeGraph, Dispatch, Params,
+    TensorView,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -103,12 +103,7 @@ impl CpuEncoder {
 
     /// Roles of the operands, from the contract. A kernel of unknown access may write all of them.
     fn roles(&self, dispatch: &Dispatch) -> Result<SmallVec<[BindingRole; 6]>> {
-        let contract = match dispatch.kind {
-            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
-                Some(&self.kernels.custom(&dispatch.kernel)?.contract)
-            }
-            kind => ops::contract(kind, dispatch.bindings.len()),
-        };
+        let contract = self.kernels.contract_of(dispatch)?;
         let declared = contract.and_then(|contract| contract.bindings.as_ref());
         Ok(match declared {
             Some(bindings) => bindings.iter().map(|binding| binding.role).collect(),

@@ -16,7 +16,7 @@ pub(super) struct Instance {
     messenger: Option<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
     /// What the validation layers said.
     pub(super) messages: Arc<Mutex<Vec<String>>>,
-    _entry: ash::Entry,
+    entry: ash::Entry,
 }
 
 /// A device that was found, and everything decided from its properties.
@@ -98,7 +98,7 @@ impl Instance {
         let raw = unsafe { entry.create_instance(&info, None) }
             .map_err(|e| no_device(format!("no driver could be started ({e})")))?;
         let messages = Arc::new(Mutex::new(Vec::new()));
-        let mut instance = Self { raw, options, messenger: None, messages, _entry: entry };
+        let mut instance = Self { raw, options, messenger: None, messages, entry };
         if options.validate {
             instance.listen()?;
         }
@@ -116,7 +116,7 @@ impl Instance {
             .message_type(Kind::VALIDATION | Kind::PERFORMANCE)
             .pfn_user_callback(Some(on_message))
             .user_data(user);
-        let utils = ext::debug_utils::Instance::new(&self._entry, &self.raw);
+        let utils = ext::debug_utils::Instance::new(&self.entry, &self.raw);
         // SAFETY: the callback's user data lives as long as the instance, which owns the messenger.
         let messenger =
             unsafe { utils.create_debug_utils_messenger(&info, None) }.map_err(|e| {
@@ -280,7 +280,7 @@ impl Instance {
 
     /// Whether the device multiplies 16x16 tiles of f16 into f32 sums across a subgroup.
     fn has_square_tiles(&self, raw: vk::PhysicalDevice) -> bool {
-        let loader = khr::cooperative_matrix::Instance::new(&self._entry, &self.raw);
+        let loader = khr::cooperative_matrix::Instance::new(&self.entry, &self.raw);
         // SAFETY: the extension is supported, which the caller checked.
         let shapes = unsafe { loader.get_physical_device_cooperative_matrix_properties(raw) };
         let (half, full) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);

@@ -28,7 +28,7 @@ mod weights;
 
 use std::sync::{Arc, PoisonError};
 
-use clearway_graph::{FusedRequest, Layout};
+use clearway_graph::{FusedRequest, Layout, TensorView};
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder};
 use crate::error::{GpuError, Result};
@@ -152,6 +152,16 @@ impl VulkanDevice {
         summary(&self.context.adapter).software
     }
 
+    /// Whether weights lie so that kernels of few rows read them. Of tensors that have no memory yet it
+    /// is taken that they will be uploaded as weights.
+    fn suits(&self, weights: &TensorView) -> bool {
+        let Ok(memory) = self.context.memory(weights.buf_id) else { return true };
+        match weights.layout.dtype().is_quantised() {
+            true => memory.packing == wgsl::Packing::Planes,
+            false => weights.offset.is_multiple_of(16),
+        }
+    }
+
     fn keep(&self, bytes: u64, memory: VulkanMemory) -> Buffer {
         let memory = Arc::new(memory);
         let buffer = Buffer::new(bytes, memory.clone());
@@ -182,6 +192,10 @@ impl Device for VulkanDevice {
         true // products of few rows with weights in planes
     }
 
+    fn host_is_far(&self) -> bool {
+        true
+    }
+
     fn batch_tokens(&self) -> usize {
         if self.is_software() { 64 } else { 512 }
     }
@@ -192,7 +206,7 @@ impl Device for VulkanDevice {
     }
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
-        wgsl::has_fused(request, &self.context.adapter.target)
+        wgsl::has_fused(request, &self.context.adapter.target, &|view| self.suits(view))
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {

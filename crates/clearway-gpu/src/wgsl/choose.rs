@@ -1,6 +1,6 @@
 //! The fastest kernel for a job.
 
-use clearway_graph::{CapturedOpKind as Kind, FusedRequest};
+use clearway_graph::{CapturedOpKind as Kind, FusedRequest, TensorView};
 
 use super::{Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar};
 use crate::error::Result;
@@ -24,15 +24,22 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
     special.map_or_else(|| general::lower(job), Ok)
 }
 
-/// Whether there is a kernel for a fused op with these operands.
-pub fn has_fused(request: &FusedRequest<'_>, target: &Target) -> bool {
+/// Whether there is a kernel for a fused op with these operands; `suits` says whether weights lie as
+/// kernels of few rows read them.
+pub fn has_fused(
+    request: &FusedRequest<'_>,
+    target: &Target,
+    suits: &dyn Fn(&TensorView) -> bool,
+) -> bool {
     let count = request.bindings.len();
     let find = |name: &str| {
         (0..count)
             .find(|&index| ops::operand_name(request.kind, count, index) == Some(name))
-            .map(|index| &request.bindings[index].layout)
+            .map(|index| &request.bindings[index])
     };
-    !few_rows_only(request.kind) || matvec::has_fused(target, find)
+    !few_rows_only(request.kind)
+        || (matvec::has_fused(target, |name| find(name).map(|view| &view.layout))
+            && ["w", "u"].into_iter().filter_map(find).all(suits))
 }
 
 /// Fused ops that exist only as products of few rows.

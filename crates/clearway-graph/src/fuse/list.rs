@@ -33,9 +33,7 @@ pub(super) struct List<'a> {
     start: Vec<&'a Arc<Dispatch>>,
     /// What stands for a dispatch of the start that has absorbed others.
     fused: Vec<Option<Arc<Dispatch>>>,
-    /// Its kind; `None` once it is absorbed. Most questions end here, before the dispatch itself
-    /// is fetched from memory.
-    kinds: Vec<Option<CapturedOpKind>>,
+    briefs: Vec<Brief>,
     slots: Vec<u32>,
     /// Who carries each dispatch of the start out: one, or several if it was repeated.
     owners: Vec<SmallVec<[u32; 1]>>,
@@ -53,8 +51,61 @@ pub(super) struct List<'a> {
     pub(super) looked_at: std::cell::Cell<u64>,
 }
 
-/// A rule and a consumer it may apply to, by their indices: the order in which they are tried.
-pub(super) type Candidate = (usize, u32);
+/// A rule and a consumer it may apply to. They are tried rule by rule and in the order of recording,
+/// wherever the consumers stand by now: of two norms that could take in one sum, a list that was
+/// reordered lets the same one have it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Candidate {
+    /// Index of the rule.
+    pub(super) rule: u32,
+    recorded: DispatchId,
+    /// Index of the consumer in the list.
+    pub(super) consumer: u32,
+}
+
+/// What a rule asks of a dispatch first, side by side in memory: most questions end here, before the
+/// dispatch itself is fetched.
+#[derive(Clone, Copy)]
+struct Brief {
+    /// `None` once it is absorbed.
+    kind: Option<CapturedOpKind>,
+    /// The values behind the operands through which rules follow, or [`NO_VALUE`].
+    operands: [u32; FOLLOWED],
+    /// The value it writes last, or [`NO_VALUE`].
+    result: u32,
+}
+
+/// Operands of an op through which rules may follow.
+const FOLLOWED: usize = {
+    let (mut most, mut rule) = (0, 0);
+    while rule < RULES.len() {
+        let mut operand = 0;
+        while operand < RULES[rule].operands.len() {
+            if RULES[rule].operands[operand] >= most {
+                most = RULES[rule].operands[operand] + 1;
+            }
+            operand += 1;
+        }
+        rule += 1;
+    }
+    most
+};
+
+/// Stands for a tensor in a real buffer. No list has a value of this number.
+const NO_VALUE: u32 = u32::MAX;
+
+impl Brief {
+    fn of(dispatch: &Dispatch) -> Self {
+        let value = |view: Option<&TensorView>| {
+            view.and_then(TensorView::value).map_or(NO_VALUE, |value| value.0)
+        };
+        Self {
+            kind: Some(dispatch.kind),
+            operands: std::array::from_fn(|operand| value(dispatch.bindings.get(operand))),
+            result: value(dispatch.bindings.last()),
+        }
+    }
+}
 
 /// Who uses a value, by index in the list at the start, once per access.
 #[derive(Clone, Default)]
@@ -72,31 +123,33 @@ impl<'a> List<'a> {
         let start: Vec<_> = graph.dispatches().collect();
         let count = start.len() as u32;
         let mut uses = vec![Uses::default(); graph.values().len()];
-        let mut kinds = Vec::with_capacity(start.len());
+        let mut briefs: Vec<Brief> = Vec::with_capacity(start.len());
         let mut candidates = Vec::new();
         let (mut walls, mut real_results) = (Vec::new(), false);
         for (index, dispatch) in (0..count).zip(&start) {
             if !dispatch.is_movable() {
                 walls.push(index);
             }
-            let result = dispatch.bindings.last().map(TensorView::value);
-            real_results |= result == Some(None) && is_producer(dispatch.kind);
-            let rules = RULES.iter().enumerate().filter(|(_, r)| r.consumer == dispatch.kind);
-            candidates.extend(rules.filter_map(|(number, rule)| {
+            let brief = Brief::of(dispatch);
+            let in_buffer = brief.result == NO_VALUE && !dispatch.bindings.is_empty();
+            real_results |= in_buffer && is_producer(dispatch.kind);
+            let rules = RULES.iter().zip(0..).filter(|(r, _)| r.consumer == dispatch.kind);
+            candidates.extend(rules.filter_map(|(rule, number)| {
                 let written_by = |&operand: &usize| {
-                    let value = dispatch.bindings.get(operand)?.value()?;
-                    kinds[*uses.get(value.index())?.writers.last()? as usize]
+                    let uses = uses.get(brief.operands[operand] as usize)?;
+                    briefs[*uses.writers.last()? as usize].kind
                 };
                 let mut kinds = rule.operands.iter().map(written_by);
-                kinds.any(|kind| kind == Some(rule.producer)).then_some((number, index))
+                let candidate = Candidate { rule: number, recorded: dispatch.id, consumer: index };
+                kinds.any(|kind| kind == Some(rule.producer)).then_some(candidate)
             }));
-            kinds.push(Some(dispatch.kind));
+            briefs.push(brief);
             note_uses(&mut uses, index, dispatch);
         }
         let list = Self {
             values: graph.values(),
             fused: vec![None; start.len()],
-            kinds,
+            briefs,
             slots: (0..count).collect(),
             owners: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
             members: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
@@ -125,7 +178,25 @@ impl<'a> List<'a> {
 
     /// The kind of what stands for a dispatch of the start, unless it is absorbed.
     pub(super) fn kind(&self, index: u32) -> Option<CapturedOpKind> {
-        self.kinds[index as usize]
+        self.briefs[index as usize].kind
+    }
+
+    /// The value behind an operand of a dispatch through which rules follow.
+    pub(super) fn operand(&self, index: u32, operand: usize) -> Option<NodeId> {
+        let value = self.briefs[index as usize].operands[operand];
+        (value != NO_VALUE).then_some(NodeId(value))
+    }
+
+    /// The value a dispatch writes last.
+    pub(super) fn result(&self, index: u32) -> Option<NodeId> {
+        let value = self.briefs[index as usize].result;
+        (value != NO_VALUE).then_some(NodeId(value))
+    }
+
+    /// A rule and a consumer, in the order in which they are tried.
+    pub(super) fn candidate(&self, rule: usize, consumer: u32) -> Candidate {
+        let recorded = self.start[consumer as usize].id;
+        Candidate { rule: rule as u32, recorded, consumer }
     }
 
     /// Who stands for the dispatch of this id; one of them, if it was repeated.
@@ -278,10 +349,7 @@ impl<'a> List<'a> {
     }
 
     fn hazards(&self) -> &HazardGraph {
-        self.hazards.get_or_init(|| {
-            let start: Vec<_> = self.start.iter().map(|&dispatch| dispatch.clone()).collect();
-            HazardGraph::build(&start)
-        })
+        self.hazards.get_or_init(|| HazardGraph::build(&self.start))
     }
 
     /// The first hazard between accesses of one dispatch and another behind it.
@@ -292,7 +360,7 @@ impl<'a> List<'a> {
 
     /// Lets each of `consumers` take in the producer, or a copy of it; what stands for both goes by
     /// the consumer's index from now on.
-    pub(super) fn merge(&mut self, producer: u32, consumers: Vec<(u32, Dispatch, Place)>) {
+    pub(super) fn merge(&mut self, producer: u32, consumers: Vec<(u32, Arc<Dispatch>, Place)>) {
         let absorbed = std::mem::take(&mut self.members[producer as usize]);
         for &member in &absorbed {
             let owners = &mut self.owners[member as usize];
@@ -300,14 +368,14 @@ impl<'a> List<'a> {
             owners.extend(consumers.iter().map(|(consumer, ..)| *consumer));
         }
         self.fused[producer as usize] = None;
-        self.kinds[producer as usize] = None;
+        self.briefs[producer as usize].kind = None;
         for (consumer, fused, place) in consumers {
             if place == Place::Producer {
                 self.slots[consumer as usize] = self.slots[producer as usize];
             }
             self.members[consumer as usize].extend_from_slice(&absorbed);
-            self.kinds[consumer as usize] = Some(fused.kind);
-            self.fused[consumer as usize] = Some(Arc::new(fused));
+            self.briefs[consumer as usize] = Brief::of(&fused);
+            self.fused[consumer as usize] = Some(fused);
         }
     }
 

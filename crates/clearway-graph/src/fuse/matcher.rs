@@ -53,13 +53,12 @@ impl<'a> Pair<'a> {
         operand: usize,
     ) -> Option<Self> {
         list.kind(consumer).filter(|&kind| kind == rule.consumer)?;
-        let second = list.at(consumer)?;
-        let value = second.bindings.get(operand)?.value()?;
+        let value = list.operand(consumer, operand)?;
         let producer = list.writer_before(value, consumer)?;
         list.kind(producer).filter(|&kind| kind == rule.producer)?;
-        let first = list.at(producer)?;
         // Of two results a rule follows only the last.
-        first.bindings.last().filter(|result| result.value() == Some(value))?;
+        list.result(producer).filter(|&result| result == value)?;
+        let (first, second) = (list.at(producer)?, list.at(consumer)?);
         Some(Self { rule, producer, consumer, first, second, operand, value })
     }
 

@@ -103,7 +103,7 @@ impl<'a> Stage<'a> {
         device: &C::Device,
     ) -> Result<()> {
         self.refused.remove(&candidate);
-        match RULES[candidate.0].repeats {
+        match RULES[candidate.rule as usize].repeats {
             true => self.attempt_copies(candidate, catalog, device),
             false => self.attempt_pair(candidate, catalog, device),
         }
@@ -115,7 +115,7 @@ impl<'a> Stage<'a> {
         catalog: &mut C,
         device: &C::Device,
     ) -> Result<()> {
-        let (rule, consumer) = candidate;
+        let (rule, consumer) = (candidate.rule as usize, candidate.consumer);
         let mut refusals = SmallVec::<[RefusedPair; 1]>::new();
         for &operand in RULES[rule].operands {
             let Some(pair) = Pair::find(&RULES[rule], &self.list, consumer, operand) else {
@@ -151,10 +151,11 @@ impl<'a> Stage<'a> {
     /// looked at once and not once each.
     fn attempt_copies<C: KernelCatalog>(
         &mut self,
-        (rule, consumer): Candidate,
+        candidate: Candidate,
         catalog: &mut C,
         device: &C::Device,
     ) -> Result<()> {
+        let (rule, consumer) = (candidate.rule as usize, candidate.consumer);
         let operand = RULES[rule].operands[0];
         let Some(pair) = Pair::find(&RULES[rule], &self.list, consumer, operand) else {
             return Ok(());
@@ -194,7 +195,7 @@ impl<'a> Stage<'a> {
                 .zip(plans)
                 .map(|((rule, pair), plan)| {
                     let reason = plan.err().unwrap_or(Refusal::SecondReader { reader });
-                    ((*rule, pair.consumer), pair.refused(reason))
+                    (self.list.candidate(*rule, pair.consumer), pair.refused(reason))
                 })
                 .collect();
             for (candidate, pair) in refused {
@@ -252,12 +253,13 @@ impl<'a> Stage<'a> {
         }
         for (index, rule) in RULES.iter().enumerate() {
             if rule.consumer == kind {
-                self.queue.insert((index, consumer));
+                self.queue.insert(self.list.candidate(index, consumer));
             }
             if rule.producer == kind {
-                let result = self.list.at(consumer).and_then(|d| d.bindings.last()?.value());
+                let result = self.list.result(consumer);
                 let readers = result.into_iter().flat_map(|value| self.list.readers(value));
-                self.queue.extend(readers.map(|reader| (index, reader)));
+                let readers = readers.filter(|&r| self.list.kind(r) == Some(rule.consumer));
+                self.queue.extend(readers.map(|reader| self.list.candidate(index, reader)));
             }
         }
     }
@@ -286,7 +288,7 @@ fn combine<C: KernelCatalog>(
     plan: &Plan,
     catalog: &mut C,
     device: &C::Device,
-) -> Result<Result<Dispatch, Refusal>> {
+) -> Result<Result<Arc<Dispatch>, Refusal>> {
     let (first, second, kind) = (pair.first, pair.second, pair.rule.fused);
     let request = FusedRequest { kind, bindings: &plan.bindings, params: &plan.params };
     let Some(contract) = catalog.fused_kernel(device, &request)? else {
@@ -296,7 +298,7 @@ fn combine<C: KernelCatalog>(
     if !adopt_origins(&mut accesses, plan) {
         return Ok(Err(Refusal::Contract { kernel: contract.kernel.into_owned() }));
     }
-    Ok(Ok(Dispatch {
+    Ok(Ok(Arc::new(Dispatch {
         id: second.id,
         kind,
         kernel: contract.kernel.clone(),
@@ -307,7 +309,7 @@ fn combine<C: KernelCatalog>(
         // The consumer reads what the producer computes.
         origins: first.origins.iter().chain(&second.origins).copied().collect(),
         label: joined(&first.label, &second.label),
-    }))
+    })))
 }
 
 /// Gives every access of the fused dispatch the origin of the member's it carries out; false if

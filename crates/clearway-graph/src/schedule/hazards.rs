@@ -21,11 +21,11 @@ pub struct HazardGraph {
 
 impl HazardGraph {
     /// The hazard graph of annotated dispatches in execution order.
-    pub fn build(dispatches: &[Arc<Dispatch>]) -> Self {
+    pub fn build<D: AsRef<Dispatch>>(dispatches: &[D]) -> Self {
         let mut memory = Memory::of(dispatches);
         let mut preds = Adjacency::with_capacity(dispatches.len());
         let mut found = Vec::new();
-        for (index, dispatch) in dispatches.iter().enumerate() {
+        for (index, dispatch) in dispatches.iter().map(AsRef::as_ref).enumerate() {
             found.clear();
             // Reads before writes, so that a dispatch never sees itself.
             for range in dispatch.reads() {
@@ -159,7 +159,8 @@ struct History {
     /// The one segment as long as every access has the same range, as nearly all of a value have.
     whole: Option<(u64, Segment)>,
     /// Disjoint segments by their start, otherwise.
-    parts: Option<BTreeMap<u64, Segment>>,
+    #[expect(clippy::box_collection, reason = "few have parts, and the table should be small")]
+    parts: Option<Box<BTreeMap<u64, Segment>>>,
 }
 
 /// A run of bytes with one history.
@@ -172,11 +173,11 @@ struct Segment {
 }
 
 impl Memory {
-    fn of(dispatches: &[Arc<Dispatch>]) -> Self {
+    fn of<D: AsRef<Dispatch>>(dispatches: &[D]) -> Self {
         let mut memory = Self { lowest: usize::MAX, ..Self::default() };
         let mut accesses = 0;
         let mut end = 0;
-        for range in dispatches.iter().flat_map(|dispatch| dispatch.ranges()) {
+        for range in dispatches.iter().flat_map(|dispatch| dispatch.as_ref().ranges()) {
             accesses += 1;
             if let Some(value) = NodeId::from_buf_id(range.buf_id) {
                 memory.lowest = memory.lowest.min(value.index());
@@ -255,7 +256,7 @@ impl History {
     /// All segments, from now on kept apart.
     fn parts(&mut self) -> &mut BTreeMap<u64, Segment> {
         let whole = self.whole.take();
-        self.parts.get_or_insert_with(|| whole.into_iter().collect())
+        self.parts.get_or_insert_with(|| Box::new(whole.into_iter().collect()))
     }
 }
 

@@ -35,13 +35,13 @@ pub(super) fn prove(
     let carried = vec![NOBODY; recorded.access_count()];
     let mut run = FinalRun { values: graph.values(), recorded, places, memory, history, carried };
     run.upload_inputs();
-    let mut unknown = 0;
+    let (mut unknown, mut seen) = (0, Vec::new());
     for (index, dispatch) in last.iter().enumerate() {
         if dispatch.is_annotated() {
             if dispatch.origins.len() > 1 {
                 run.prove_kept(index as u32, dispatch, carriers)?;
             }
-            run.prove_reads(dispatch)?;
+            run.prove_reads(dispatch, &mut seen)?;
             run.write(dispatch);
         } else {
             run.prove_unknown(dispatch, unknown)?;
@@ -224,18 +224,18 @@ impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
         })
     }
 
-    fn prove_reads(&self, dispatch: &Dispatch) -> Result<(), Fault> {
-        let mut runs = Vec::new();
+    /// Every read of a dispatch sees what it saw; `runs` is room for what that is.
+    fn prove_reads(&self, dispatch: &Dispatch, runs: &mut Vec<Run>) -> Result<(), Fault> {
         for access in dispatch.accesses() {
             let range = &access.range;
             if range.role != MemRangeRole::Src {
                 continue;
             }
             runs.clear();
-            self.memory.read(range.buf_id, range.p0, range.p1, &mut runs);
+            self.memory.read(range.buf_id, range.p0, range.p1, runs);
             let Some(position) = self.recorded.position(access.origin.dispatch) else { continue };
             let number = self.recorded.access_number(position, access.origin.access);
-            if let Some(difference) = difference(self.history.reads_of(number), &runs) {
+            if let Some(difference) = difference(self.history.reads_of(number), runs) {
                 let (offset, expected, found) = difference;
                 let fault =
                     self.fault(Story::Read, (range.buf_id, range.p0 + offset), expected, found);

@@ -47,11 +47,15 @@ pub struct EngineOptions {
     pub cache_dtype: DType,
     /// Which stages run.
     pub compile: CompileOptions,
+    /// Whether a compiled step is kept and run again; otherwise every step is recorded, compiled and
+    /// encoded anew.
+    pub replay: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { context: None, cache_dtype: DType::F16, compile: CompileOptions::default() }
+        let compile = CompileOptions::default();
+        Self { context: None, cache_dtype: DType::F16, compile, replay: true }
     }
 }
 
@@ -203,7 +207,11 @@ impl Engine {
         step.positions.write_slice(0, &positions)?;
         step.graph.run()?;
         self.position += tokens.len();
-        Ok(step.graph.read_f32(step.recorded.logits)?)
+        let logits = step.graph.read_f32(step.recorded.logits)?;
+        if !self.options.replay {
+            self.steps.clear();
+        }
+        Ok(logits)
     }
 
     fn record(&self, tokens: usize) -> Result<ModelGraph> {

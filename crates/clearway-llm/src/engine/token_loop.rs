@@ -18,8 +18,8 @@ use crate::model::{POSITIONS, TOKENS};
 const RING: usize = 64;
 /// Steps that are submitted together: few enough that text still flows.
 const TOGETHER: usize = 16;
-/// Best tokens among which the device draws, if the caller does not say.
-const DEFAULT_TOP: usize = 40;
+/// Best tokens among which the device draws at most; they are looked at one by one.
+const MOST_DRAWN: usize = 160;
 
 const ADVANCE: &str = "clearway.advance";
 const DRAW: &str = "clearway.draw";
@@ -43,8 +43,8 @@ impl Choice {
         if temperature <= 0.0 {
             return Some(Self::Greedy);
         }
-        let top_k = if top_k == 0 { return None } else { top_k };
-        (top_k <= 4 * DEFAULT_TOP).then_some(Self::Drawn { temperature, top_k, top_p, min_p })
+        let bounded = (1..=MOST_DRAWN).contains(&top_k);
+        bounded.then_some(Self::Drawn { temperature, top_k, top_p, min_p })
     }
 }
 
@@ -58,10 +58,9 @@ pub(super) struct TokenLoop {
 }
 
 impl Engine {
-    /// Whether generation should stay on the device: there the host between two tokens costs more
-    /// than the tokens.
+    /// Whether generation should stay on the device.
     pub fn feeds_back(&self) -> bool {
-        self.executor.device().info().name != "cpu"
+        self.options.replay && self.executor.device().host_is_far()
     }
 
     /// Statistics of the step that feeds itself, once it is compiled.
@@ -293,7 +292,7 @@ fn main() {
         kept += weight(i);
         used += 1u;
     }
-    // Two steps of a 32-bit permuted congruential generator for 24 bits of a share.
+    // One step of a 32-bit permuted congruential generator for 24 bits of a share.
     let state = get_o2(0u) * 747796405u + (get_o2(1u) | 1u);
     put_o2(0u, state);
     let word = ((state >> ((state >> 28u) + 4u)) ^ state) * 277803737u;

@@ -55,12 +55,10 @@ fn run(device: &dyn Device, case: &OpCase, unfused: bool) -> Result<Outcome, Str
         .map_err(|error| format!("the reference refuses it: {error}"))?;
     let mut outcome = Outcome::default();
     let weights = weights(case.kind);
-    let whole = !weights.is_empty() && weights.iter().all(|&i| is_whole_tensor(&case.operands[i]));
+    let whole = !weights.is_empty() && weights.iter().all(|&i| is_dense(&case.operands[i]));
     for uploaded in [&[], weights].into_iter().take(1 + usize::from(whole)) {
-        let after = match execute(device, case, &prepared.buffers, uploaded, unfused) {
-            Err(GpuError::UnknownKernel { .. }) if is_fused(case.kind) => continue,
-            outcome => outcome.map_err(|error| error.to_string())?,
-        };
+        let after = execute(device, case, &prepared.buffers, uploaded, unfused);
+        let Some(after) = after.map_err(|error| error.to_string())? else { continue };
         outcome.runs += 1;
         judge(device, case, &prepared, &expected, &after, &mut outcome).map_err(|wrong| {
             let how = if uploaded.is_empty() { "" } else { "weights in the device's order: " };
@@ -68,21 +66,6 @@ fn run(device: &dyn Device, case: &OpCase, unfused: bool) -> Result<Outcome, Str
         })?;
     }
     Ok(outcome)
-}
-
-/// Whether the device has a kernel for a case: it may lack those of fused ops.
-pub(super) fn has_kernel(device: &dyn Device, case: &OpCase) -> Result<bool, String> {
-    if !is_fused(case.kind) {
-        return Ok(true);
-    }
-    let view = |spec: &OperandSpec| -> Result<TensorView, GpuError> {
-        let (layout, offset) = (spec.layout()?, spec.offset);
-        let buf_len = offset + layout.span_bytes();
-        Ok(TensorView { buf_id: spec.buffer, buf_len, offset, layout })
-    };
-    let views: Result<Vec<_>, _> = case.operands.iter().map(view).collect();
-    let bindings = &views.map_err(|error| error.to_string())?[..];
-    Ok(device.has_fused(&FusedRequest { kind: case.kind, bindings, params: &case.params }))
 }
 
 /// Whether an op comes from fusion alone: a device need not have it.
@@ -133,9 +116,9 @@ fn weights(kind: Kind) -> &'static [usize] {
     }
 }
 
-/// Whether an operand is all of its buffer's contents, as a tensor of a model file is.
-fn is_whole_tensor(spec: &OperandSpec) -> bool {
-    spec.offset == 0 && spec.layout().is_ok_and(|layout| layout.is_dense())
+/// Whether an operand could be a tensor of a model file.
+fn is_dense(spec: &OperandSpec) -> bool {
+    spec.layout().is_ok_and(|layout| layout.is_dense())
 }
 
 /// The operands that are written, with their indices.
@@ -144,28 +127,36 @@ fn written(case: &OpCase) -> Vec<(usize, &OperandSpec)> {
     operands.filter(|(_, role)| *role != BindingRole::Read).map(|(operand, _)| operand).collect()
 }
 
-/// Records the op, lowers the list and runs it; returns the buffers afterwards. Operands `weights`
-/// are uploaded as the device likes them best.
+/// Records the op, lowers the list and runs it; returns the buffers afterwards, or nothing where the
+/// device says that it has no such fused kernel. Operands `weights` are uploaded as the device likes
+/// them best, each to a buffer of its own.
 fn execute(
     device: &dyn Device,
     case: &OpCase,
     before: &[Vec<u8>],
     weights: &[usize],
     unfused: bool,
-) -> Result<Vec<Vec<u8>>, GpuError> {
-    let mut buffers: Vec<Buffer> =
+) -> Result<Option<Vec<Vec<u8>>>, GpuError> {
+    let buffers: Vec<Buffer> =
         before.iter().map(|bytes| device.upload(bytes)).collect::<Result<_, _>>()?;
-    let weights: Vec<&OperandSpec> = weights.iter().map(|&index| &case.operands[index]).collect();
-    for spec in &weights {
-        let layout = spec.layout()?;
-        let bytes = &before[spec.buffer][..layout.span_bytes() as usize];
-        buffers[spec.buffer] = device.upload_weights(&layout, bytes)?;
-    }
-    let views: Vec<TensorView> = case
+    let mut views: Vec<TensorView> = case
         .operands
         .iter()
         .map(|spec| buffers[spec.buffer].view(spec.offset, spec.layout()?))
         .collect::<Result<_, _>>()?;
+    let mut uploaded = Vec::new();
+    for &index in weights {
+        let spec = &case.operands[index];
+        let (layout, start) = (spec.layout()?, spec.offset as usize);
+        let bytes = &before[spec.buffer][start..start + layout.span_bytes() as usize];
+        let buffer = device.upload_weights(&layout, bytes)?;
+        views[index] = buffer.view(0, layout)?;
+        uploaded.push(buffer);
+    }
+    let request = FusedRequest { kind: case.kind, bindings: &views, params: &case.params };
+    if !unfused && is_fused(case.kind) && !device.has_fused(&request) {
+        return Ok(None);
+    }
     let mut list = Plain::new(device);
     if !unfused || !list.record(case, &views)? {
         record(&mut list.graph, case.kind, &views, &case.params, "op suite")?;
@@ -176,14 +167,12 @@ fn execute(
     graph.encode_sequential(&mut encoder)?;
     encoder.commit()?;
     encoder.0.wait()?;
-    // What weights look like on the device is its own business.
-    let is_weights = |index: usize| weights.iter().any(|spec| spec.buffer == index);
-    let all = before.iter().zip(&buffers).enumerate();
-    all.map(|(index, (bytes, buffer))| match is_weights(index) {
-        true => Ok(bytes.clone()),
-        false => buffer.read_vec::<u8>(0, bytes.len()),
-    })
-    .collect()
+    let after: Result<_, _> = before
+        .iter()
+        .zip(&buffers)
+        .map(|(bytes, buffer)| buffer.read_vec(0, bytes.len()))
+        .collect();
+    after.map(Some)
 }
 
 /// Encoding functions take encoders of known size.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::run::{Outcome, has_kernel, run_case};
+use super::run::{Outcome, run_case};
 use super::{DEFAULT_SEED, OpCase, cases};
 use crate::device::Device;
 use crate::ops::OPS;
@@ -65,11 +65,7 @@ pub fn run_cases(device: &dyn Device, cases: &[OpCase]) -> Summary {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(case) = cases.get(index) else { break };
-                    let result = match has_kernel(device, case) {
-                        Ok(true) => run_case(device, case).map(|o| Some(o).filter(|o| o.runs > 0)),
-                        Ok(false) => Ok(None),
-                        Err(reason) => Err(reason),
-                    };
+                    let result = run_case(device, case).map(|o| Some(o).filter(|o| o.runs > 0));
                     results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
                 }
             });
