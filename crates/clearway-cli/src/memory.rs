@@ -15,6 +15,8 @@ pub struct Needed {
     pub shape: ModelShape,
     /// Rows of the cache.
     pub context: usize,
+    /// Type of the cache's elements.
+    pub cache_dtype: DType,
     /// Bytes of the weights.
     pub weights: u64,
     /// Bytes of the KV cache.
@@ -22,12 +24,13 @@ pub struct Needed {
 }
 
 impl Needed {
-    /// What a file needs with a context of so many tokens.
-    pub fn by(gguf: &Gguf, context: Option<usize>) -> Result<Self> {
+    /// What a file needs with a context of so many tokens, in a cache of this type.
+    pub fn by(gguf: &Gguf, context: Option<usize>, cache_dtype: DType) -> Result<Self> {
         let shape = engine::model_shape(gguf)?;
         let context = context.unwrap_or_else(|| shape.context.min(DEFAULT_CONTEXT)).max(1);
         let dtype = |name: &str| gguf.find_tensor(name).map_or(DType::F32, |t| t.dtype());
-        let options = RecordOptions { weight_dtype: &dtype, ..RecordOptions::new(1, 1) };
+        let options =
+            RecordOptions { weight_dtype: &dtype, cache_dtype, ..RecordOptions::new(1, 1) };
         let (mut weights, mut row) = (0_u64, 0_u64);
         for external in model::record(&shape, &options)?.externals {
             let bytes = external.view.layout.span_bytes();
@@ -38,7 +41,7 @@ impl Needed {
             }
         }
         let cache = row.saturating_mul(context as u64);
-        Ok(Self { shape, context, weights, cache })
+        Ok(Self { shape, context, cache_dtype, weights, cache })
     }
 
     /// Weights and cache.
@@ -58,11 +61,12 @@ impl Needed {
         };
         bail!(
             "the model is too large for `{}`: it needs {} for weights and {} for a context of {} \
-             tokens, but the device has {}; {advice}",
+             tokens in {}, but the device has {}; {advice}",
             info.name,
             size(self.weights),
             size(self.cache),
             self.context,
+            self.cache_dtype,
             size(info.memory_bytes),
         )
     }

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use clearway::Device;
+use clap::builder::FalseyValueParser as Falsey;
+use clearway::{DType, Device};
 use clearway_llm::engine::{Engine, EngineOptions};
 use clearway_llm::fetch::{Cache, ModelName};
 use clearway_llm::gguf::Gguf;
 
 use crate::device::DeviceArgs;
 use crate::progress::{Bar, FetchBar};
+use crate::shape::{OFF, Switches};
 use crate::{interrupt, memory};
 
 /// Which model.
@@ -32,6 +34,35 @@ pub struct ModelArgs {
     pub ctx_size: Option<usize>,
     #[command(flatten)]
     pub device: DeviceArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// How the model is run.
+#[derive(clap::Args)]
+pub struct EngineArgs {
+    #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
+    switches: Switches,
+    /// Record, compile and encode every step anew, with the host between two tokens.
+    #[arg(long, env = "CLEARWAY_NO_REPLAY", help_heading = OFF, value_parser = Falsey::new())]
+    no_replay: bool,
+}
+
+/// What the KV cache is made of.
+#[derive(clap::Args)]
+pub struct CacheArgs {
+    /// Element type of the KV cache.
+    #[arg(long, value_name = "TYPE", env = "CLEARWAY_CACHE_TYPE", default_value = "f16")]
+    cache_type: CacheType,
+}
+
+/// What `--cache-type` takes.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum CacheType {
+    F16,
+    F32,
 }
 
 impl NameArgs {
@@ -44,15 +75,36 @@ impl NameArgs {
 impl ModelArgs {
     /// Puts the model on its device.
     pub fn engine(&self, gguf: &Gguf) -> Result<(Engine, Arc<dyn Device>)> {
-        let options = EngineOptions { context: self.ctx_size, ..EngineOptions::default() };
         let device = self.device.open()?;
-        Ok((load(gguf, device.clone(), options)?, device))
+        Ok((load(gguf, device.clone(), self.engine.options(self.ctx_size))?, device))
+    }
+}
+
+impl EngineArgs {
+    /// The engine's options for a cache of so many rows.
+    pub fn options(&self, context: Option<usize>) -> EngineOptions {
+        EngineOptions {
+            context,
+            cache_dtype: self.cache.dtype(),
+            compile: self.switches.options(),
+            replay: !self.no_replay,
+        }
+    }
+}
+
+impl CacheArgs {
+    /// The type of the cache's elements.
+    pub fn dtype(&self) -> DType {
+        match self.cache_type {
+            CacheType::F16 => DType::F16,
+            CacheType::F32 => DType::F32,
+        }
     }
 }
 
 /// Puts a model on a device, if it fits.
 pub fn load(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Engine> {
-    memory::Needed::by(gguf, options.context)?.check(&*device)?;
+    memory::Needed::by(gguf, options.context, options.cache_dtype)?.check(&*device)?;
     let total = gguf.tensor_bytes();
     let bar = Bar::new("loading");
     let mut progress = |done| bar.at(done, Some(total));

@@ -1,6 +1,8 @@
 //! `--shape NAME`: a built-in shape, recorded and compiled without weights or device memory.
 
 use anyhow::{Context, Result, anyhow};
+// In the environment 0, no and nothing mean that a switch is not set; anything else sets it.
+use clap::builder::FalseyValueParser as Falsey;
 use clearway::pipeline::{Compiled, compile, schedule};
 use clearway::{CompileError, CompileOptions, ComputeGraph, KernelRegistry};
 use clearway_llm::model::{self, ModelShape, RecordOptions};
@@ -25,18 +27,21 @@ pub struct Step {
 #[derive(clap::Args)]
 pub struct Switches {
     /// Keep every recorded op.
-    #[arg(long, env = "CLEARWAY_NO_FUSE")]
+    #[arg(long, env = "CLEARWAY_NO_FUSE", help_heading = OFF, value_parser = Falsey::new())]
     no_fuse: bool,
     /// Keep the recorded order.
-    #[arg(long, env = "CLEARWAY_NO_REORDER")]
+    #[arg(long, env = "CLEARWAY_NO_REORDER", help_heading = OFF, value_parser = Falsey::new())]
     no_reorder: bool,
     /// A barrier after every dispatch.
-    #[arg(long, env = "CLEARWAY_NO_ELIDE")]
+    #[arg(long, env = "CLEARWAY_NO_ELIDE", help_heading = OFF, value_parser = Falsey::new())]
     no_elide: bool,
     /// Bytes of its own for every value.
-    #[arg(long, env = "CLEARWAY_NO_REUSE")]
+    #[arg(long, env = "CLEARWAY_NO_REUSE", help_heading = OFF, value_parser = Falsey::new())]
     no_reuse: bool,
 }
+
+/// Heading of the off switches in help texts.
+pub const OFF: &str = "Off switches";
 
 impl Switches {
     /// The stages that are left on.

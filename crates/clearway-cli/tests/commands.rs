@@ -199,6 +199,83 @@ fn tokens_and_logits_are_shown() {
     assert!(eval["logsumexp"].as_f64().unwrap() >= eval["top"][0][1].as_f64().unwrap());
 }
 
+/// Every off switch, by flag and by name in the environment.
+const SWITCHES: [(&str, &str); 5] = [
+    ("--no-fuse", "CLEARWAY_NO_FUSE"),
+    ("--no-reorder", "CLEARWAY_NO_REORDER"),
+    ("--no-elide", "CLEARWAY_NO_ELIDE"),
+    ("--no-reuse", "CLEARWAY_NO_REUSE"),
+    ("--no-replay", "CLEARWAY_NO_REPLAY"),
+];
+
+#[test]
+fn every_switch_gives_the_same_text_and_changes_the_step() {
+    let (_folder, m) = model("switches");
+    let run = |more: &[&str], variable: Option<(&str, &str)>| {
+        let base = ["run", "-m", &m, "--device", "cpu", "-p", "Hi", "-n", "12", "--temp", "0"];
+        let mut command = command(&[&base[..], &["--stats"], more].concat());
+        let output = command.envs(variable).output().unwrap();
+        let notes = stderr(&output);
+        let step: Vec<String> =
+            notes.lines().filter(|line| !line.contains(" ms")).map(str::to_owned).collect();
+        (stdout(&output), step.join("\n").split_once("device").unwrap().1.to_owned())
+    };
+    let (text, step) = run(&[], None);
+    let eval = ["eval", "-m", &m, "--device", "cpu", "--tokens", "72 105", "-n", "8", "--json"];
+    let evaluated = json(&eval);
+    for (flag, variable) in SWITCHES {
+        let (switched, other) = run(&[flag], None);
+        assert_eq!(switched, text, "{flag}");
+        assert!(other.contains("groups"), "{flag}: {other}");
+        match flag {
+            "--no-replay" => assert_eq!(other, step),
+            // Fused, the order of this step is the best already.
+            "--no-reorder" => {
+                assert_ne!(run(&["--no-fuse", flag], None).1, run(&["--no-fuse"], None).1);
+            }
+            _ => assert_ne!(other, step, "{flag} must change the step"),
+        }
+        assert_eq!(run(&[], Some((variable, "1"))), (switched, other), "{variable}");
+        assert_eq!(run(&[], Some((variable, "0"))).1, step, "{variable}=0 is off");
+        let switched = json(&[&eval[..], &[flag]].concat());
+        assert_eq!(switched["greedy"], evaluated["greedy"], "{flag}");
+        let help = stdout(&clearway(&["chat", "-h"]));
+        assert!(help.contains(flag) && help.contains("Off switches:"), "{help}");
+    }
+    let chat = ["chat", "-m", &m, "-n", "8", "--temp", "0"];
+    let plain = stdout(&with_input(&chat, "Hi\n"));
+    let all: Vec<_> = chat.into_iter().chain(SWITCHES.map(|(flag, _)| flag)).collect();
+    assert_eq!(stdout(&with_input(&all, "Hi\n")), plain);
+}
+
+#[test]
+fn the_cache_has_the_type_that_is_asked_for() {
+    let (_folder, m) = model("cache");
+    let tokens = ["eval", "-m", &m, "--tokens", "72 105 33", "-n", "4", "--json"];
+    let (half, full) = (json(&tokens), json(&[&tokens[..], &["--cache-type", "f32"]].concat()));
+    let sum = |eval: &Value| eval["logsumexp"].as_f64().unwrap();
+    assert_ne!(sum(&half), sum(&full), "keys and values are rounded less");
+    assert!((sum(&half) - sum(&full)).abs() < 1e-2, "{half} {full}");
+
+    let shown = |more: &[&str]| json(&[&["show", &m, "-c", "100", "--json"], more].concat());
+    let (half, full) = (shown(&[]), shown(&["--cache-type", "f32"]));
+    let (half, full) = (&half["memory"], &full["memory"]);
+    assert_eq!((&half["cache_type"], &full["cache_type"]), (&"f16".into(), &"f32".into()));
+    assert_eq!(full["cache_bytes"].as_u64(), half["cache_bytes"].as_u64().map(|bytes| 2 * bytes));
+    let text = stdout(&clearway(&["show", &m, "-c", "1024", "--cache-type", "f32"]));
+    assert!(text.contains("256.0 KiB for 1024 tokens in f32"), "{text}");
+
+    let run = ["run", "-m", &m, "-p", "x", "-c", "4000000000000"];
+    let half = failure(&clearway(&run));
+    assert!(half.contains("465.7 TiB for a context of 4000000000000 tokens in f16"), "{half}");
+    let full = failure(&clearway(&[&run[..], &["--cache-type", "f32"]].concat()));
+    assert!(full.contains("931.3 TiB for a context of 4000000000000 tokens in f32"), "{full}");
+    let wrong = clearway(&[&run[..], &["--cache-type", "q8_0"]].concat());
+    assert_eq!(wrong.status.code(), Some(2));
+    let message = stderr(&wrong);
+    assert!(message.contains("'q8_0'") && message.contains("f16, f32"), "{message}");
+}
+
 #[test]
 fn show_counts_memory_and_names_what_cannot_be_run() {
     let (folder, m) = model("show");

@@ -4,14 +4,13 @@ use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use clearway_llm::engine::{Engine, EngineOptions, SamplerOptions};
+use clearway_llm::engine::{Engine, SamplerOptions};
 use clearway_llm::gguf::Gguf;
 use serde_json::json;
 
 use super::print_json;
 use crate::device::DeviceArgs;
-use crate::model::{self, NameArgs};
-use crate::shape::Switches;
+use crate::model::{self, EngineArgs, NameArgs};
 use crate::{interrupt, memory};
 
 /// Arguments of `clearway bench`.
@@ -57,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     temp: f32,
     #[command(flatten)]
-    switches: Switches,
+    engine: EngineArgs,
     /// How often each is measured.
     #[arg(short = 'r', long = "repetitions", value_name = "R", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -95,8 +94,7 @@ pub fn run(args: &Args) -> Result<()> {
     let context = longest + args.n_depth;
     let gguf = args.name.open()?;
     let device = args.device.open()?;
-    let compile = args.switches.options();
-    let options = EngineOptions { context: Some(context), compile, ..EngineOptions::default() };
+    let options = args.engine.options(Some(context));
     let mut engine = model::load(&gguf, device.clone(), options)?;
     interrupt::catch();
 

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::print_json;
 use crate::memory::{Needed, size};
+use crate::model::CacheArgs;
 use crate::shape::Step;
 use crate::{device, model};
 
@@ -28,6 +29,8 @@ pub struct Args {
     /// Tokens of context to count memory for; the model's own, at most 4096, without it.
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     ctx_size: Option<usize>,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -45,7 +48,7 @@ pub fn run(args: &Args) -> Result<()> {
         entry.0 += 1;
         entry.1 += tensor.bytes().len() as u64;
     }
-    let needs = Needed::by(&gguf, args.ctx_size).and_then(|needed| {
+    let needs = Needed::by(&gguf, args.ctx_size, args.cache.dtype()).and_then(|needed| {
         let arena = arena(&needed)?;
         Ok((needed, arena))
     });
@@ -86,10 +89,11 @@ fn print(args: &Args, gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
     writeln!(out, "  {:<8} {:>10}", "weights", size(needed.weights))?;
     writeln!(
         out,
-        "  {:<8} {:>10} for {} tokens in f16",
+        "  {:<8} {:>10} for {} tokens in {}",
         "cache",
         size(needed.cache),
-        needed.context
+        needed.context,
+        needed.cache_dtype
     )?;
     writeln!(out, "  {:<8} {:>10} for a decode step", "arena", size(*arena))?;
     for device in device::all().0 {
@@ -123,6 +127,7 @@ fn print_object(gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
             json!({
                 "weight_bytes": needed.weights,
                 "cache_bytes": needed.cache,
+                "cache_type": needed.cache_dtype.to_string(),
                 "arena_bytes": arena,
                 "context": needed.context,
                 "devices": fits.collect::<Vec<_>>(),

@@ -145,9 +145,11 @@ impl Engine {
         &self.conversions
     }
 
-    /// The decode step's statistics, once it is compiled.
+    /// Statistics of the step that reads one token, once it is compiled; of the one that feeds itself
+    /// where there is one.
     pub fn decode_stats(&self) -> Option<&clearway::PassStats> {
-        self.steps.get(&1).map(|step| step.graph.stats())
+        let step = self.looped.as_ref().map(TokenLoop::step).or_else(|| self.steps.get(&1));
+        step.map(|step| step.graph.stats())
     }
 
     /// Forgets the text.
@@ -190,6 +192,9 @@ impl Engine {
             .into_iter()
             .find(|&size| size >= tokens.len())
             .unwrap_or_else(|| self.executor.device().batch_tokens());
+        if !self.options.replay {
+            self.steps.clear();
+        }
         let step = match self.steps.remove(&size) {
             Some(step) => step,
             None => self.compile(size)?,
@@ -207,11 +212,7 @@ impl Engine {
         step.positions.write_slice(0, &positions)?;
         step.graph.run()?;
         self.position += tokens.len();
-        let logits = step.graph.read_f32(step.recorded.logits)?;
-        if !self.options.replay {
-            self.steps.clear();
-        }
-        Ok(logits)
+        Ok(step.graph.read_f32(step.recorded.logits)?)
     }
 
     fn record(&self, tokens: usize) -> Result<ModelGraph> {

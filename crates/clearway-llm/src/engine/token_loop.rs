@@ -57,15 +57,16 @@ pub(super) struct TokenLoop {
     pub(super) choice: Choice,
 }
 
+impl TokenLoop {
+    pub(super) fn step(&self) -> &Step {
+        &self.step
+    }
+}
+
 impl Engine {
     /// Whether generation should stay on the device.
     pub fn feeds_back(&self) -> bool {
         self.options.replay && self.executor.device().host_is_far()
-    }
-
-    /// Statistics of the step that feeds itself, once it is compiled.
-    pub fn loop_stats(&self) -> Option<&clearway::PassStats> {
-        self.looped.as_ref().map(|looped| looped.step.graph.stats())
     }
 
     /// Reads `token` into the cache and generates `count` tokens after it, all on the device.
