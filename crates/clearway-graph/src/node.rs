@@ -88,6 +88,12 @@ pub enum CapturedOpKind {
     NormMatMulSiluGated,
     /// Fused: rms_norm with its weight, then [`MatMulGeluGated`](Self::MatMulGeluGated).
     NormMatMulGeluGated,
+    /// Fused: rms_norm with its weight, then matrix product, then rotary embedding of its heads.
+    NormMatMulRope,
+    /// Fused: [`NormMatMulRope`](Self::NormMatMulRope) written straight into the KV cache.
+    NormMatMulRopeKv,
+    /// Fused: rms_norm with its weight, then matrix product written straight into the KV cache.
+    NormMatMulKv,
     /// A user's kernel.
     Custom,
     /// A user's kernel with an effect outside memory (a time stamp, a host signal): it keeps its
@@ -141,6 +147,9 @@ impl CapturedOpKind {
             Self::NormMatMulAdd => "norm_matmul_add",
             Self::NormMatMulSiluGated => "norm_matmul_silu_gated",
             Self::NormMatMulGeluGated => "norm_matmul_gelu_gated",
+            Self::NormMatMulRope => "norm_matmul_rope",
+            Self::NormMatMulRopeKv => "norm_matmul_rope_kv",
+            Self::NormMatMulKv => "norm_matmul_kv",
             Self::Custom => "custom",
             Self::Pinned => "pinned",
         }

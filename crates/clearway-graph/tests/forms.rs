@@ -18,7 +18,9 @@ fn contract(kind: Kind, bindings: usize) -> KernelContract {
     };
     let role = |index| match kind {
         _ if index < first_output => BindingRole::Read,
-        Kind::KvWrite | Kind::RopeKvWrite => BindingRole::ReadWrite,
+        Kind::KvWrite | Kind::RopeKvWrite | Kind::NormMatMulRopeKv | Kind::NormMatMulKv => {
+            BindingRole::ReadWrite
+        }
         _ => BindingRole::Write,
     };
     let bindings =

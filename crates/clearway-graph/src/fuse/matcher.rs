@@ -13,7 +13,7 @@ use super::list::List;
 use super::report::{Place, Refusal, RefusedPair};
 use super::rules::{ALREADY_KEPT_AT, RULES, Rule, Source, binding_counts};
 use crate::ids::{DispatchId, NodeId};
-use crate::layout::TensorView;
+use crate::layout::{Layout, TensorView};
 use crate::node::{Access, Dispatch, Origin, Params};
 use crate::range::MemRangeRole;
 
@@ -130,7 +130,8 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// The intermediate is read exactly as it was written, and densely.
+    /// The intermediate is read exactly as it was written, or row by row in parts where the rule
+    /// says so, and densely.
     fn check_views(&self) -> Result<(), Refusal> {
         let (written, read) = (self.written(), &self.second.bindings[self.operand]);
         let layouts = (written.layout, read.layout);
@@ -140,7 +141,11 @@ impl<'a> Pair<'a> {
         if written.offset != read.offset {
             return Err(Refusal::Offset { written: written.offset, read: read.offset });
         }
-        if layouts.0.shape4() != layouts.1.shape4() {
+        let same_shape = match self.rule.reshaped {
+            true => splits_rows(&layouts.0, &layouts.1),
+            false => layouts.0.shape4() == layouts.1.shape4(),
+        };
+        if !same_shape {
             return Err(Refusal::Shape { written: layouts.0, read: layouts.1 });
         }
         if !layouts.0.is_dense() || !layouts.1.is_dense() {
@@ -296,6 +301,12 @@ struct Carried {
     up: SmallVec<[Access; 4]>,
     /// The producer's reads that one of the consumer's serves.
     dropped: SmallVec<[Access; 1]>,
+}
+
+/// Whether each row of what is written is one matrix of what is read.
+fn splits_rows(written: &Layout, read: &Layout) -> bool {
+    let [outer, matrices, rows, cols] = read.shape4().map(u64::from);
+    (outer * matrices, rows * cols) == (written.rows() as u64, written.cols() as u64)
 }
 
 /// Refuses if the fused dispatch writes bytes that another of its bindings touches: its members

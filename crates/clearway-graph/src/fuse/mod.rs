@@ -5,7 +5,7 @@
 //!
 //! - is an arena value, written whole by the producer alone and not uploaded by the host;
 //! - is read as it was written: same offset, element type and shape (leading extents of one do not
-//!   count), dense both times;
+//!   count), dense both times. A rule may let rows be read [in parts](Rule::reshaped);
 //! - is needed by nobody else: no other reader, not an output, not bound by a dispatch of unknown
 //!   access. A rule whose kernel can also give the value out ([`Source::Kept`]) keeps it instead; a
 //!   rule that [repeats](Rule::repeats) its producer lets every reader take in a copy, all of them

@@ -131,7 +131,7 @@ pub enum Refusal {
         read: u64,
     },
     /// The consumer reads another shape than the producer wrote. Leading extents of one do not
-    /// count; nothing else may differ.
+    /// count; nothing else may differ, unless the rule lets rows be read in parts.
     Shape {
         /// As written.
         written: Layout,

@@ -14,13 +14,16 @@
 //! - `rms_norm_mul` stands before `add_rms_norm_mul` and that before `add_rms_norm`, so a chain of
 //!   all three ends as one dispatch. `add_rms_norm_then_mul` reaches the same end from the other
 //!   side, for a device that lacks the kernel in the middle.
-//! - The rules that put a norm into the products of it stand last. Whatever else a product can take
-//!   in, a bias, a residual or the other half of a gated pair, must be in it by then: no rule starts
-//!   or ends with a product that holds a norm. And a sum that found no product is taken in by the
-//!   norm first (`add_rms_norm_mul`): that leaves as many dispatches one after the other as the norm
-//!   in the products would, and the norm is computed once.
+//! - The rules that put a norm into the products of it stand behind all others but those that start
+//!   with such a product. What else a product can take in, a bias, a residual or the other half of a
+//!   gated pair, must be in it by then: no rule ends with a product that holds a norm. And a sum that
+//!   found no product is taken in by the norm first (`add_rms_norm_mul`): that leaves as many
+//!   dispatches one after the other as the norm in the products would, and the norm is computed once.
 //! - Of these the gated ones stand first only to be read first: a norm goes into all of its readers
 //!   at once or into none, whichever rule finds it.
+//! - The rules that start with a product that holds a norm, and end with the rotary embedding or the
+//!   cache write of what it gives, stand last, since they need that product. A rotary embedding and
+//!   its cache write are one by then (`rope_kv_write`), so that both go into the product.
 
 use serde::Serialize;
 
@@ -52,6 +55,10 @@ pub struct Rule {
     /// of them: cheap, with one result. All readers must be consumers of such rules and able to take
     /// in a copy, or none does. Such a rule has one operand.
     pub repeats: bool,
+    /// Whether the consumer reads the rows the producer wrote in parts, as a rotary embedding reads
+    /// the heads of a product: each row of what is written is one matrix, heads by head size, of what
+    /// is read, and their bytes are the same. Otherwise both have one shape.
+    pub reshaped: bool,
 }
 
 /// Two operands that are the same tensor, which the fused kernel reads once.
@@ -140,7 +147,7 @@ const FIRST: &[usize] = &[0];
 const UP: &[usize] = &[2];
 
 /// Every rule, in the order in which they are tried.
-pub static RULES: [Rule; 16] = [
+pub static RULES: [Rule; 19] = [
     Rule {
         name: "matmul_add",
         producer: Kind::MatMul,
@@ -307,6 +314,47 @@ pub static RULES: [Rule; 16] = [
         repeats: true,
         ..PLAIN
     },
+    Rule {
+        name: "norm_matmul_rope",
+        producer: Kind::NormMatMul,
+        consumer: Kind::Rope,
+        operands: FIRST,
+        fit: Fit::Full,
+        fused: Kind::NormMatMulRope,
+        bindings: &[producer(0), producer(1), producer(2), consumer(1), consumer(2), RESULT],
+        reshaped: true,
+        ..PLAIN
+    },
+    Rule {
+        name: "norm_matmul_rope_kv",
+        producer: Kind::NormMatMul,
+        consumer: Kind::RopeKvWrite,
+        operands: FIRST,
+        fit: Fit::Any,
+        fused: Kind::NormMatMulRopeKv,
+        bindings: &[
+            producer(0),
+            producer(1),
+            producer(2),
+            consumer(1),
+            consumer(2),
+            consumer(3),
+            RESULT,
+        ],
+        reshaped: true,
+        ..PLAIN
+    },
+    Rule {
+        name: "norm_matmul_kv",
+        producer: Kind::NormMatMul,
+        consumer: Kind::KvWrite,
+        operands: FIRST,
+        fit: Fit::Any,
+        fused: Kind::NormMatMulKv,
+        bindings: &[producer(0), producer(1), producer(2), consumer(1), RESULT],
+        reshaped: true,
+        ..PLAIN
+    },
 ];
 
 const RESULT: Bind = Bind { source: Source::Result, fit: Fit::Any };
@@ -329,6 +377,7 @@ const PLAIN: Rule = Rule {
     bindings: &[],
     same: None,
     repeats: false,
+    reshaped: false,
 };
 
 const fn producer(index: usize) -> Bind {
@@ -354,7 +403,9 @@ pub(super) const fn binding_counts(kind: Kind) -> (usize, usize) {
         | Kind::MatMulSiluMul
         | Kind::MatMulGeluMul
         | Kind::MatMulSiluGated
-        | Kind::MatMulGeluGated => (4, 4),
+        | Kind::MatMulGeluGated
+        | Kind::NormMatMul => (4, 4),
+        Kind::RopeKvWrite => (5, 5),
         _ => (3, 3),
     }
 }

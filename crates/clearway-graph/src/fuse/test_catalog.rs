@@ -125,6 +125,9 @@ fn bindings(kind: Kind) -> &'static [Binding] {
         Kind::NormMatMul => &[("x", Read), ("g", Read), ("w", Read), ("y", Write)],
         Kind::NormMatMulAdd => &[("x", Read), ("g", Read), ("w", Read), ("c", Read), ("y", Write)],
         Kind::NormMatMulSiluGated | Kind::NormMatMulGeluGated => &[("x", Read), ("g", Read), ("w", Read), ("u", Read), ("y", Write)],
+        Kind::NormMatMulRope => &[("x", Read), ("g", Read), ("w", Read), ("positions", Read), ("factors", Read), ("y", Write)],
+        Kind::NormMatMulRopeKv => &[("x", Read), ("g", Read), ("w", Read), ("positions", Read), ("factors", Read), ("kv_positions", Read), ("cache", Update)],
+        Kind::NormMatMulKv => &[("x", Read), ("g", Read), ("w", Read), ("positions", Read), ("cache", Update)],
         Kind::Custom | Kind::Pinned => &[],
     }
 }

@@ -36,6 +36,11 @@ fn expected(rule: &str, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
         }
         "norm_matmul_add" => (Kind::NormMatMulAdd, vec![p[0], p[1], c[1], c[2]], vec![y]),
         "norm_matmul" => (Kind::NormMatMul, vec![p[0], p[1], c[1]], vec![y]),
+        "norm_matmul_rope" => (Kind::NormMatMulRope, vec![p[0], p[1], p[2], c[1], c[2]], vec![y]),
+        "norm_matmul_rope_kv" => {
+            (Kind::NormMatMulRopeKv, vec![p[0], p[1], p[2], c[1], c[2], c[3]], vec![y])
+        }
+        "norm_matmul_kv" => (Kind::NormMatMulKv, vec![p[0], p[1], p[2], c[1]], vec![y]),
         _ => panic!("a rule without a test: {rule}"),
     };
     (kind, [inputs, outputs].concat())
@@ -139,7 +144,7 @@ fn a_row_is_repeated_where_the_kernel_can() {
 fn leading_extents_of_one_do_not_count() {
     for rule in &RULES {
         let mut setup = Setup::of(rule);
-        let shape = [&[1], setup.value.layout.dims()].concat();
+        let shape = [&[1], setup.read().layout.dims()].concat();
         let shape: Vec<_> = shape.iter().map(|&extent| extent as usize).collect();
         setup.consumer.views[setup.operand] = setup.value.reinterpret(0, layout(&shape)).unwrap();
         check_fused(rule, &setup, false);

@@ -49,7 +49,8 @@ impl Memory {
 }
 
 /// The outputs of an op, in the order it writes them. A fused op computes what its members would,
-/// on an intermediate as long as its result, or for the rotary one as its first input.
+/// on an intermediate as long as its result, or for the rotary one as its first input, or where a
+/// product goes into a cache as its weight makes it.
 fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> Vec<Contents> {
     let last = lens.last().copied().unwrap_or(0);
     let one = |kind, params: &[u32], inputs: &[Contents], len: usize| {
@@ -88,6 +89,22 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
             let operands = [x.clone(), positions.clone(), factors.clone()];
             let turned = one(Kind::Rope, params, &operands, x.len());
             vec![one(Kind::KvWrite, &[], &[turned, rows.clone(), cache.clone()], last)]
+        }
+        (Kind::NormMatMulRope, [x, g, w, positions, factors]) => {
+            let operands = [x.clone(), g.clone(), w.clone()];
+            let product = one(Kind::NormMatMul, &params[..1], &operands, last);
+            let operands = [product, positions.clone(), factors.clone()];
+            vec![one(Kind::Rope, &params[1..], &operands, last)]
+        }
+        (Kind::NormMatMulRopeKv | Kind::NormMatMulKv, [x, g, w, positions, rest @ ..]) => {
+            let tokens = positions.len() / size_of::<u32>();
+            let elems = w.len() * tokens / x.len() * tokens;
+            let operands = [x.clone(), g.clone(), w.clone()];
+            let len = elems * size_of::<f32>();
+            let product = one(Kind::NormMatMul, &params[..1], &operands, len);
+            let write = if kind == Kind::NormMatMulKv { Kind::KvWrite } else { Kind::RopeKvWrite };
+            let operands = [&[product, positions.clone()], rest].concat();
+            vec![one(write, &params[1..], &operands, last)]
         }
         (Kind::AddRmsNorm | Kind::AddRmsNormMul, [a, b, rest @ ..]) => {
             let sum = one(Kind::Add, &[], &[a.clone(), b.clone()], last);

@@ -107,9 +107,6 @@ impl Model {
             return self.products();
         }
         let kind = KINDS[self.rng.below(KINDS.len() as u64) as usize];
-        let ids = Layout::new(DType::U32, &[ROWS]).unwrap();
-        let heads = layout(&[ROWS, 2, COLS / 2]);
-        let as_heads = |view: TensorView| view.reinterpret(0, heads).unwrap();
         match kind {
             Kind::Mul => {
                 let (a, made_by) = self.recent();
@@ -133,18 +130,16 @@ impl Model {
                 self.value(kind, &[x, w], full());
             }
             Kind::Rope => {
-                let x = as_heads(self.recent().0);
-                let operands = [x, self.buffer(ids), self.buffer(layout(&[1]))];
-                self.value(kind, &operands, full());
+                let x = self.recent().0;
+                self.rope(x);
             }
             Kind::KvWrite => {
-                let x = as_heads(self.recent().0);
-                let views = [x, self.buffer(ids), *self.rng.pick(&self.caches).unwrap()];
-                Step::new(kind, &views).record(&mut self.graph, "");
+                let x = self.recent().0;
+                self.kv_write(x);
             }
             Kind::Attention => {
                 let q = as_heads(self.recent().0);
-                let operands = [q, self.caches[0], self.caches[1], self.buffer(ids)];
+                let operands = [q, self.caches[0], self.caches[1], self.buffer(ids())];
                 self.value(kind, &operands, full());
             }
             _ => {
@@ -154,7 +149,19 @@ impl Model {
         }
     }
 
-    /// Products of one tensor, mostly a norm: some on their own or with a bias, some in gated pairs.
+    fn rope(&mut self, x: TensorView) -> TensorView {
+        let operands = [as_heads(x), self.buffer(ids()), self.buffer(layout(&[1]))];
+        self.value(Kind::Rope, &operands, full())
+    }
+
+    fn kv_write(&mut self, x: TensorView) {
+        let cache = *self.rng.pick(&self.caches).unwrap();
+        let views = [as_heads(x), self.buffer(ids()), cache];
+        Step::new(Kind::KvWrite, &views).record(&mut self.graph, "");
+    }
+
+    /// Products of one tensor, mostly a norm: some on their own or with a bias, some in gated pairs,
+    /// some as queries, keys or values.
     fn products(&mut self) {
         let mut x = self.recent().0;
         if self.rng.chance(80) {
@@ -173,6 +180,12 @@ impl Model {
                 let act = if self.rng.chance(50) { Kind::Silu } else { Kind::Gelu };
                 let gate = self.value(act, &[product], full());
                 self.either_order(Kind::Mul, gate, up);
+            } else if self.rng.chance(60) {
+                let rotated = self.rng.chance(60);
+                let row = if rotated { self.rope(product) } else { product };
+                if !rotated || self.rng.chance(50) {
+                    self.kv_write(row);
+                }
             }
         }
     }
@@ -218,6 +231,15 @@ impl Model {
 
 fn layout(shape: &[usize]) -> Layout {
     Layout::new(DType::F32, shape).unwrap()
+}
+
+fn ids() -> Layout {
+    Layout::new(DType::U32, &[ROWS]).unwrap()
+}
+
+/// A tensor as rows of heads.
+fn as_heads(view: TensorView) -> TensorView {
+    view.reinterpret(0, layout(&[ROWS, 2, COLS / 2])).unwrap()
 }
 
 fn full() -> Layout {

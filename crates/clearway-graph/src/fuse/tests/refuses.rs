@@ -24,6 +24,9 @@ enum Spoil {
     DType,
     Offset,
     Shape,
+    Rows,
+    Heads,
+    Split,
     StrideRead,
     StrideWritten,
     BroadcastIntermediate,
@@ -38,7 +41,7 @@ enum Spoil {
     Bindings,
 }
 
-const ALL: [Spoil; 23] = [
+const ALL: [Spoil; 26] = [
     Spoil::SecondReader,
     Spoil::ReadTwice,
     Spoil::Output,
@@ -50,6 +53,9 @@ const ALL: [Spoil; 23] = [
     Spoil::DType,
     Spoil::Offset,
     Spoil::Shape,
+    Spoil::Rows,
+    Spoil::Heads,
+    Spoil::Split,
     Spoil::StrideRead,
     Spoil::StrideWritten,
     Spoil::BroadcastIntermediate,
@@ -75,7 +81,7 @@ enum Expected {
 use Expected::{Inapplicable, Kept, Refused};
 
 /// The only combinations that are not refused: a rule that is new or changed must say so here.
-const NOT_REFUSED: [(&str, Spoil); 26] = [
+const NOT_REFUSED: [(&str, Spoil); 36] = [
     // The sum stays.
     ("add_rms_norm", Spoil::SecondReader),
     ("add_rms_norm", Spoil::Output),
@@ -89,6 +95,11 @@ const NOT_REFUSED: [(&str, Spoil); 26] = [
     ("norm_matmul_gelu_gated", Spoil::BroadcastIntermediate),
     ("norm_matmul_add", Spoil::BroadcastIntermediate),
     ("norm_matmul", Spoil::BroadcastIntermediate),
+    ("norm_matmul_rope_kv", Spoil::BroadcastIntermediate),
+    ("norm_matmul_kv", Spoil::BroadcastIntermediate),
+    // Rows are read in parts, and what the parts must be is between the op and its cache.
+    ("norm_matmul_rope_kv", Spoil::Split),
+    ("norm_matmul_kv", Spoil::Split),
     // No sum takes part.
     ("matmul_add", Spoil::FirstAddend),
     ("rms_norm_mul", Spoil::FirstAddend),
@@ -103,8 +114,14 @@ const NOT_REFUSED: [(&str, Spoil); 26] = [
     ("norm_matmul_gelu_gated", Spoil::FirstAddend),
     ("norm_matmul_add", Spoil::FirstAddend),
     ("norm_matmul", Spoil::FirstAddend),
+    ("norm_matmul_rope", Spoil::FirstAddend),
+    ("norm_matmul_rope_kv", Spoil::FirstAddend),
+    ("norm_matmul_kv", Spoil::FirstAddend),
     // Shapes of positions and cache do not follow from each other.
     ("rope_kv_write", Spoil::OperandShape),
+    ("norm_matmul_rope", Spoil::OperandShape),
+    ("norm_matmul_rope_kv", Spoil::OperandShape),
+    ("norm_matmul_kv", Spoil::OperandShape),
     // Both weights have the shape that follows from the tensor both products read.
     ("matmul_silu_gated", Spoil::OperandShape),
     ("matmul_gelu_gated", Spoil::OperandShape),
@@ -112,7 +129,7 @@ const NOT_REFUSED: [(&str, Spoil); 26] = [
 
 fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
     let value = setup.value.value().unwrap();
-    let (written, result) = (setup.value.layout, setup.result());
+    let (written, read_as, result) = (setup.value.layout, setup.read().layout, setup.result());
     match how {
         Spoil::SecondReader => {
             let copy = setup.buffer(written);
@@ -165,7 +182,7 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
         Spoil::RealBuffer => {
             let real = setup.buffer(written);
             *setup.producer.views.last_mut().unwrap() = real;
-            setup.consumer.views[setup.operand] = real;
+            setup.consumer.views[setup.operand] = real.reinterpret(0, read_as).unwrap();
             setup.value = real;
             Refused(Refusal::NotAValue)
         }
@@ -185,15 +202,39 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             reread(setup, 0, read);
             Refused(Refusal::Shape { written, read })
         }
+        Spoil::Rows => {
+            // As many elements in matrices, but half a row in each.
+            let read = layout(&[ROWS * 2, 1, COLS / 2]);
+            reread(setup, 0, read);
+            Refused(Refusal::Shape { written, read })
+        }
+        Spoil::Heads => {
+            // As many rows, but only a half of each.
+            let read = layout(&[ROWS, 2, COLS / 4]);
+            reread(setup, 0, read);
+            Refused(Refusal::Shape { written, read })
+        }
+        Spoil::Split => {
+            // All of each row, in other parts.
+            let read = layout(&[ROWS, COLS / 2, 2]);
+            reread(setup, 0, read);
+            match rule.reshaped {
+                true if rule.fit == Fit::Full => {
+                    Refused(Refusal::Operand { operand: read, result: result.layout })
+                }
+                true => Inapplicable,
+                false => Refused(Refusal::Shape { written, read }),
+            }
+        }
         Spoil::StrideRead => {
-            let read = transposed(written);
+            let read = transposed(read_as);
             reread(setup, 0, read);
             Refused(Refusal::Stride { written, read })
         }
         Spoil::StrideWritten => {
             let strided = transposed(written);
             setup.producer.views.last_mut().unwrap().layout = strided;
-            Refused(Refusal::Stride { written: strided, read: written })
+            Refused(Refusal::Stride { written: strided, read: read_as })
         }
         Spoil::BroadcastIntermediate => {
             if rule.fit != Fit::Full {
@@ -203,9 +244,10 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             let row = layout(&[1, COLS]);
             let value = setup.graph.declare_value(row);
             *setup.producer.views.last_mut().unwrap() = value;
-            setup.consumer.views[setup.operand] = value;
             setup.value = value;
-            Refused(Refusal::Operand { operand: row, result: result.layout })
+            let operand = if rule.reshaped { layout(&[1, 2, COLS / 2]) } else { row };
+            reread(setup, 0, operand);
+            Refused(Refusal::Operand { operand, result: result.layout })
         }
         Spoil::FirstAddend => {
             if !matches!(rule.producer, Kind::Add | Kind::AddRmsNorm) {
@@ -310,8 +352,8 @@ fn enlarge(setup: &mut Setup) {
     let value = setup.graph.declare_value(layout(&[2 * ROWS, COLS]));
     let half = value.reinterpret(0, setup.value.layout).unwrap();
     *setup.producer.views.last_mut().unwrap() = half;
-    setup.consumer.views[setup.operand] = half;
     setup.value = half;
+    reread(setup, 0, setup.read().layout);
 }
 
 /// Lets the consumer read the intermediate in another way.
@@ -425,7 +467,8 @@ fn a_kernel_that_does_not_do_what_the_members_did_is_refused() {
     });
     for rule in &RULES {
         let setup = Setup::of(rule);
-        let update = rule.fused == Kind::RopeKvWrite;
+        let update = [Kind::RopeKvWrite, Kind::NormMatMulRopeKv, Kind::NormMatMulKv];
+        let update = update.contains(&rule.fused);
         let all = [(&unknown, false), (&writes, false), (&updates, update), (&overwrites, !update)];
         for (catalog, fits) in all {
             let mut graph = setup.record();

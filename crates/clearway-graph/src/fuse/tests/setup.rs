@@ -23,8 +23,10 @@ pub(super) struct Step {
 impl Step {
     pub(super) fn new(kind: Kind, views: &[TensorView]) -> Self {
         let params = match kind {
-            Kind::RmsNorm | Kind::RmsNormMul | Kind::AddRmsNorm => vec![1e-5f32.to_bits()],
-            Kind::Rope => vec![4, 1, 10_000f32.to_bits(), 1f32.to_bits()],
+            Kind::RmsNorm | Kind::RmsNormMul | Kind::AddRmsNorm | Kind::NormMatMul => {
+                vec![1e-5f32.to_bits()]
+            }
+            Kind::Rope | Kind::RopeKvWrite => vec![4, 1, 10_000f32.to_bits(), 1f32.to_bits()],
             _ => vec![],
         };
         Self { kind, views: views.to_vec(), params, unknown: false }
@@ -87,13 +89,15 @@ impl Setup {
             let view = setup.buffer(layout);
             setup.consumer.views.push(view);
         }
-        setup.consumer.views[operand] = value;
+        let read = if rule.reshaped { heads() } else { value.layout };
+        setup.consumer.views[operand] = value.reinterpret(0, read).unwrap();
         setup.align(rule);
         // Ops differ in whether they have constants; here both have some.
         setup.producer.params.push(11);
         setup.consumer.params.push(22);
         let result = match rule.consumer {
-            Kind::KvWrite => layout(&[32, 2, COLS / 2]),
+            Kind::KvWrite | Kind::RopeKvWrite => layout(&[32, 2, COLS / 2]),
+            Kind::Rope => heads(),
             _ => layout(&[ROWS, COLS]),
         };
         let result = setup.buffer(result);
@@ -118,6 +122,11 @@ impl Setup {
     /// The consumer's operand that is not the intermediate.
     pub(super) fn other(&self) -> TensorView {
         self.consumer.views[1 - self.operand]
+    }
+
+    /// The intermediate, as the consumer reads it.
+    pub(super) fn read(&self) -> TensorView {
+        self.consumer.views[self.operand]
     }
 
     /// What the consumer writes.
@@ -161,9 +170,14 @@ pub(super) fn layout(shape: &[usize]) -> Layout {
 
 fn full(kind: Kind) -> Layout {
     match kind {
-        Kind::Rope => layout(&[ROWS, 2, COLS / 2]),
+        Kind::Rope => heads(),
         _ => layout(&[ROWS, COLS]),
     }
+}
+
+/// A full tensor as rows of heads.
+fn heads() -> Layout {
+    layout(&[ROWS, 2, COLS / 2])
 }
 
 fn ids() -> Layout {
@@ -176,6 +190,7 @@ fn inputs_of_producer(kind: Kind) -> Vec<Layout> {
         Kind::Add | Kind::AddRmsNorm => vec![full(kind), full(kind)],
         Kind::Rope => vec![full(kind), ids(), layout(&[2])],
         Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
+        Kind::NormMatMul => vec![layout(&[ROWS, 16]), layout(&[16]), layout(&[COLS, 16])],
         _ => vec![full(kind)],
     }
 }
@@ -184,7 +199,9 @@ fn inputs_of_consumer(kind: Kind) -> Vec<Layout> {
     match kind {
         Kind::RmsNorm => vec![full(kind)],
         Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
-        Kind::KvWrite => vec![full(Kind::Rope), ids()],
+        Kind::KvWrite => vec![heads(), ids()],
+        Kind::Rope => vec![heads(), ids(), layout(&[2])],
+        Kind::RopeKvWrite => vec![heads(), ids(), layout(&[2]), ids()],
         Kind::MatMul => vec![full(kind), layout(&[COLS, COLS])],
         Kind::MatMulAdd => vec![full(kind), layout(&[COLS, COLS]), full(kind)],
         Kind::MatMulSiluMul | Kind::MatMulGeluMul => {
