@@ -173,12 +173,34 @@ fn bench_measures_every_length() {
         assert!(test["avg_ts"].as_f64().unwrap() > 0.0 && test["stddev_ts"].is_f64(), "{test}");
         assert_eq!(test["samples_ts"].as_array().unwrap().len(), 3);
     }
+    assert!(measured[0]["decode"].is_null(), "a prompt is no decode");
+    let decode = &measured[2]["decode"];
+    assert_eq!(decode["phases_per_token"], 21);
+    assert_eq!(decode["barriers_per_token"], 21);
+    // Two rows on average, of two layers, keys and values, 16 wide, in f16.
+    assert_eq!(decode["cache_bytes_per_token"], 2 * 2 * 2 * 16 * 2);
+    let show = json(&["show", m, "--json"]);
+    // Rotary factors are no tensor of the file, but they are read.
+    let weights = show["memory"]["weight_bytes"].as_u64().unwrap() + 8 * 4;
+    assert_eq!(decode["weight_bytes_per_token"], weights);
+    for key in ["read_gb_s", "bandwidth_share", "cpu_us_per_token"] {
+        assert!(decode[key].as_f64().unwrap() > 0.0, "{key}: {decode}");
+    }
+    assert_eq!((&decode["encodings"], &decode["allocations"]), (&0.into(), &0.into()));
+    let anew = json(&["bench", "-m", m, "-p", "0", "-n", "4", "-r", "3", "--no-replay", "--json"]);
+    assert_eq!(anew[0]["decode"]["encodings"], 3 * 4, "every step is encoded anew");
+    assert!(anew[0]["decode"]["allocations"].as_u64().unwrap() >= 3 * 4);
     let table = stdout(&clearway(&["bench", "-m", m, "-p", "8", "-n", "2", "-r", "2"]));
     let rows: Vec<_> = table.lines().collect();
-    assert_eq!(rows.len(), 4, "{table}");
-    for (row, words) in
-        [(0, &["model", "size", "params", "device", "threads", "t/s"][..]), (3, &["tg2", " ± "])]
-    {
+    assert_eq!(rows.len(), 7, "{table}");
+    let head = ["model", "size", "params", "device", "threads", "t/s", "phases", "barriers"];
+    for (row, words) in [
+        (0, &head[..]),
+        (0, &["bytes/t", "of read", "cpu us/t"]),
+        (3, &["tg2", " ± ", " 21 |", " % |"]),
+        (5, &["GB/s"]),
+        (6, &["tg2: 0 lists encoded and 0 buffers allocated in all timed runs"]),
+    ] {
         assert!(words.iter().all(|word| rows[row].contains(word)), "{table}");
     }
     let nothing = failure(&clearway(&["bench", "-m", m, "-p", "0", "-n", "0"]));

@@ -25,6 +25,15 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
 }
 
+/// What the host did for a device since it was opened. A replayed step adds nothing to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostWork {
+    /// Lists of commands written, those of copies included where copies need commands.
+    pub encodings: u64,
+    /// Pieces of device memory given out.
+    pub allocations: u64,
+}
+
 /// A device: makes buffers and encoders. Shared by everything that runs on it.
 pub trait Device: Send + Sync {
     /// What the device says about itself.
@@ -68,6 +77,11 @@ pub trait Device: Send + Sync {
     /// Tokens of a step at most: enough that fetching the weights costs nothing.
     fn batch_tokens(&self) -> usize {
         256
+    }
+
+    /// What the host did for the device so far; `None` where it is not counted.
+    fn host_work(&self) -> Option<HostWork> {
+        None
     }
 
     /// The buffer of this device with this identity.

@@ -23,8 +23,8 @@ pub use clearway_gpu::cpu;
 pub use clearway_gpu::vulkan;
 pub use clearway_gpu::{
     AttentionParams, Buffer, CustomKernel, Device, DeviceInfo, Encoder, External, GpuError,
-    KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program, Recorder,
-    RopeMode, RopeParams, RouterMode, RouterParams, Upload, WgslKernel, quant, record,
+    HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program,
+    Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Upload, WgslKernel, quant, record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

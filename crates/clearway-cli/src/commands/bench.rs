@@ -1,17 +1,18 @@
 //! `clearway bench`
 
-use std::io::Write;
-use std::time::Instant;
+mod table;
+
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clearway_llm::engine::{Engine, SamplerOptions};
-use clearway_llm::gguf::Gguf;
-use serde_json::json;
+use clearway::{Device, GraphExecutor, HostWork};
+use clearway_llm::engine::{Engine, SamplerOptions, TokenBytes};
 
-use super::print_json;
+use super::{micro, print_json};
 use crate::device::DeviceArgs;
+use crate::interrupt;
 use crate::model::{self, EngineArgs, NameArgs};
-use crate::{interrupt, memory};
+use table::{About, Table};
 
 /// Arguments of `clearway bench`.
 #[derive(clap::Args)]
@@ -23,7 +24,11 @@ use crate::{interrupt, memory};
 
 ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run once to warm up and
 then -r times; tokens per second are shown as mean and standard deviation. On a GPU tokens are
-chosen and fed back on the device.")]
+chosen and fed back on the device.
+
+A generated token takes so many phases, each behind a barrier, fetches so many bytes (every weight it
+uses once, and the rows of the cache it looks at, on average), which makes this share of the bandwidth
+that a kernel that only reads has on the device, and costs so much time of all CPU threads.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
@@ -75,16 +80,35 @@ enum Test {
     Generate(usize),
 }
 
-/// What was measured, in tokens per second.
+/// What was measured.
 struct Measured {
     test: Test,
+    /// Tokens per second of each run.
     samples: Vec<f64>,
+    /// Of generated tokens.
+    decode: Option<Decode>,
+}
+
+/// What a generated token is made of and what it cost.
+#[derive(Clone, Copy)]
+struct Decode {
+    /// Groups of dispatches that wait for each other.
+    phases: u32,
+    barriers: u32,
+    /// Bytes fetched, by the average of cached rows.
+    bytes: TokenBytes,
+    /// What the device reads in a nanosecond when it does nothing else; `None` if it cannot say.
+    read_bytes_per_ns: Option<f64>,
+    /// Time on any core of this process, for one token; `None` where the system does not say.
+    cpu_us: Option<f64>,
+    /// What the host did for the device in all timed runs; `None` where it is not counted.
+    work: Option<HostWork>,
 }
 
 /// Measures a model, as llama-bench does.
 pub fn run(args: &Args) -> Result<()> {
     if args.micro {
-        return super::micro::run(args.device.open()?, args.json);
+        return micro::run(args.device.open()?, args.json);
     }
     let prompts = args.n_prompt.iter().map(|&tokens| Test::Prompt(tokens));
     let tests = prompts.chain(args.n_gen.iter().map(|&tokens| Test::Generate(tokens)));
@@ -94,6 +118,10 @@ pub fn run(args: &Args) -> Result<()> {
     let context = longest + args.n_depth;
     let gguf = args.name.open()?;
     let device = args.device.open()?;
+    let generates = tests.iter().any(|test| matches!(test, Test::Generate(_)));
+    // Before the weights take the memory.
+    let bandwidth = generates.then(|| micro::read_bandwidth(&GraphExecutor::on(device.clone())));
+    let bandwidth = bandwidth.and_then(Result::ok);
     let options = args.engine.options(Some(context));
     let mut engine = model::load(&gguf, device.clone(), options)?;
     interrupt::catch();
@@ -102,14 +130,15 @@ pub fn run(args: &Args) -> Result<()> {
     let mut table = (!args.json).then(|| Table::new(&about)).transpose()?;
     let mut objects = Vec::new();
     for test in tests {
-        let measured = measure(&mut engine, test, args)?;
+        let mut bench = Bench { engine: &mut engine, device: &*device, args, bandwidth };
+        let measured = bench.measure(test)?;
         match &mut table {
             Some(table) => table.row(&about, &measured)?,
             None => objects.push(about.object(&measured)),
         }
     }
     match table {
-        Some(_) => Ok(()),
+        Some(table) => table.end(),
         None => print_json(&objects.into()),
     }
 }
@@ -129,47 +158,109 @@ impl Test {
     }
 }
 
-fn measure(engine: &mut Engine, test: Test, args: &Args) -> Result<Measured> {
-    once(engine, test, args)?;
-    let mut samples = Vec::new();
-    for _ in 0..args.repetitions {
-        samples.push(once(engine, test, args)?);
-    }
-    Ok(Measured { test, samples })
+/// Everything a measurement needs.
+struct Bench<'a> {
+    engine: &'a mut Engine,
+    device: &'a dyn Device,
+    args: &'a Args,
+    bandwidth: Option<f64>,
 }
 
-/// Tokens per second of one run. What the tokens are does not matter, but they are not all one:
-/// experts and rows of the embedding would be more in the caches than in real text.
-fn once(engine: &mut Engine, test: Test, args: &Args) -> Result<f64> {
-    let vocab = engine.shape().vocab as u64;
-    let token = |i: usize| (i as u64).wrapping_mul(2_654_435_761) % vocab;
-    let tokens: Vec<u32> = (1..=test.tokens()).map(|i| token(i) as u32).collect();
-    engine.clear();
-    let generates = matches!(test, Test::Generate(_));
-    if generates && args.n_depth > 0 {
-        let text: Vec<u32> = (1..=args.n_depth).map(|i| token(i) as u32).collect();
-        engine.eval(&text)?;
+/// What one run, or all of them, took.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    time: Duration,
+    cpu: Option<Duration>,
+    work: Option<HostWork>,
+}
+
+impl Bench<'_> {
+    fn measure(&mut self, test: Test) -> Result<Measured> {
+        self.once(test)?;
+        let runs = (0..self.args.repetitions).map(|_| self.once(test));
+        let runs = runs.collect::<Result<Vec<Cost>>>()?;
+        let rate = |run: &Cost| test.tokens() as f64 / run.time.as_secs_f64();
+        let decode = match test {
+            Test::Prompt(_) => None,
+            Test::Generate(count) => self.decode(count, &runs)?,
+        };
+        Ok(Measured { test, samples: runs.iter().map(rate).collect(), decode })
     }
-    let started = Instant::now();
-    match test {
-        Test::Generate(count) if engine.feeds_back() => {
-            let options =
-                SamplerOptions { temperature: args.temp, min_p: 0.0, ..SamplerOptions::default() };
-            engine.generate(tokens[0], count, &options, &mut |_| !interrupt::wanted())?;
-            interrupt::check()?;
+
+    /// One run. What the tokens are does not matter, but they are not all one: experts and rows of the
+    /// embedding would be more in the caches than in real text.
+    fn once(&mut self, test: Test) -> Result<Cost> {
+        let engine = &mut *self.engine;
+        let vocab = engine.shape().vocab as u64;
+        let token = |i: usize| (i as u64).wrapping_mul(2_654_435_761) % vocab;
+        let tokens: Vec<u32> = (1..=test.tokens()).map(|i| token(i) as u32).collect();
+        engine.clear();
+        let generates = matches!(test, Test::Generate(_));
+        if generates && self.args.n_depth > 0 {
+            let text: Vec<u32> = (1..=self.args.n_depth).map(|i| token(i) as u32).collect();
+            engine.eval(&text)?;
         }
-        Test::Prompt(_) => {
-            interrupt::check()?;
-            engine.eval(&tokens)?;
-        }
-        Test::Generate(_) => {
-            for token in tokens {
+        let (work, cpu, started) = (self.device.host_work(), cpu_time(), Instant::now());
+        match test {
+            Test::Generate(count) if engine.feeds_back() => {
+                let temperature = self.args.temp;
+                let options =
+                    SamplerOptions { temperature, min_p: 0.0, ..SamplerOptions::default() };
+                engine.generate(tokens[0], count, &options, &mut |_| !interrupt::wanted())?;
                 interrupt::check()?;
-                engine.eval(&[token])?;
+            }
+            Test::Prompt(_) => {
+                interrupt::check()?;
+                engine.eval(&tokens)?;
+            }
+            Test::Generate(_) => {
+                for token in tokens {
+                    interrupt::check()?;
+                    engine.eval(&[token])?;
+                }
             }
         }
+        let time = started.elapsed();
+        let cpu = cpu.zip(cpu_time()).map(|(before, after)| after.saturating_sub(before));
+        let work = work.zip(self.device.host_work()).map(|(before, after)| HostWork {
+            encodings: after.encodings - before.encodings,
+            allocations: after.allocations - before.allocations,
+        });
+        Ok(Cost { time, cpu, work })
     }
-    Ok(test.tokens() as f64 / started.elapsed().as_secs_f64())
+
+    /// What each of `count` generated tokens is made of and took in these runs.
+    fn decode(&self, count: usize, runs: &[Cost]) -> Result<Option<Decode>> {
+        let Some(stats) = self.engine.decode_stats() else { return Ok(None) };
+        // The first token sees itself and what was there before, the last one all.
+        let rows = self.args.n_depth + count.div_ceil(2);
+        let tokens = (runs.len() * count) as f64;
+        let cpu: Option<Duration> = runs.iter().map(|run| run.cpu).sum();
+        let work = runs.iter().map(|run| run.work).try_fold(HostWork::default(), |sum, run| {
+            let run = run?;
+            let encodings = sum.encodings + run.encodings;
+            Some(HostWork { encodings, allocations: sum.allocations + run.allocations })
+        });
+        Ok(Some(Decode {
+            phases: stats.compile.groups,
+            barriers: stats.compile.barriers,
+            bytes: self.engine.token_bytes(rows)?,
+            read_bytes_per_ns: self.bandwidth,
+            cpu_us: cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / tokens),
+            work,
+        }))
+    }
+}
+
+/// Time this process has had on all cores.
+fn cpu_time() -> Option<Duration> {
+    #[cfg(unix)]
+    {
+        use rustix::time::{ClockId, clock_gettime};
+        clock_gettime(ClockId::ProcessCPUTime).try_into().ok()
+    }
+    #[cfg(not(unix))]
+    None
 }
 
 impl Measured {
@@ -184,107 +275,12 @@ impl Measured {
         let degrees = self.samples.len().saturating_sub(1).max(1);
         (squares / degrees as f64).sqrt()
     }
-}
 
-/// What all tests of a run share.
-struct About {
-    model: String,
-    bytes: u64,
-    parameters: u64,
-    device: String,
-    threads: Option<usize>,
-}
-
-impl About {
-    fn new(args: &Args, gguf: &Gguf, engine: &Engine, device: &str) -> Self {
-        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = args.device.threads().unwrap_or_else(cores);
-        Self {
-            model: format!("{} {}", engine.shape().name, common_type(gguf)),
-            bytes: gguf.tensor_bytes(),
-            parameters: gguf.tensors().map(|t| t.dims().iter().product::<usize>() as u64).sum(),
-            device: device.to_owned(),
-            threads: (device == "cpu").then_some(threads),
-        }
-    }
-
-    fn object(&self, measured: &Measured) -> serde_json::Value {
-        json!({
-            "model": self.model,
-            "model_bytes": self.bytes,
-            "parameters": self.parameters,
-            "device": self.device,
-            "threads": self.threads,
-            "test": measured.test.name(),
-            "avg_ts": measured.mean(),
-            "stddev_ts": measured.deviation(),
-            "samples_ts": measured.samples,
-        })
-    }
-}
-
-/// The type that most bytes of the file have.
-fn common_type(gguf: &Gguf) -> String {
-    let mut bytes = std::collections::BTreeMap::<String, u64>::new();
-    for tensor in gguf.tensors() {
-        *bytes.entry(tensor.dtype().to_string()).or_default() += tensor.bytes().len() as u64;
-    }
-    let most = bytes.into_iter().max_by_key(|&(_, bytes)| bytes);
-    most.map(|(dtype, _)| dtype).unwrap_or_default()
-}
-
-/// A table whose rows come as they are measured, in Markdown as llama-bench prints it.
-struct Table {
-    width: usize,
-}
-
-impl Table {
-    fn new(about: &About) -> Result<Self> {
-        let width = about.model.len().max(8);
-        let mut out = std::io::stdout().lock();
-        writeln!(
-            out,
-            "| {:<width$} | {:>10} | {:>8} | {:<10} | {:>7} | {:>7} | {:>18} |",
-            "model", "size", "params", "device", "threads", "test", "t/s"
-        )?;
-        let line = |count: usize| "-".repeat(count);
-        writeln!(
-            out,
-            "| {} | {}: | {}: | {} | {}: | {}: | {}: |",
-            line(width),
-            line(9),
-            line(7),
-            line(10),
-            line(6),
-            line(6),
-            line(17)
-        )?;
-        Ok(Self { width })
-    }
-
-    fn row(&mut self, about: &About, measured: &Measured) -> Result<()> {
-        let threads = about.threads.map_or_else(String::new, |threads| threads.to_string());
-        let mut out = std::io::stdout().lock();
-        writeln!(
-            out,
-            "| {:<width$} | {:>10} | {:>8} | {:<10} | {:>7} | {:>7} | {:>18} |",
-            about.model,
-            memory::size(about.bytes),
-            parameters(about.parameters),
-            about.device,
-            threads,
-            measured.test.name(),
-            format!("{:.2} ± {:.2}", measured.mean(), measured.deviation()),
-            width = self.width,
-        )?;
-        Ok(out.flush()?)
-    }
-}
-
-fn parameters(count: u64) -> String {
-    match count {
-        1_000_000_000.. => format!("{:.2} B", count as f64 / 1e9),
-        _ => format!("{:.2} M", count as f64 / 1e6),
+    /// Share of the device's bandwidth that the bytes of these tokens make.
+    fn bandwidth_share(&self) -> Option<f64> {
+        let decode = self.decode?;
+        let bytes_per_ns = decode.bytes.total() as f64 * self.mean() / 1e9;
+        decode.read_bytes_per_ns.filter(|&read| read > 0.0).map(|read| bytes_per_ns / read)
     }
 }
 
@@ -294,11 +290,49 @@ mod tests {
 
     #[test]
     fn mean_and_deviation_are_those_of_a_sample() {
-        let measured =
-            |samples: &[f64]| Measured { test: Test::Prompt(1), samples: samples.into() };
+        let measured = |samples: &[f64]| Measured {
+            test: Test::Prompt(1),
+            samples: samples.into(),
+            decode: None,
+        };
         let spread = measured(&[1.0, 2.0, 3.0, 4.0]);
         assert_eq!(spread.mean(), 2.5);
         assert!((spread.deviation() - (5.0_f64 / 3.0).sqrt()).abs() < 1e-12);
         assert_eq!(measured(&[7.0]).deviation(), 0.0);
+    }
+
+    #[test]
+    fn the_share_is_that_of_the_bytes_in_a_second() {
+        let decode = Decode {
+            phases: 3,
+            barriers: 3,
+            bytes: TokenBytes { weights: 900_000, cache: 100_000 },
+            read_bytes_per_ns: Some(4.0),
+            cpu_us: None,
+            work: None,
+        };
+        let measured = |decode| Measured {
+            test: Test::Generate(2),
+            samples: vec![1_000.0, 3_000.0],
+            decode: Some(decode),
+        };
+        // 2,000 tokens of a megabyte are 2 GB a second.
+        assert!((measured(decode).bandwidth_share().unwrap() - 0.5).abs() < 1e-12);
+        for unknown in [None, Some(0.0)] {
+            let decode = Decode { read_bytes_per_ns: unknown, ..decode };
+            assert_eq!(measured(decode).bandwidth_share(), None);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn time_on_the_processor_grows_with_work() {
+        let (before, started) = (cpu_time().unwrap(), Instant::now());
+        // A busy machine may give less than was asked for.
+        while started.elapsed() < Duration::from_millis(30) {
+            std::hint::black_box(0);
+        }
+        let busy = cpu_time().unwrap() - before;
+        assert!(busy > Duration::from_millis(1), "{busy:?}");
     }
 }

@@ -18,10 +18,12 @@ use super::print_json;
 const DISPATCHES: usize = 500;
 /// Replays of the list that measures one replay.
 const REPLAYS: usize = 200;
-/// Bytes of weights a product goes through before it meets the same ones again: more than caches hold.
+/// Bytes of weights a product goes through before it meets the same ones again, at most: more than
+/// caches hold.
 const ROTATION: u64 = 256 << 20;
-/// Rows and columns of the products.
+/// Rows and columns of the products, at most and at least.
 const PRODUCT: [usize; 2] = [8192, 4096];
+const SMALL_PRODUCT: [usize; 2] = [512, 1024];
 const TYPES: [DType; 13] = [
     DType::F32,
     DType::F16,
@@ -48,13 +50,13 @@ struct Line {
 
 /// Measures a device and prints a table or one JSON object.
 pub fn run(device: Arc<dyn Device>, json: bool) -> Result<()> {
-    let small = device.info().name == "cpu" || device.info().description.contains("llvmpipe");
     let executor = GraphExecutor::on(device.clone());
     let mut lines = Vec::new();
     dispatches(&executor, &mut lines)?;
     replay(&executor, &mut lines)?;
-    read(&executor, if small { 16 << 20 } else { 256 << 20 }, &mut lines)?;
-    products(&executor, small, &mut lines)?;
+    let bandwidth = read_bandwidth(&executor)?;
+    push(&mut lines, "reading device memory", "read_gb_s", bandwidth, "GB/s");
+    products(&executor, &ProductSizes::by(bandwidth), &mut lines)?;
     if json {
         let values: serde_json::Map<String, Value> =
             lines.into_iter().map(|line| (line.key, json!(line.value))).collect();
@@ -117,30 +119,63 @@ fn replay(executor: &GraphExecutor, lines: &mut Vec<Line>) -> Result<()> {
     Ok(())
 }
 
-/// Bandwidth of a kernel that only reads.
-fn read(executor: &GraphExecutor, bytes: u64, lines: &mut Vec<Line>) -> Result<()> {
+/// Bandwidth of a kernel that only reads, in bytes per nanosecond. A short measurement says how many
+/// bytes the one that counts can read without making anybody wait.
+pub fn read_bandwidth(executor: &GraphExecutor) -> Result<f64> {
+    /// What one run may take.
+    const TIME_NS: f64 = 2e7;
     executor.register(read_kernel())?;
-    let device = executor.device();
-    let buffer = device.alloc(bytes)?;
+    let first = read(executor, READ_UNITS[0])?;
+    let units = first * TIME_NS / READ_UNIT as f64;
+    read(executor, (units as u64).clamp(READ_UNITS[0], READ_UNITS[1]))
+}
+
+fn read(executor: &GraphExecutor, units: u64) -> Result<f64> {
+    let bytes = units * READ_UNIT;
+    let buffer = executor.device().alloc(bytes)?;
+    // Pages that were never written may all be one page of zeros, which never leaves the caches.
+    let chunk = vec![0_u8; READ_UNIT as usize];
+    (0..units).try_for_each(|unit| buffer.write(unit * READ_UNIT, &chunk))?;
     let mut pass = executor.begin_recorded()?;
     let x = buffer.tensor(DType::U32, &[bytes as usize / 4])?;
-    let y = pass.declare(Layout::new(DType::U32, &[READ_GROUPS * 256])?)?;
+    let y = pass.declare(Layout::new(DType::U32, &[READ_GROUPS, READ_WIDTH])?)?;
     pass.call_kernel("micro.read", &[x, y], &[])?;
     pass.output(y)?;
     let mut list = pass.compile(&CompileOptions::default())?;
-    let total = best_of(&mut list)?;
-    push(lines, "reading device memory", "read_gb_s", bytes as f64 / total as f64, "GB/s");
-    Ok(())
+    Ok(bytes as f64 / best_of(&mut list)? as f64)
+}
+
+/// How large products are.
+#[derive(Debug, PartialEq)]
+struct ProductSizes {
+    rows: usize,
+    cols: usize,
+    /// Bytes of weights to go through.
+    rotation: u64,
+}
+
+impl ProductSizes {
+    /// As large as a device of this bandwidth reads in no time: a slow one computes slowly too.
+    fn by(bytes_per_ns: f64) -> Self {
+        /// What the weights of one list may take to read.
+        const TIME_NS: f64 = 1e6;
+        let rotation = ((bytes_per_ns * TIME_NS) as u64).min(ROTATION);
+        let [mut rows, mut cols] = PRODUCT;
+        while 2 * 4 * (rows * cols) as u64 > rotation && rows > SMALL_PRODUCT[0] {
+            (rows, cols) = (rows / 2, (cols / 2).max(SMALL_PRODUCT[1]));
+        }
+        Self { rows, cols, rotation }
+    }
 }
 
 /// A row times a matrix, for every type of weights, without and with a barrier after each.
-fn products(executor: &GraphExecutor, small: bool, lines: &mut Vec<Line>) -> Result<()> {
+fn products(executor: &GraphExecutor, sizes: &ProductSizes, lines: &mut Vec<Line>) -> Result<()> {
     let device = executor.device().clone();
-    let [rows, cols] = if small { [512, 1024] } else { PRODUCT };
+    let ProductSizes { rows, cols, rotation } = *sizes;
     for dtype in TYPES {
         let layout = Layout::new(dtype, &[rows, cols])?;
         let bytes = layout.span_bytes();
-        let count = if small { 2 } else { ROTATION.div_ceil(bytes) as usize };
+        let count = rotation.div_ceil(bytes).max(2) as usize;
         let zeros = vec![0_u8; bytes as usize];
         let weights: Vec<Buffer> = (0..count)
             .map(|_| device.upload_weights(&layout, &zeros))
@@ -180,8 +215,13 @@ fn best_of(list: &mut Executable) -> Result<u64> {
     Ok(best.max(1))
 }
 
-/// Workgroups of the reading kernel.
+/// Workgroups of the reading kernel, and invocations of each.
 const READ_GROUPS: usize = 2112;
+const READ_WIDTH: usize = 256;
+/// Bytes all of them read in one turn: four words each.
+const READ_UNIT: u64 = (READ_GROUPS * READ_WIDTH * 16) as u64;
+/// Turns at least and at most: 17 and 268 MB, the latter more than caches hold.
+const READ_UNITS: [u64; 2] = [2, 31];
 
 /// Every invocation reads its share and keeps one word of it all.
 fn read_kernel() -> CustomKernel {
@@ -193,23 +233,68 @@ fn read_kernel() -> CustomKernel {
         ],
     );
     let cpu = CpuKernel::new(
-        |_, _| Grid::rows(1, 1),
+        |_, _| Grid::rows(READ_GROUPS, 8),
         |piece| {
-            let sum = piece.src::<u32>(0).iter().fold(0_u32, |sum, &word| sum ^ word);
-            piece.dst_row::<u32>(1, 0).fill(sum);
+            for row in piece.rows() {
+                let words = piece.src::<u32>(0);
+                let share = words.len() / READ_GROUPS;
+                let part = &words[row * share..][..share];
+                let sum = part.iter().fold(0_u32, |sum, &word| sum ^ word);
+                piece.dst_row::<u32>(1, row).fill(sum);
+            }
         },
     );
-    let wgsl = "
-@compute @workgroup_size(256)
-fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let wgsl = format!(
+        "
+const STEP = {}u;
+@compute @workgroup_size({READ_WIDTH})
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
     let count = P.o0.shape.w;
-    let step = P.o1.shape.w;
     var sum = vec4<u32>();
-    for (var i = id.x; i + 3u * step < count; i += 4u * step) {
-        sum ^= vec4<u32>(get_o0(i), get_o0(i + step), get_o0(i + 2u * step), get_o0(i + 3u * step));
-    }
+    for (var i = id.x; i < count; i += 4u * STEP) {{
+        sum ^= vec4<u32>(get_o0(i), get_o0(i + STEP), get_o0(i + 2u * STEP), get_o0(i + 3u * STEP));
+    }}
     put_o1(id.x, sum.x ^ sum.y ^ sum.z ^ sum.w);
+}}
+",
+        READ_GROUPS * READ_WIDTH
+    );
+    CustomKernel::new(contract).with_cpu(cpu).with_wgsl(&wgsl, |_, _| [READ_GROUPS as u32, 1, 1])
 }
-";
-    CustomKernel::new(contract).with_cpu(cpu).with_wgsl(wgsl, |_, _| [READ_GROUPS as u32, 1, 1])
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_follow_from_the_bandwidth() {
+        let of = |gb_s: f64| ProductSizes::by(gb_s);
+        let [rows, cols] = PRODUCT;
+        assert_eq!(of(4_000.0), ProductSizes { rows, cols, rotation: ROTATION });
+        assert_eq!((of(60.0).rows, of(60.0).cols), (2048, 1024));
+        for slow in [0.0, 1e-3, 2.0] {
+            assert_eq!([of(slow).rows, of(slow).cols], SMALL_PRODUCT, "{slow}");
+        }
+    }
+
+    #[test]
+    fn every_word_is_read() {
+        let executor = GraphExecutor::cpu();
+        executor.register(read_kernel()).unwrap();
+        let count = READ_UNIT as usize / 4;
+        for at in [0, 1, count / 2, count - 1] {
+            let mut words = vec![0_u32; count];
+            words[at] = 7;
+            let buffer = executor.device().alloc(READ_UNIT).unwrap();
+            buffer.write_slice(0, &words).unwrap();
+            let mut pass = executor.begin_recorded().unwrap();
+            let x = buffer.tensor(DType::U32, &[count]).unwrap();
+            let y = pass.declare(Layout::new(DType::U32, &[READ_GROUPS, READ_WIDTH]).unwrap());
+            let y = y.unwrap();
+            pass.call_kernel("micro.read", &[x, y], &[]).unwrap();
+            pass.output(y).unwrap();
+            let result = pass.finish().unwrap();
+            assert!(result.read::<u32>(y).unwrap().contains(&7), "word {at}");
+        }
+    }
 }

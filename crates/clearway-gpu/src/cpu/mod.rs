@@ -28,12 +28,13 @@ mod simd;
 pub use barrier::SpinBarrier;
 pub use piece::{CpuKernel, Grid, Piece};
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use clearway_graph::{FusedRequest, Layout};
 use rustc_hash::FxHashMap;
 
-use crate::device::{Buffer, Device, DeviceInfo, Encoder};
+use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
 use crate::registry::KernelRegistry;
 use memory::{HostMemory, WeightMemory};
@@ -56,6 +57,9 @@ pub(crate) struct Shared {
     buffers: Mutex<FxHashMap<usize, Weak<HostMemory>>>,
     weights: WeightMemory,
     adversary: Option<u64>,
+    /// Lists lowered and buffers given out.
+    encodings: AtomicU64,
+    allocations: AtomicU64,
 }
 
 impl CpuDevice {
@@ -88,7 +92,9 @@ impl CpuDevice {
         };
         let pool = Pool::new(threads);
         let (buffers, weights) = (Mutex::default(), WeightMemory::default());
-        Self { shared: Arc::new(Shared { info, pool, buffers, weights, adversary }) }
+        let (encodings, allocations) = (AtomicU64::new(0), AtomicU64::new(0));
+        let shared = Shared { info, pool, buffers, weights, adversary, encodings, allocations };
+        Self { shared: Arc::new(shared) }
     }
 }
 
@@ -130,6 +136,12 @@ impl Device for CpuDevice {
         true
     }
 
+    fn host_work(&self) -> Option<HostWork> {
+        let [encodings, allocations] = [&self.shared.encodings, &self.shared.allocations]
+            .map(|count| count.load(Ordering::Relaxed));
+        Some(HostWork { encodings, allocations })
+    }
+
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {
         let memory = self.shared.memory(buf_id)?;
         Ok(Buffer::with_id(buf_id, memory.len() as u64, memory))
@@ -147,6 +159,7 @@ impl Device for CpuDevice {
 impl Shared {
     /// Gives memory an identity, under which encoders find it.
     fn keep(&self, memory: HostMemory) -> Buffer {
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         let memory = Arc::new(memory);
         let buffer = Buffer::new(memory.len() as u64, memory.clone());
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -159,6 +159,7 @@ impl CpuEncoder {
         ends.push(steps.len());
         let memory = std::mem::take(&mut self.memory).into_values().collect();
         let work = Work::new(steps, &ends, memory, &self.shared);
+        self.shared.encodings.fetch_add(1, Ordering::Relaxed);
         Ok(CpuProgram { shared: self.shared.clone(), work: Arc::new(work), serial: None })
     }
 }

@@ -30,7 +30,7 @@ use std::sync::{Arc, PoisonError};
 
 use clearway_graph::{FusedRequest, Layout, TensorView};
 
-use crate::device::{Buffer, Device, DeviceInfo, Encoder};
+use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
 use crate::registry::KernelRegistry;
 use crate::wgsl;
@@ -198,6 +198,11 @@ impl Device for VulkanDevice {
 
     fn batch_tokens(&self) -> usize {
         if self.is_software() { 64 } else { 512 }
+    }
+
+    fn host_work(&self) -> Option<HostWork> {
+        let VulkanCounts { recordings, pieces, .. } = self.counts();
+        Some(HostWork { encodings: recordings, allocations: pieces })
     }
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {

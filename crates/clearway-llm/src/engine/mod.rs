@@ -6,6 +6,7 @@
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
 //! | `sample` | logits to a token |
+//! | `traffic` | bytes one token fetches |
 //! | `token_loop` | tokens chosen and fed back on the device |
 
 mod convert;
@@ -13,12 +14,14 @@ mod error;
 mod sample;
 mod shape;
 mod token_loop;
+mod traffic;
 mod vocab;
 
 pub use convert::Conversion;
 pub use error::EngineError;
 pub use sample::{Sampler, SamplerOptions};
 pub use shape::model_shape;
+pub use traffic::TokenBytes;
 pub use vocab::{chat_template, tokenizer};
 
 use std::sync::Arc;
