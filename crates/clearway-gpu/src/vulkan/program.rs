@@ -135,6 +135,9 @@ pub(super) struct VulkanProgram {
 /// Command buffers of one submission at most.
 const TOGETHER: usize = 16;
 
+/// Barriers in a row to see what one costs.
+const CALIBRATION: u64 = 32;
+
 /// One dispatch, ready to be recorded.
 struct Launch {
     pipeline: vk::Pipeline,
@@ -401,7 +404,50 @@ impl VulkanProgram {
         let submit_ns = start.elapsed().as_nanos() as u64;
         self.wait()?;
         let wait_ns = start.elapsed().as_nanos() as u64 - submit_ns;
-        let mut stamps = vec![0_u64; clock.stamps as usize];
+        let ns = self.stamps_ns(clock, clock.stamps)?;
+        let spans = ns.windows(2).map(|w| ProfileSpan { start_ns: w[0], end_ns: w[1] }).collect();
+        Ok(Profile {
+            mode: clock.mode,
+            clock: ProfileClock::Gpu,
+            spans,
+            submit_ns,
+            wait_ns,
+            barrier_ns: Some(self.barrier_ns(clock, commands)?),
+        })
+    }
+
+    /// What one of the barriers between groups costs, from many in a row with nothing between them.
+    /// They have a submission of their own, which adds nothing to the times of the parts.
+    fn barrier_ns(&mut self, clock: &Clock, commands: vk::CommandBuffer) -> Result<u64> {
+        let context = self.context.clone();
+        let raw = &context.raw;
+        let begin = vk::CommandBufferBeginInfo::default()
+            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+        // SAFETY: the commands' last submission is done.
+        unsafe { raw.begin_command_buffer(commands, &begin) }
+            .map_err(|e| context.error("vkBeginCommandBuffer", e))?;
+        self.barrier(commands, Edge::Start);
+        let mut stamp = 0;
+        self.stamp(commands, Some(clock), &mut stamp);
+        for _ in 0..CALIBRATION {
+            self.barrier(commands, Edge::Group);
+        }
+        self.stamp(commands, Some(clock), &mut stamp);
+        // SAFETY: the commands are being recorded.
+        unsafe { raw.end_command_buffer(commands) }
+            .map_err(|e| context.error("vkEndCommandBuffer", e))?;
+        // SAFETY: no submission uses the pool.
+        unsafe { raw.reset_query_pool(clock.pool, 0, stamp) };
+        let info = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
+        self.running = context.submit(&info)?;
+        self.wait()?;
+        Ok(self.stamps_ns(clock, stamp)?[1] / CALIBRATION)
+    }
+
+    /// The first `count` stamps of a submission that is done, in nanoseconds after the first.
+    fn stamps_ns(&self, clock: &Clock, count: u32) -> Result<Vec<u64>> {
+        let context = &self.context;
+        let mut stamps = vec![0_u64; count as usize];
         let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
         // SAFETY: every query of the range was written by the submission that is done.
         unsafe { context.raw.get_query_pool_results(clock.pool, 0, &mut stamps, flags) }
@@ -412,19 +458,8 @@ impl VulkanProgram {
             bits => (1 << bits) - 1,
         };
         let first = stamps.first().copied().unwrap_or(0);
-        let ns: Vec<u64> = stamps
-            .iter()
-            .map(|s| ((s.wrapping_sub(first) & mask) as f64 * period) as u64)
-            .collect();
-        let spans = ns.windows(2).map(|w| ProfileSpan { start_ns: w[0], end_ns: w[1] }).collect();
-        Ok(Profile {
-            mode: clock.mode,
-            clock: ProfileClock::Gpu,
-            spans,
-            submit_ns,
-            wait_ns,
-            barrier_ns: None,
-        })
+        let since_first = |s: &u64| ((s.wrapping_sub(first) & mask) as f64 * period) as u64;
+        Ok(stamps.iter().map(since_first).collect())
     }
 }
 
@@ -458,7 +493,8 @@ impl Program for VulkanProgram {
         let stamps = parts as u32 + 1;
         let info = vk::QueryPoolCreateInfo::default()
             .query_type(vk::QueryType::TIMESTAMP)
-            .query_count(stamps);
+            // The barriers in a row need two, when the others are read.
+            .query_count(stamps.max(2));
         // SAFETY: the queue has time stamps.
         let pool = unsafe { context.raw.create_query_pool(&info, None) }
             .map_err(|e| context.error("vkCreateQueryPool", e))?;
