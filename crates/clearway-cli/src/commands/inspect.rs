@@ -37,7 +37,8 @@ pub struct Args {
     /// Rows of the KV cache; at least the tokens. A measured step stands at its end.
     #[arg(short = 'c', long = "ctx-size", value_name = "ROWS", default_value_t = 4096)]
     ctx_size: u32,
-    /// Plan for this device, with its kernels and its alignment; for any GPU without it.
+    /// Plan for this device, with its kernels and its alignment; without it for the CPU's kernels, or
+    /// with --measure for the fastest device.
     #[arg(long, value_name = "D", env = "CLEARWAY_DEVICE")]
     device: Option<DeviceName>,
     /// Threads of the CPU; all cores without it.
