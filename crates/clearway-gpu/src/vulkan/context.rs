@@ -9,6 +9,7 @@ use ash::{ext, khr, vk};
 use rustc_hash::FxHashMap;
 
 use super::counts::{Counters, VulkanCounts};
+use super::handle::{Handle, Timeline};
 use super::heap::Heap;
 use super::instance::{Adapter, Instance};
 use super::memory::VulkanMemory;
@@ -26,11 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(600);
 pub(super) struct Context {
     pub(super) info: DeviceInfo,
     pub(super) adapter: Adapter,
-    /// Device functions. Destroyed last.
-    pub(super) raw: ash::Device,
+    /// Device functions.
+    pub(super) raw: Arc<Handle>,
     queue: Mutex<vk::Queue>,
-    /// Counts submissions that are done.
-    timeline: vk::Semaphore,
+    timeline: Timeline,
     /// Submissions so far; written under the lock of the queue.
     submitted: AtomicU64,
     lost: AtomicBool,
@@ -54,14 +54,11 @@ impl Context {
         let raw = create_device(&instance, &adapter).map_err(|e| GpuError::NoDevice {
             reason: format!("{} cannot be opened ({e})", adapter.name),
         })?;
+        let raw = Handle::new(raw, instance.clone());
         // SAFETY: the device was created with one queue of this family.
         let queue = unsafe { raw.get_device_queue(adapter.queue_family, 0) };
-        let mut kind =
-            vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-        let semaphore = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-        // SAFETY: the device has timeline semaphores, which opening requires.
-        let timeline = unsafe { raw.create_semaphore(&semaphore, None) }
-            .map_err(|e| driver_error(&name, "vkCreateSemaphore", e))?;
+        let timeline =
+            Timeline::new(&raw).map_err(|e| driver_error(&name, "vkCreateSemaphore", e))?;
         let info = DeviceInfo {
             name,
             description: adapter.describe(),
@@ -99,7 +96,7 @@ impl Context {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let value = self.submitted.load(Ordering::Relaxed) + 1;
         let signal = [vk::SemaphoreSubmitInfo::default()
-            .semaphore(self.timeline)
+            .semaphore(self.timeline.semaphore)
             .value(value)
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
         let submit = [vk::SubmitInfo2::default()
@@ -126,7 +123,7 @@ impl Context {
             }
             std::hint::spin_loop();
         }
-        let (semaphores, values) = ([self.timeline], [value]);
+        let (semaphores, values) = ([self.timeline.semaphore], [value]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // SAFETY: the semaphore lives as long as the context.
         match unsafe { self.raw.wait_semaphores(&info, PATIENCE.as_nanos() as u64) } {
@@ -146,7 +143,7 @@ impl Context {
 
     fn done(&self) -> Result<u64> {
         // SAFETY: the semaphore lives as long as the context.
-        unsafe { self.raw.get_semaphore_counter_value(self.timeline) }
+        unsafe { self.raw.get_semaphore_counter_value(self.timeline.semaphore) }
             .map_err(|e| self.error("vkGetSemaphoreCounterValue", e))
     }
 
@@ -192,13 +189,8 @@ impl Drop for Context {
             // SAFETY: nothing else uses the device any more. A failure leaves nothing to do.
             let _ = unsafe { self.raw.device_wait_idle() };
         }
-        self.pipelines.destroy(&self.raw);
-        self.transfers.destroy(&self.raw);
+        // The other parts destroy what they made themselves, after this.
         self.heap.destroy(&self.raw);
-        // SAFETY: the device is idle and no submission refers to the semaphore.
-        unsafe { self.raw.destroy_semaphore(self.timeline, None) };
-        // SAFETY: everything made from the device is destroyed.
-        unsafe { self.raw.destroy_device(None) };
     }
 }
 
@@ -257,7 +249,37 @@ pub(super) fn driver_error(device: &str, call: &'static str, code: vk::Result) -
 
 #[cfg(test)]
 mod tests {
+    use super::super::VulkanOptions;
     use super::*;
+
+    #[test]
+    fn what_was_made_of_a_device_goes_before_it_wherever_opening_stops() {
+        let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
+        let opened = Instance::load(options).and_then(|i| Ok((i.adapters()?, Arc::new(i))));
+        let (adapters, instance) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let Some(adapter) = adapters.into_iter().find(|adapter| adapter.missing.is_none()) else {
+            return println!("skipped: no device can be used");
+        };
+        for made in 0..4 {
+            let raw = create_device(&instance, &adapter).unwrap();
+            let device = Handle::new(raw, instance.clone());
+            let timeline = (made > 0).then(|| Timeline::new(&device).unwrap());
+            let transfers = (made > 1).then(|| Transfers::new(&device, &adapter, "").unwrap());
+            let pipelines =
+                (made > 2).then(|| Pipelines::new(&device, &adapter, options, "").unwrap());
+            assert_eq!(Arc::strong_count(&device), 1 + made, "each keeps the device");
+            drop((timeline, transfers, pipelines));
+            assert_eq!(Arc::strong_count(&device), 1, "nothing is left of them");
+        }
+        let context = Context::open(instance.clone(), adapter).unwrap();
+        let device = Arc::downgrade(&context.raw);
+        drop(context);
+        assert!(device.upgrade().is_none(), "the device is destroyed");
+        assert_eq!(Arc::strong_count(&instance), 1);
+    }
 
     #[test]
     fn what_a_driver_reports_is_typed() {

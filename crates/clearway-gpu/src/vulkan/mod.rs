@@ -6,6 +6,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `instance` | the loader, devices and what they can do |
+//! | `handle` | the device itself, destroyed after all that was made from it |
 //! | `context`, `counts` | one opened device: queue, clock of finished work, errors, what it did |
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
 //! | `weights`, `split` | weight tensors packed for kernels, in parts where one binding is too small |
@@ -17,6 +18,7 @@ mod cache;
 mod context;
 mod counts;
 mod encoder;
+mod handle;
 mod heap;
 mod instance;
 mod memory;

@@ -1,7 +1,7 @@
 //! Kernels compiled once: WGSL to SPIR-V to the driver's code, kept in memory and on disk.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ash::vk;
 use rustc_hash::FxHashMap;
@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use super::VulkanOptions;
 use super::cache::DiskCache;
 use super::context::driver_error;
+use super::handle::Handle;
 use super::instance::Adapter;
 use crate::error::{GpuError, Result};
 
@@ -21,6 +22,7 @@ const COMPILER: u32 = 2;
 
 /// Every pipeline of a device, and what they are made from.
 pub(super) struct Pipelines {
+    handle: Arc<Handle>,
     device: String,
     options: VulkanOptions,
     disk: DiskCache,
@@ -43,7 +45,7 @@ pub(super) struct Wanted<'a> {
 
 impl Pipelines {
     pub(super) fn new(
-        raw: &ash::Device,
+        raw: &Arc<Handle>,
         adapter: &Adapter,
         options: VulkanOptions,
         device: &str,
@@ -55,20 +57,23 @@ impl Pipelines {
         // own.
         let driver_cache = unsafe { raw.create_pipeline_cache(&info, None) }
             .map_err(|e| driver_error(device, "vkCreatePipelineCache", e))?;
-        let layouts = (0..=MAX_BINDINGS)
-            .map(|bindings| layout(raw, bindings))
-            .collect::<std::result::Result<_, _>>()
-            .map_err(|e| driver_error(device, "vkCreatePipelineLayout", e))?;
-        Ok(Self {
+        let mut pipelines = Self {
+            handle: raw.clone(),
             device: device.to_owned(),
             options,
             disk,
             driver_cache,
-            layouts,
+            layouts: Vec::with_capacity(MAX_BINDINGS + 1),
             subgroup: (!adapter.fixed_subgroup).then_some(adapter.target.subgroup),
             made: Mutex::default(),
             grown: AtomicBool::new(false),
-        })
+        };
+        for bindings in 0..=MAX_BINDINGS {
+            let layouts = layout(raw, bindings)
+                .map_err(|e| driver_error(device, "vkCreatePipelineLayout", e))?;
+            pipelines.layouts.push(layouts);
+        }
+        Ok(pipelines)
     }
 
     /// Layout of the descriptor sets of kernels with this many storage bindings.
@@ -211,9 +216,12 @@ impl Pipelines {
             }
         }
     }
+}
 
-    pub(super) fn destroy(&self, raw: &ash::Device) {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        let raw = &self.handle;
+        let made = self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (_, pipeline) in made.drain() {
             // SAFETY: the device is idle.
             unsafe { raw.destroy_pipeline(pipeline, None) };
@@ -254,7 +262,10 @@ fn layout(
     let sets = [set];
     let info = vk::PipelineLayoutCreateInfo::default().set_layouts(&sets);
     // SAFETY: the set layout is alive.
-    let pipeline = unsafe { raw.create_pipeline_layout(&info, None) }?;
+    let pipeline = unsafe { raw.create_pipeline_layout(&info, None) }.inspect_err(|_| {
+        // SAFETY: nothing was made from it.
+        unsafe { raw.destroy_descriptor_set_layout(set, None) };
+    })?;
     Ok((set, pipeline))
 }
 

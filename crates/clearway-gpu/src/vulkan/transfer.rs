@@ -4,11 +4,12 @@
 //! host's caches do not hold it, copies go through a ring of staging segments. A segment is used
 //! again only when the clock shows that its last copy is done.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ash::vk;
 
 use super::context::{Context, driver_error};
+use super::handle::Handle;
 use super::heap::{self, Mapped, Piece};
 use super::instance::Adapter;
 use crate::error::{GpuError, Result};
@@ -21,6 +22,7 @@ const SMALL_READ: usize = 256;
 
 /// The staging ring and its commands.
 pub(super) struct Transfers {
+    device: Arc<Handle>,
     memory_type: u32,
     flags: vk::MemoryPropertyFlags,
     pool: vk::CommandPool,
@@ -49,7 +51,7 @@ enum Direction {
 }
 
 impl Transfers {
-    pub(super) fn new(device: &ash::Device, adapter: &Adapter, name: &str) -> Result<Self> {
+    pub(super) fn new(device: &Arc<Handle>, adapter: &Adapter, name: &str) -> Result<Self> {
         use vk::MemoryPropertyFlags as Flags;
         let types = adapter.memory.memory_types_as_slice();
         let visible = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
@@ -67,20 +69,22 @@ impl Transfers {
         // SAFETY: the family is that of the device's queue.
         let pool = unsafe { device.create_command_pool(&pool, None) }
             .map_err(|e| driver_error(name, "vkCreateCommandPool", e))?;
+        let mut transfers = Self {
+            device: device.clone(),
+            memory_type: best as u32,
+            flags: types[best].property_flags,
+            pool,
+            commands: Vec::new(),
+            staging: OnceLock::new(),
+            ring: Mutex::default(),
+        };
         let info = vk::CommandBufferAllocateInfo::default()
             .command_pool(pool)
             .command_buffer_count(SEGMENTS as u32);
         // SAFETY: the pool is alive.
-        let commands = unsafe { device.allocate_command_buffers(&info) }
+        transfers.commands = unsafe { device.allocate_command_buffers(&info) }
             .map_err(|e| driver_error(name, "vkAllocateCommandBuffers", e))?;
-        Ok(Self {
-            memory_type: best as u32,
-            flags: types[best].property_flags,
-            pool,
-            commands,
-            staging: OnceLock::new(),
-            ring: Mutex::default(),
-        })
+        Ok(transfers)
     }
 
     pub(super) fn write(
@@ -232,15 +236,17 @@ impl Transfers {
             .map_err(|e| context.error("vkEndCommandBuffer", e))?;
         context.submit(&[vk::CommandBufferSubmitInfo::default().command_buffer(commands)])
     }
+}
 
-    pub(super) fn destroy(&self, device: &ash::Device) {
+impl Drop for Transfers {
+    fn drop(&mut self) {
         // SAFETY: the device is idle; this frees the commands too.
-        unsafe { device.destroy_command_pool(self.pool, None) };
+        unsafe { self.device.destroy_command_pool(self.pool, None) };
         if let Some(staging) = self.staging.get() {
             // SAFETY: the device is idle.
-            unsafe { device.destroy_buffer(staging.buffer, None) };
+            unsafe { self.device.destroy_buffer(staging.buffer, None) };
             // SAFETY: the one buffer bound to it is gone.
-            unsafe { device.free_memory(staging.memory, None) };
+            unsafe { self.device.free_memory(staging.memory, None) };
         }
     }
 }
