@@ -245,17 +245,63 @@ pub(super) fn norm_matmul_gated(c: &Call<'_>) -> Result<()> {
     like_weight(c, 3, 2)
 }
 
+/// The heads of a product, turned.
+pub(super) fn norm_matmul_rope(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 5])?;
+    let (rows, outer) = factors_of_product(c, 2)?;
+    norm_weight(c)?;
+    let head = heads(c, 5, outer)?;
+    c.want_dims(5, &[rows, c.dims(5)[1], head])?;
+    rotation(c, (rows, head), 3, 1)
+}
+
+/// The heads of a product, turned and written to a cache.
+pub(super) fn norm_matmul_rope_kv(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0])?;
+    let (rows, outer) = factors_of_product(c, 2)?;
+    norm_weight(c)?;
+    cache(c, 6)?;
+    let head = heads(c, 6, outer)?;
+    rotation(c, (rows, head), 3, 1)?;
+    c.ids(5, &[rows])
+}
+
+/// The heads of a product, written to a cache.
+pub(super) fn norm_matmul_kv(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0])?;
+    let (rows, outer) = factors_of_product(c, 2)?;
+    norm_weight(c)?;
+    c.ids(3, &[rows])?;
+    cache(c, 4)?;
+    heads(c, 4, outer).map(drop)
+}
+
 /// Operand 0 times the weight `w`, transposed, gives `y`.
 fn product(c: &Call<'_>, w: usize, y: usize) -> Result<()> {
     c.activations(&[0, y])?;
-    for i in [0, w, y] {
-        c.want_rank(i, 2)?;
-    }
+    c.want_rank(y, 2)?;
+    let (rows, outer) = factors_of_product(c, w)?;
+    c.want_dims(y, &[rows, outer])
+}
+
+/// Operand 0 and the weight `w` of a product, which has this many rows and columns.
+fn factors_of_product(c: &Call<'_>, w: usize) -> Result<(u32, u32)> {
+    c.want_rank(0, 2)?;
+    c.want_rank(w, 2)?;
     c.want_weight(w)?;
     c.contiguous_rows(w)?;
     let (rows, inner, outer) = (c.dims(0)[0], c.dims(0)[1], c.dims(w)[0]);
     c.want_dims(w, &[outer, inner])?;
-    c.want_dims(y, &[rows, outer])
+    Ok((rows, outer))
+}
+
+/// Rows of heads that a row of a product is made of; gives the size of a head.
+fn heads(c: &Call<'_>, i: usize, outer: u32) -> Result<u32> {
+    c.want_rank(i, 3)?;
+    let (heads, head) = (c.dims(i)[1], c.dims(i)[2]);
+    let ok = u64::from(heads) * u64::from(head) == u64::from(outer);
+    c.shape(i, ok, || format!("heads of {outer} elements together are needed"))?;
+    Ok(head)
 }
 
 /// What is added to a product: its shape or one row of it.
@@ -327,28 +373,30 @@ pub(super) fn expert_sum(c: &Call<'_>) -> Result<()> {
 pub(super) fn rope(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 3])?;
     c.same_dims(3, 0)?;
-    rotation(c)
+    c.want_rank(0, 3)?;
+    rotation(c, (c.dims(0)[0], c.dims(0)[2]), 1, 0)
 }
 
 pub(super) fn rope_kv_write(c: &Call<'_>) -> Result<()> {
     c.activations(&[0])?;
-    rotation(c)?;
+    c.want_rank(0, 3)?;
+    rotation(c, (c.dims(0)[0], c.dims(0)[2]), 1, 0)?;
     cache_write(c, 3, 4)
 }
 
-/// Operands and constants every rotary op has in front.
-fn rotation(c: &Call<'_>) -> Result<()> {
-    c.want_rank(0, 3)?;
-    let (rows, head) = (c.dims(0)[0], c.dims(0)[2]);
-    c.ids(1, &[rows])?;
+/// What every rotary op has, for `rows` of heads of this size: positions, factors behind them, and
+/// four constants from `first` on.
+fn rotation(c: &Call<'_>, (rows, head): (u32, u32), positions: usize, first: usize) -> Result<()> {
+    let factors = positions + 1;
+    c.ids(positions, &[rows])?;
     let fits = |n: u32| n >= 2 && n.is_multiple_of(2) && n <= head;
-    c.int_param(0, fits, "an even number up to the head size is needed")?;
-    c.int_param(1, |mode| mode <= 1, "0 or 1 is needed")?;
-    c.float_param(2, |base| base > 0.0, "a number above 0 is needed")?;
-    c.float_param(3, |_| true, "a finite number is needed")?;
-    c.want_dtype(2, &[DType::F32])?;
-    c.contiguous_rows(2)?;
-    c.want_dims(2, &[c.params[0] / 2])
+    c.int_param(first, fits, "an even number up to the head size is needed")?;
+    c.int_param(first + 1, |mode| mode <= 1, "0 or 1 is needed")?;
+    c.float_param(first + 2, |base| base > 0.0, "a number above 0 is needed")?;
+    c.float_param(first + 3, |_| true, "a finite number is needed")?;
+    c.want_dtype(factors, &[DType::F32])?;
+    c.contiguous_rows(factors)?;
+    c.want_dims(factors, &[c.params[first] / 2])
 }
 
 pub(super) fn softmax(c: &Call<'_>) -> Result<()> {
@@ -384,13 +432,17 @@ pub(super) fn kv_write(c: &Call<'_>) -> Result<()> {
     cache_write(c, 1, 2)
 }
 
-fn cache_write(c: &Call<'_>, positions: usize, cache: usize) -> Result<()> {
+fn cache_write(c: &Call<'_>, positions: usize, to: usize) -> Result<()> {
     let (rows, heads, head) = (c.dims(0)[0], c.dims(0)[1], c.dims(0)[2]);
     c.ids(positions, &[rows])?;
-    c.want_dtype(cache, ACTIVATIONS)?;
-    c.contiguous_rows(cache)?;
-    c.want_rank(cache, 3)?;
-    c.want_dims(cache, &[c.dims(cache)[0], heads, head])
+    cache(c, to)?;
+    c.want_dims(to, &[c.dims(to)[0], heads, head])
+}
+
+fn cache(c: &Call<'_>, i: usize) -> Result<()> {
+    c.want_dtype(i, ACTIVATIONS)?;
+    c.contiguous_rows(i)?;
+    c.want_rank(i, 3)
 }
 
 pub(super) fn copy(c: &Call<'_>) -> Result<()> {

@@ -90,6 +90,8 @@ const fn op(
 }
 
 const ROPE_PARAMS: &[ParamSpec] = &[int("n_dims"), int("mode"), float("base"), float("scale")];
+const NORM_ROPE_PARAMS: &[ParamSpec] =
+    &[float("eps"), int("n_dims"), int("mode"), float("base"), float("scale")];
 
 /// Every op, plain ones first, then the fused ones.
 #[rustfmt::skip] // a table reads by columns
@@ -130,5 +132,8 @@ pub static OPS: &[OpSpec] = &[
     op(Kind::NormMatMulAdd, "norm_matmul_add", &[read("x"), read("g"), read("w"), read("c"), write("y")], &[float("eps")], check::norm_matmul_add),
     op(Kind::NormMatMulSiluGated, "norm_matmul_silu_gated", &[read("x"), read("g"), read("w"), read("u"), write("y")], &[float("eps")], check::norm_matmul_gated),
     op(Kind::NormMatMulGeluGated, "norm_matmul_gelu_gated", &[read("x"), read("g"), read("w"), read("u"), write("y")], &[float("eps")], check::norm_matmul_gated),
+    op(Kind::NormMatMulRope, "norm_matmul_rope", &[read("x"), read("g"), read("w"), read("positions"), read("factors"), write("y")], NORM_ROPE_PARAMS, check::norm_matmul_rope),
+    op(Kind::NormMatMulRopeKv, "norm_matmul_rope_kv", &[read("x"), read("g"), read("w"), read("positions"), read("factors"), read("kv_positions"), update("cache")], NORM_ROPE_PARAMS, check::norm_matmul_rope_kv),
+    op(Kind::NormMatMulKv, "norm_matmul_kv", &[read("x"), read("g"), read("w"), read("positions"), update("cache")], &[float("eps")], check::norm_matmul_kv),
     op(Kind::RopeKvWrite, "rope_kv_write", &[read("x"), read("positions"), read("factors"), read("kv_positions"), update("cache")], ROPE_PARAMS, check::rope_kv_write),
 ];

@@ -66,6 +66,9 @@ fn fused_product(kind: Kind) -> bool {
             | Kind::NormMatMulAdd
             | Kind::NormMatMulSiluGated
             | Kind::NormMatMulGeluGated
+            | Kind::NormMatMulRope
+            | Kind::NormMatMulRopeKv
+            | Kind::NormMatMulKv
     )
 }
 

@@ -1,6 +1,6 @@
 //! Bad calls of products that hold a norm or a gate.
 
-use super::{BAD_EPS, Calls, D, F, Kind, S, Wrong};
+use super::{BAD_EPS, Calls, D, F, INF, Kind, NAN, Param, S, U, Wrong};
 
 /// One entry for each of them.
 pub(super) const CALLS: &[Calls] = &[
@@ -81,6 +81,89 @@ pub(super) const CALLS: &[Calls] = &[
         bad: BAD_NORM_GATED,
         bad_params: BAD_EPS,
     },
+    Calls {
+        kind: Kind::NormMatMulRope,
+        good: "f16[3x32] f32[32] q5_1[16x32] u32[3] f32[4] f16[3x2x8]",
+        params: NORM_ROPE,
+        bad: &[
+            ("u32[3x8] f32[8] f32[16x8] u32[3] f32[4] u32[3x2x8]", D("x")),
+            ("f32[1x3x8] f32[8] f32[16x8] u32[3] f32[4] f32[3x2x8]", S("x")),
+            ("f32[3x8]/1,3 f32[8] f32[16x8] u32[3] f32[4] f32[3x2x8]", S("x")),
+            ("f32[3x8] bf16[8] f32[16x8] u32[3] f32[4] f32[3x2x8]", D("g")),
+            ("f32[3x8] f32[3x8] f32[16x8] u32[3] f32[4] f32[3x2x8]", S("g")),
+            ("f32[3x8] f32[8] u32[16x8] u32[3] f32[4] f32[3x2x8]", D("w")),
+            ("f32[3x8] f32[8] f32[8x16] u32[3] f32[4] f32[3x2x8]", S("w")),
+            ("f32[3x8] f32[8] f32[2x8x8] u32[3] f32[4] f32[3x2x8]", S("w")),
+            ("f32[3x8] f32[8] f32[16x8] f32[3] f32[4] f32[3x2x8]", D("positions")),
+            ("f32[3x8] f32[8] f32[16x8] u32[6] f32[4] f32[3x2x8]", S("positions")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f16[4] f32[3x2x8]", D("factors")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[8] f32[3x2x8]", S("factors")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] f16[3x2x8]", D("y")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] f32[3x16]", S("y")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] f32[3x1x8]", S("y")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] f32[6x2x8]", S("y")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] f32[3x2x8]/16,1,2", S("y")),
+        ],
+        bad_params: BAD_NORM_ROPE,
+    },
+    Calls {
+        kind: Kind::NormMatMulRopeKv,
+        good: "f16[3x32] f32[32] q5_1[16x32] u32[3] f32[4] u32[3] f32[9x2x8]",
+        params: NORM_ROPE,
+        bad: &[
+            ("u32[3x8] f32[8] f32[16x8] u32[3] f32[4] u32[3] f16[9x2x8]", D("x")),
+            ("f32[1x3x8] f32[8] f32[16x8] u32[3] f32[4] u32[3] f16[9x2x8]", S("x")),
+            ("f32[3x8] bf16[8] f32[16x8] u32[3] f32[4] u32[3] f16[9x2x8]", D("g")),
+            ("f32[3x8] f32[9] f32[16x8] u32[3] f32[4] u32[3] f16[9x2x8]", S("g")),
+            ("f32[3x8] f32[8] u32[16x8] u32[3] f32[4] u32[3] f16[9x2x8]", D("w")),
+            ("f32[3x8] f32[8] f32[8x16] u32[3] f32[4] u32[3] f16[9x2x8]", S("w")),
+            ("f32[3x8] f32[8] f32[16x8] f32[3] f32[4] u32[3] f16[9x2x8]", D("positions")),
+            ("f32[3x8] f32[8] f32[16x8] u32[9] f32[4] u32[3] f16[9x2x8]", S("positions")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] u32[4] u32[3] f16[9x2x8]", D("factors")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[3] u32[3] f16[9x2x8]", S("factors")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] f32[3] f16[9x2x8]", D("kv_positions")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] u32[4] f16[9x2x8]", S("kv_positions")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] u32[3] bf16[9x2x8]", D("cache")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] u32[3] f16[9x3x8]", S("cache")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] u32[3] f16[9x16]", S("cache")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f32[4] u32[3] f16[9x2x8]/16,1,2", S("cache")),
+        ],
+        bad_params: BAD_NORM_ROPE,
+    },
+    Calls {
+        kind: Kind::NormMatMulKv,
+        good: "f16[3x32] f32[32] q5_1[16x32] u32[3] f32[9x2x8]",
+        params: &[F(1e-5)],
+        bad: &[
+            ("u32[3x8] f32[8] f32[16x8] u32[3] f16[9x2x8]", D("x")),
+            ("f32[1x3x8] f32[8] f32[16x8] u32[3] f16[9x2x8]", S("x")),
+            ("f32[3x8] bf16[8] f32[16x8] u32[3] f16[9x2x8]", D("g")),
+            ("f32[3x8] f32[9] f32[16x8] u32[3] f16[9x2x8]", S("g")),
+            ("f32[3x8] f32[8] u32[16x8] u32[3] f16[9x2x8]", D("w")),
+            ("f32[3x8] f32[8] f32[8x16] u32[3] f16[9x2x8]", S("w")),
+            ("f32[3x8] f32[8] f32[16x8] f32[3] f16[9x2x8]", D("positions")),
+            ("f32[3x8] f32[8] f32[16x8] u32[9] f16[9x2x8]", S("positions")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] bf16[9x2x8]", D("cache")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f16[9x1x8]", S("cache")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f16[9x16]", S("cache")),
+            ("f32[3x8] f32[8] f32[16x8] u32[3] f16[9x2x8]/16,1,2", S("cache")),
+        ],
+        bad_params: BAD_EPS,
+    },
+];
+
+const NORM_ROPE: &[Param] = &[F(1e-5), U(8), U(0), F(1e4), F(1.0)];
+const BAD_NORM_ROPE: &[(usize, Param, &str)] = &[
+    (0, F(-1e-6), "eps"),
+    (0, NAN, "eps"),
+    (1, U(0), "n_dims"),
+    (1, U(7), "n_dims"),
+    (1, U(10), "n_dims"),
+    (1, U(u32::MAX), "n_dims"),
+    (2, U(2), "mode"),
+    (3, F(0.0), "base"),
+    (3, NAN, "base"),
+    (4, INF, "scale"),
 ];
 
 const BAD_GATE: &[(&str, Wrong)] = &[

@@ -184,6 +184,20 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
             let up = y.with(product::matmul(&normed, &operands[3]));
             one(elementwise::gated(&gate, &up, activation(kind)))
         }
+        Kind::NormMatMulRope | Kind::NormMatMulRopeKv | Kind::NormMatMulKv => {
+            let normed = weighted_norm(x, &operands[1], float(0));
+            let [.., heads, head] = y.shape[..] else { return Err(unknown(kind)) };
+            let rows = RefTensor::output(x.dtype, &[x.rows(), heads, head]);
+            let rows = rows.with(product::matmul(&normed, &operands[2]));
+            if kind == Kind::NormMatMulKv {
+                return one(positional::kv_write(&rows, &operands[3], y));
+            }
+            let rotated = positional::rope(&rows, &operands[3], &operands[4], &params[1..]);
+            match kind {
+                Kind::NormMatMulRope => one(rotated),
+                _ => one(positional::kv_write(&rows.with(rotated), &operands[5], y)),
+            }
+        }
         Kind::RopeKvWrite => {
             let rotated = x.with(positional::rope(x, &operands[1], &operands[2], params));
             one(positional::kv_write(&rotated, &operands[3], y))

@@ -179,6 +179,47 @@ fn fused_products_are_the_plain_ones_in_turn() {
 }
 
 #[test]
+fn products_that_rotate_and_go_into_a_cache_are_the_plain_ones_in_turn() {
+    // As above the norm is 2 and 3 with its weight, in both rows; the product is 2, 3, 5 and 12, two
+    // heads of two.
+    let x = t(&[2, 2], &[3.0, 4.0, 3.0, 4.0]);
+    let g = t(&[2], &[8.0 / 3.0, 3.0]);
+    let w = t(&[4, 2], &[1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 4.0]);
+    let in_front = [x, g, w];
+    // Position 3 at a third of the scale and a factor of one half: an angle of 2.
+    let turn = [ids(&[2], &[0.0, 3.0]), t(&[1], &[0.5])];
+    let (s, c) = 2.0_f64.sin_cos();
+    let rows = [
+        [2.0, 3.0, 5.0, 12.0],
+        [2.0 * c - 3.0 * s, 2.0 * s + 3.0 * c, 5.0 * c - 12.0 * s, 5.0 * s + 12.0 * c],
+    ];
+    let params = [bits(3.5), 2, 0, bits(1e4), bits(1.0 / 3.0)];
+    let close = |found: &[f64], expected: &[f64]| {
+        // The scale is no third, but the nearest float.
+        let near = |(f, e): (&f64, &f64)| (f - e).abs() < 1e-5;
+        assert!(found.len() == expected.len() && found.iter().zip(expected).all(near), "{found:?}");
+    };
+    let operands = [&in_front[..], &turn, &[y(&[2, 2, 2])]].concat();
+    close(&one(Kind::NormMatMulRope, &operands, &params), &rows.concat());
+
+    // To one row of a cache: the last one wins; and beyond its end: nothing is written.
+    let cache = t(&[3, 2, 2], &[9.0; 12]);
+    let nines = [9.0; 4];
+    for (to, expected) in [
+        ([1.0, 0.0], [rows[1], rows[0], nines]),
+        ([2.0, 2.0], [nines, nines, rows[1]]),
+        ([0.0, 3.0], [rows[0], nines, nines]),
+    ] {
+        let to = [ids(&[2], &to), cache.clone()];
+        let operands = [&in_front[..], &turn, &to].concat();
+        close(&one(Kind::NormMatMulRopeKv, &operands, &params), &expected.concat());
+        let operands = [&in_front[..], &to].concat();
+        let plain = expected.map(|row| if row == nines { nines } else { rows[0] });
+        close(&one(Kind::NormMatMulKv, &operands, &params[..1]), &plain.concat());
+    }
+}
+
+#[test]
 fn gather_scales_and_gives_zeros_beyond_the_table() {
     let table = t(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let picked = ids(&[3], &[1.0, 2.0, 0.0]);

@@ -11,6 +11,7 @@
 
 mod cases;
 mod fill;
+mod heads;
 mod memory;
 mod run;
 mod summary;

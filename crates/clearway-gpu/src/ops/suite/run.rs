@@ -6,6 +6,7 @@ use clearway_graph::{
     FusedRequest, TensorView,
 };
 
+use super::heads::{Heads, largest_angle};
 use super::memory::{self, Prepared};
 use super::tolerance::{
     ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, Weights, smallest_step, storage_error,
@@ -110,7 +111,11 @@ fn weights(kind: Kind) -> &'static [usize] {
         | Kind::MatMulSiluMul
         | Kind::MatMulGeluMul => &[1],
         Kind::MatMulSiluGated | Kind::MatMulGeluGated => &[1, 2],
-        Kind::NormMatMul | Kind::NormMatMulAdd => &[2],
+        Kind::NormMatMul
+        | Kind::NormMatMulAdd
+        | Kind::NormMatMulRope
+        | Kind::NormMatMulRopeKv
+        | Kind::NormMatMulKv => &[2],
         Kind::NormMatMulSiluGated | Kind::NormMatMulGeluGated => &[2, 3],
         _ => &[],
     }
@@ -255,7 +260,8 @@ fn allowed_errors(
     result: usize,
     expected: &RefTensor,
 ) -> Result<Vec<f64>, String> {
-    let Tolerance { scale, limit, on_the_way } = tolerance_of(device, case, result)?;
+    let Tolerance { scale, mut limit, on_the_way } = tolerance_of(device, case, result)?;
+    limit += Heads::of(case.kind, operands, &case.params).map_or(0.0, |heads| heads.turn_limit());
     let dtype = expected.dtype;
     let moved = scale == Scale::Moved && source(case).dtype == dtype;
     let (relative, floor) =
@@ -277,7 +283,7 @@ fn allowed_errors(
             let factor = match case.kind {
                 Kind::Softmax => largest_score(operands, &case.params),
                 Kind::Attention => largest_attention_score(operands, &case.params),
-                _ => largest_angle(operands, &case.params),
+                _ => largest_angle(&operands[1], &operands[2], &case.params),
             };
             rows.iter().map(|row| row * (1.0 + factor)).collect()
         }
@@ -328,9 +334,17 @@ fn magnitudes(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String>
     for value in operands.iter_mut().flat_map(|operand| &mut operand.data) {
         *value = value.abs();
     }
-    let mut results =
-        reference(case.kind, &operands, &case.params).map_err(|error| error.to_string())?;
-    Ok(results.pop().map(|result| result.data).unwrap_or_default())
+    let heads = Heads::of(case.kind, &operands, &case.params);
+    let results = match &heads {
+        Some(heads) => {
+            let product = [&operands[..3], &[heads.product()]].concat();
+            reference(Kind::NormMatMul, &product, &case.params[..1])
+        }
+        None => reference(case.kind, &operands, &case.params),
+    };
+    let mut results = results.map_err(|error| error.to_string())?;
+    let bounds = results.pop().map(|result| result.data).unwrap_or_default();
+    heads.map_or(Ok(bounds.clone()), |heads| heads.bounds(bounds))
 }
 
 /// For each element of a product, how far rounding its inputs to 8 bits may move it.
@@ -340,6 +354,8 @@ fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> 
         result.map(|mut results| results.pop().map(|result| result.data).unwrap_or_default())
     };
     let Some(y) = operands.last() else { return Ok(Vec::new()) };
+    let heads = Heads::of(case.kind, operands, &case.params);
+    let y = &heads.as_ref().map_or_else(|| y.clone(), Heads::product);
     match (case.kind, operands) {
         (Kind::MatMulExperts, [x, w, ids, _]) => {
             rounded(x, w, |x, w| compute(case.kind, &[x, w, ids.clone(), y.clone()]))
@@ -351,7 +367,7 @@ fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> 
                 (_, [g, rest @ ..]) => {
                     let operands =
                         [x.clone(), g.clone(), RefTensor { data: Vec::new(), ..x.clone() }];
-                    let mut normed = reference(Kind::RmsNormMul, &operands, &case.params)
+                    let mut normed = reference(Kind::RmsNormMul, &operands, &case.params[..1])
                         .map_err(|error| error.to_string())?;
                     (normed.remove(0), rest)
                 }
@@ -364,6 +380,9 @@ fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> 
             };
             let Some(w) = rest.first() else { return Ok(Vec::new()) };
             let gate = moved(w)?;
+            if let Some(heads) = heads {
+                return heads.bounds(gate);
+            }
             let others: Vec<f64> = match (case.kind, rest) {
                 (Kind::MatMulSiluMul | Kind::MatMulGeluMul, [_, up, ..]) => {
                     up.data.iter().map(|up| STEEPEST * up.abs()).collect()
@@ -437,18 +456,4 @@ fn largest_attention_score(operands: &[RefTensor], params: &[u32]) -> f64 {
         squares.fold(0.0, f64::max).sqrt()
     };
     longest(&operands[0]) * longest(&operands[1]) * scale.abs()
-}
-
-/// Largest angle a rotary op turns a pair by.
-fn largest_angle(operands: &[RefTensor], params: &[u32]) -> f64 {
-    let (positions, factors) = (&operands[1].data, &operands[2].data);
-    let base = f64::from(f32::from_bits(params[2]));
-    let scale = f64::from(f32::from_bits(params[3]));
-    let position = positions.iter().copied().fold(0.0, f64::max);
-    let frequency = factors
-        .iter()
-        .enumerate()
-        .map(|(pair, factor)| (base.powf(-2.0 * pair as f64 / f64::from(params[0])) / factor).abs())
-        .fold(0.0, f64::max);
-    (position * scale * frequency).abs()
 }

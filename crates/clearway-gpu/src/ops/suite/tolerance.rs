@@ -19,6 +19,9 @@
 //!   error of its product counts 2.26 times; what it is multiplied by counts once. What plain ops
 //!   would store on the way counts by the same factors, and against the magnitudes, since a row of
 //!   results may be small where rows on the way are not;
+//! - such a product whose heads are turned: for each pair the length of its two magnitudes, which no
+//!   element of it can be beyond however far it is turned. The limit of the rotation, which grows with
+//!   the angle as below, comes on top;
 //! - a norm: the largest element of the result's row;
 //! - softmax and attention: that, times one more than the largest score, since the exponential turns
 //!   the rounding of a score into a relative error;
@@ -162,6 +165,17 @@ static TABLE: &[Row] = {
         (Kind::NormMatMulGeluGated, Float, Chain, 61.0 * ULP, 11),
         (Kind::NormMatMulGeluGated, Block, Chain, 61.0 * ULP, 11),
         (Kind::NormMatMulGeluGated, Weights::Rounded, RoundedChain, 61.0 * ULP, 11),
+        // The product is stored on the way, too, and what is turned before it goes to a cache; the limit
+        // of the turn comes on top.
+        (Kind::NormMatMulRope,      Float, Chain, 16.0 * ULP, 3),
+        (Kind::NormMatMulRope,      Block, Chain, 16.0 * ULP, 3),
+        (Kind::NormMatMulRope,      Weights::Rounded, RoundedChain, 16.0 * ULP, 3),
+        (Kind::NormMatMulRopeKv,    Float, Chain, 16.0 * ULP, 4),
+        (Kind::NormMatMulRopeKv,    Block, Chain, 16.0 * ULP, 4),
+        (Kind::NormMatMulRopeKv,    Weights::Rounded, RoundedChain, 16.0 * ULP, 4),
+        (Kind::NormMatMulKv,        Float, Chain, 16.0 * ULP, 3),
+        (Kind::NormMatMulKv,        Block, Chain, 16.0 * ULP, 3),
+        (Kind::NormMatMulKv,        Weights::Rounded, RoundedChain, 16.0 * ULP, 3),
     ]
 };
 

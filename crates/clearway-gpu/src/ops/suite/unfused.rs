@@ -28,7 +28,7 @@ impl<'a> Plain<'a> {
         };
         let (mut rows, mut rest) = (views[0], &views[1..]);
         if norm {
-            let normed = self.op(Kind::RmsNorm, &[rows], &case.params, &rows)?;
+            let normed = self.op(Kind::RmsNorm, &[rows], &case.params[..1], &rows)?;
             rows = self.op(Kind::Mul, &[normed, rest[0]], &[], &rows)?;
             rest = &rest[1..];
         }
@@ -48,8 +48,35 @@ impl<'a> Plain<'a> {
                 };
                 self.into(Kind::Mul, &[gate, up, y])?;
             }
+            End::Turned | End::TurnedInto | End::Into => {
+                let (tokens, heads) = (rows.layout.rows(), &y.layout.dims()[1..]);
+                let heads = [tokens, heads[0] as usize, heads[1] as usize];
+                let heads = Layout::new(rows.layout.dtype(), &heads)?;
+                let like = TensorView { layout: heads, ..rows };
+                let product = self.product(rows, rest[0], heads)?;
+                let params = &case.params[1..];
+                match (end, rest) {
+                    (End::Turned, [_, positions, factors, _]) => {
+                        let views = [product, *positions, *factors, y];
+                        record(&mut self.graph, Kind::Rope, &views, params, "op suite")?;
+                    }
+                    (End::TurnedInto, [_, positions, factors, to, _]) => {
+                        let views = [product, *positions, *factors];
+                        let turned = self.op(Kind::Rope, &views, params, &like)?;
+                        self.into(Kind::KvWrite, &[turned, *to, y])?;
+                    }
+                    _ => self.into(Kind::KvWrite, &[product, rest[1], y])?,
+                }
+            }
         }
         Ok(true)
+    }
+
+    /// Records a product, whose rows are then read as rows of heads.
+    fn product(&mut self, x: TensorView, w: TensorView, heads: Layout) -> Result<TensorView> {
+        let layout = Layout::new(heads.dtype(), &[x.layout.rows(), w.layout.rows()])?;
+        let product = self.op(Kind::MatMul, &[x, w], &[], &TensorView { layout, ..x })?;
+        Ok(product.reinterpret(0, heads)?)
     }
 
     /// Records an op with a new result of the type and shape of `like`.
@@ -84,6 +111,12 @@ enum End {
     Gate(Kind),
     /// The same, times another product.
     Gated(Kind),
+    /// A product, turned.
+    Turned,
+    /// A product, turned and written to a cache.
+    TurnedInto,
+    /// A product, written to a cache.
+    Into,
 }
 
 /// Whether a fused product starts with a norm, and what follows.
@@ -97,6 +130,9 @@ fn parts(kind: Kind) -> Option<(bool, End)> {
         Kind::NormMatMulAdd => (true, End::Sum),
         Kind::NormMatMulSiluGated => (true, End::Gated(Kind::Silu)),
         Kind::NormMatMulGeluGated => (true, End::Gated(Kind::Gelu)),
+        Kind::NormMatMulRope => (true, End::Turned),
+        Kind::NormMatMulRopeKv => (true, End::TurnedInto),
+        Kind::NormMatMulKv => (true, End::Into),
         _ => return None,
     })
 }

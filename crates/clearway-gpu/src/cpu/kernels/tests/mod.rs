@@ -30,6 +30,9 @@ fn every_op_has_a_kernel_but_products_that_hold_a_norm_or_a_gate() {
                 | Kind::NormMatMulAdd
                 | Kind::NormMatMulSiluGated
                 | Kind::NormMatMulGeluGated
+                | Kind::NormMatMulRope
+                | Kind::NormMatMulRopeKv
+                | Kind::NormMatMulKv
         );
         assert_eq!(builtin(op.name).is_none(), none, "{}", op.name);
     }

@@ -19,7 +19,7 @@ const SIZES: [(usize, usize, [usize; 2], usize); 9] = [
     (3, 64, [3, 1], 33),
 ];
 
-const WEIGHTS: [DType; 10] = [
+pub(super) const WEIGHTS: [DType; 10] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -32,7 +32,7 @@ const WEIGHTS: [DType; 10] = [
     DType::Q6_K,
 ];
 
-const EPS: u32 = 1e-5_f32.to_bits();
+pub(super) const EPS: u32 = 1e-5_f32.to_bits();
 
 pub(super) fn add(list: &mut List) {
     for (number, weight) in WEIGHTS.into_iter().enumerate() {

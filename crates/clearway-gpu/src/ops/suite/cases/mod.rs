@@ -1,6 +1,7 @@
 //! The list of cases: ops by shapes, types, constants and places.
 
 mod fused;
+mod heads;
 mod positional;
 mod products;
 mod rows;
@@ -20,6 +21,7 @@ pub fn cases(seed: u64) -> Vec<OpCase> {
     fused::add(&mut list);
     positional::add(&mut list);
     select::add(&mut list);
+    heads::add(&mut list);
     list.cases
 }
 

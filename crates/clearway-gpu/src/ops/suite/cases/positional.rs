@@ -25,11 +25,11 @@ const HEADS: [(usize, usize, usize, u32, u32); 9] = [
     (2, 33, 128, 128, 1023),
 ];
 
-const NO_FACTORS: Fill = Fill::Uniform { low: 1.0, high: 1.0 };
-const FACTORS: Fill = Fill::Uniform { low: 1.0, high: 8.0 };
+pub(super) const NO_FACTORS: Fill = Fill::Uniform { low: 1.0, high: 1.0 };
+pub(super) const FACTORS: Fill = Fill::Uniform { low: 1.0, high: 8.0 };
 
 /// Constants of a rotation: the usual ones, those of long contexts, and a stretched one.
-fn rotation(index: usize, n_dims: u32, mode: u32) -> [u32; 4] {
+pub(super) fn rotation(index: usize, n_dims: u32, mode: u32) -> [u32; 4] {
     let (base, scale) = [(1e4_f32, 1.0_f32), (5e5, 1.0), (1e4, 0.25)][index % 3];
     [n_dims, mode, base.to_bits(), scale.to_bits()]
 }
@@ -76,7 +76,7 @@ fn rope_kv_write(list: &mut List) {
 }
 
 /// Rows of a cache: in the middle, anywhere, or partly beyond its end.
-fn cache_rows(index: usize, rows: usize) -> Fill {
+pub(super) fn cache_rows(index: usize, rows: usize) -> Fill {
     match index % 3 {
         0 => Fill::Positions { start: 3 },
         1 => Fill::DistinctIds { below: rows as u32 },

@@ -1,0 +1,124 @@
+//! What becomes of the product in ops that turn its heads or write them to a cache.
+
+use clearway_graph::CapturedOpKind as Kind;
+
+use super::tolerance::{Weights, tolerance};
+use crate::ops::reference::{RefTensor, reference};
+
+/// How an op follows its product.
+pub(super) struct Heads<'a> {
+    operands: &'a [RefTensor],
+    /// Of the rotation; none where heads are not turned.
+    turn: Option<&'a [u32]>,
+    /// Which operand says to what rows of the cache heads are written.
+    rows: Option<usize>,
+}
+
+impl<'a> Heads<'a> {
+    /// `None` for an op whose result is its product.
+    pub(super) fn of(kind: Kind, operands: &'a [RefTensor], params: &'a [u32]) -> Option<Self> {
+        let (turn, rows) = match kind {
+            Kind::NormMatMulRope => (Some(&params[1..]), None),
+            Kind::NormMatMulRopeKv => (Some(&params[1..]), Some(5)),
+            Kind::NormMatMulKv => (None, Some(3)),
+            _ => return None,
+        };
+        Some(Self { operands, turn, rows })
+    }
+
+    /// The product itself, to be written.
+    pub(super) fn product(&self) -> RefTensor {
+        let (x, w) = (&self.operands[0], &self.operands[2]);
+        RefTensor::output(x.dtype, &[x.rows(), w.rows()])
+    }
+
+    /// Bounds of the product's elements as bounds of the result's. A turn keeps the length of a pair,
+    /// so that neither of the two is beyond that of their bounds.
+    pub(super) fn bounds(&self, mut product: Vec<f64>) -> Result<Vec<f64>, String> {
+        let result = &self.operands[self.operands.len() - 1];
+        let (heads, head) = (result.shape[1], result.cols());
+        if let Some(params) = self.turn {
+            let (n_dims, neighbours) = (params[0] as usize, params[1] == 0);
+            for head in product.chunks_mut(head) {
+                for pair in 0..n_dims / 2 {
+                    let (a, b) = if neighbours {
+                        (2 * pair, 2 * pair + 1)
+                    } else {
+                        (pair, pair + n_dims / 2)
+                    };
+                    let length = head[a].hypot(head[b]);
+                    (head[a], head[b]) = (length, length);
+                }
+            }
+        }
+        let Some(rows) = self.rows else { return Ok(product) };
+        let shape = [self.operands[0].rows(), heads, head];
+        let product = RefTensor::new(self.operands[0].dtype, &shape, product);
+        // What is not written is not off.
+        let cache = RefTensor { data: vec![0.0; result.data.len()], ..result.clone() };
+        let written = reference(Kind::KvWrite, &[product, self.operands[rows].clone(), cache], &[]);
+        Ok(written.map_err(|error| error.to_string())?.remove(0).data)
+    }
+
+    /// How far the turn itself may be off, as a part of the pair's length.
+    pub(super) fn turn_limit(&self) -> f64 {
+        let Some(params) = self.turn else { return 0.0 };
+        let angle = largest_angle(&self.operands[3], &self.operands[4], params);
+        let rope = tolerance(Kind::Rope, self.operands[0].dtype, Weights::None);
+        rope.map_or(0.0, |rope| rope.limit * (1.0 + angle))
+    }
+}
+
+/// Largest angle a rotary op turns a pair by.
+pub(super) fn largest_angle(positions: &RefTensor, factors: &RefTensor, params: &[u32]) -> f64 {
+    let base = f64::from(f32::from_bits(params[2]));
+    let scale = f64::from(f32::from_bits(params[3]));
+    let position = positions.data.iter().copied().fold(0.0, f64::max);
+    let frequency = factors
+        .data
+        .iter()
+        .enumerate()
+        .map(|(pair, factor)| (base.powf(-2.0 * pair as f64 / f64::from(params[0])) / factor).abs())
+        .fold(0.0, f64::max);
+    (position * scale * frequency).abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use clearway_graph::DType;
+
+    use super::*;
+
+    #[test]
+    fn bounds_follow_pairs_and_rows() {
+        let t = |shape: &[usize], data: &[f64]| RefTensor::new(DType::F32, shape, data.to_vec());
+        let ids = |data: &[f64]| RefTensor::new(DType::U32, &[data.len()], data.to_vec());
+        let (x, g, w) = (t(&[2, 1], &[1.0; 2]), t(&[1], &[1.0]), t(&[5, 1], &[1.0; 5]));
+        let product = vec![3.0, 5.0, 4.0, 12.0, 7.0, 1.0, 1.0, 0.0, 0.0, 2.0];
+        let turn = [ids(&[0.0, 8.0]), t(&[2], &[1.0, 0.5])];
+        let in_front = [&[x, g, w], &turn[..]].concat();
+        let at = |mode, scale: f32| [0, 4, mode, 16.0_f32.to_bits(), scale.to_bits()];
+
+        let operands = [&in_front[..], &[RefTensor::output(DType::F32, &[2, 1, 5])]].concat();
+        let params = at(1, 1.0);
+        let heads = Heads::of(Kind::NormMatMulRope, &operands, &params).unwrap();
+        assert_eq!(heads.product().shape, [2, 5]);
+        let pairs = [5.0, 13.0, 5.0, 13.0, 7.0, 1.0, 1.0, 1.0, 1.0, 2.0];
+        assert_eq!(heads.bounds(product.clone()).unwrap(), pairs);
+        // Position 8 by a frequency of 1 at most.
+        let limit = tolerance(Kind::Rope, DType::F32, Weights::None).unwrap().limit;
+        assert_eq!(heads.turn_limit(), 9.0 * limit);
+
+        let operands = [&in_front[..], &[ids(&[2.0, 7.0]), t(&[3, 1, 5], &[9.0; 15])]].concat();
+        let heads = Heads::of(Kind::NormMatMulRopeKv, &operands, &params).unwrap();
+        let written = heads.bounds(product.clone()).unwrap();
+        assert_eq!(written, [&[0.0; 10], &pairs[..5]].concat());
+
+        let operands = [&in_front[..3], &operands[5..]].concat();
+        let heads = Heads::of(Kind::NormMatMulKv, &operands, &params[..1]).unwrap();
+        assert_eq!(heads.turn_limit(), 0.0);
+        let written = heads.bounds(product.clone()).unwrap();
+        assert_eq!(written, [&[0.0; 10], &product[..5]].concat());
+        assert!(Heads::of(Kind::NormMatMul, &operands, &params[..1]).is_none());
+    }
+}
