@@ -157,11 +157,12 @@ struct ProductSizes {
 impl ProductSizes {
     /// As large as a device of this bandwidth reads in no time: a slow one computes slowly too.
     fn by(bytes_per_ns: f64) -> Self {
-        /// What the weights of one list may take to read.
-        const TIME_NS: f64 = 1e6;
-        let rotation = ((bytes_per_ns * TIME_NS) as u64).min(ROTATION);
+        /// What two products, and all weights of a list, may take to read.
+        const TIMES_NS: [f64; 2] = [1e6, 8e6];
+        let [two, all] = TIMES_NS.map(|ns| (bytes_per_ns * ns) as u64);
+        let rotation = all.min(ROTATION);
         let [mut rows, mut cols] = PRODUCT;
-        while 2 * 4 * (rows * cols) as u64 > rotation && rows > SMALL_PRODUCT[0] {
+        while 2 * 4 * (rows * cols) as u64 > two && rows > SMALL_PRODUCT[0] {
             (rows, cols) = (rows / 2, (cols / 2).max(SMALL_PRODUCT[1]));
         }
         Self { rows, cols, rotation }
@@ -271,6 +272,7 @@ mod tests {
         let of = |gb_s: f64| ProductSizes::by(gb_s);
         let [rows, cols] = PRODUCT;
         assert_eq!(of(4_000.0), ProductSizes { rows, cols, rotation: ROTATION });
+        assert_eq!(of(10.0), ProductSizes { rows: 1024, cols: 1024, rotation: 80_000_000 });
         assert_eq!((of(60.0).rows, of(60.0).cols), (2048, 1024));
         for slow in [0.0, 1e-3, 2.0] {
             assert_eq!([of(slow).rows, of(slow).cols], SMALL_PRODUCT, "{slow}");
