@@ -51,8 +51,19 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
             share(elems(2), layout(1).map_or(0, |experts| u64::from(experts.shape4()[1])))
         }
         // Rows outside the written ones keep their bytes: nothing is read.
-        (Kind::KvWrite, 2) | (Kind::RopeKvWrite, 4) if !write => 0,
+        (Kind::KvWrite, 2)
+        | (Kind::RopeKvWrite | Kind::NormMatMulKv, 4)
+        | (Kind::NormMatMulRopeKv, 6)
+            if !write =>
+        {
+            0
+        }
         (Kind::KvWrite | Kind::RopeKvWrite, 2 | 4) if write => share(elems(0), elems(binding)),
+        // As many rows as positions, which stand in front of the cache.
+        (Kind::NormMatMulKv, 4) | (Kind::NormMatMulRopeKv, 6) => {
+            let rows = layout(binding).map_or(0, |cache| u64::from(cache.shape4()[1]));
+            share(elems(binding - 1), rows)
+        }
         _ => declared,
     }
 }
@@ -67,4 +78,41 @@ pub(crate) fn dispatch_ns(cost: &CostModel, traffic: Traffic) -> f64 {
 pub(crate) fn group_ns(cost: &CostModel, bytes: u64, dispatches: u32) -> f64 {
     let moved = bytes as f64 / cost.bytes_per_ns;
     cost.barrier_ns + moved.max(cost.dispatch_ns * f64::from(dispatches))
+}
+
+#[cfg(test)]
+mod tests {
+    use clearway_graph::fuse::TestCatalog;
+    use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout, TensorView};
+
+    use super::*;
+
+    #[test]
+    fn a_product_into_a_cache_moves_the_rows_it_writes() {
+        let buffer = |(buf_id, (dtype, shape)): (usize, (DType, &[usize]))| {
+            let layout = Layout::new(dtype, shape).unwrap();
+            TensorView { buf_id, buf_len: layout.span_bytes(), offset: 0, layout }
+        };
+        let views = |tensors: &[(DType, &[usize])]| -> Vec<TensorView> {
+            tensors.iter().copied().enumerate().map(buffer).collect()
+        };
+        let product: [(DType, &[usize]); 3] =
+            [(DType::F32, &[2, 8]), (DType::F32, &[8]), (DType::F32, &[16, 8])];
+        let positions: (DType, &[usize]) = (DType::U32, &[2]);
+        let factors: (DType, &[usize]) = (DType::F32, &[4]);
+        let cache: (DType, &[usize]) = (DType::F16, &[100, 2, 8]);
+        let plain = [&product[..], &[positions, cache]].concat();
+        let turned = [&product[..], &[positions, factors, positions, cache]].concat();
+        // Two rows of 16 elements in half precision, whatever the cache has.
+        for (kind, tensors, read) in [
+            (Kind::NormMatMulKv, plain, 64 + 32 + 512 + 8),
+            (Kind::NormMatMulRopeKv, turned, 64 + 32 + 512 + 8 + 16 + 8),
+        ] {
+            let mut graph = ComputeGraph::new();
+            let contract = TestCatalog::contract(kind, tensors.len()).unwrap();
+            graph.dispatch(kind, &contract, &views(&tensors), &[], "").unwrap();
+            let dispatch = graph.dispatches().next().unwrap();
+            assert_eq!(traffic(dispatch), Traffic { read, write: 2 * 16 * 2 }, "{kind}");
+        }
+    }
 }

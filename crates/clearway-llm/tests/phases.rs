@@ -18,7 +18,7 @@ const FEW_ROWS: usize = 8;
 /// Products that hold a norm or a gate.
 fn holds_more(kind: Kind) -> bool {
     let rules = RULES.iter().filter(|rule| rule.fused == kind);
-    rules.into_iter().any(|rule| rule.repeats || rule.same.is_some())
+    rules.into_iter().any(|rule| rule.repeats || rule.same.is_some() || rule.reshaped)
         || matches!(kind, Kind::MatMulSiluMul | Kind::MatMulGeluMul)
 }
 
@@ -27,6 +27,8 @@ fn holds_more(kind: Kind) -> bool {
 enum Kernels {
     /// All but products that hold a norm or a gate.
     Plain,
+    /// All but products that turn what they give or write it to a cache.
+    Apart,
     All,
 }
 
@@ -51,7 +53,12 @@ impl Device for Asked {
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
         let few = request.bindings[0].layout.rows() <= FEW_ROWS;
-        !holds_more(request.kind) || (self.kernels == Kernels::All && few)
+        let turns = RULES.iter().any(|rule| rule.fused == request.kind && rule.reshaped);
+        match self.kernels {
+            Kernels::Plain => !holds_more(request.kind),
+            Kernels::Apart => !holds_more(request.kind) || (few && !turns),
+            Kernels::All => !holds_more(request.kind) || few,
+        }
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
@@ -98,22 +105,21 @@ fn first_layer(graph: &ComputeGraph, groups: usize) -> Vec<Vec<&'static str>> {
 }
 
 #[test]
-fn a_layer_of_one_token_is_six_phases() {
+fn a_layer_of_one_token_is_five_phases() {
     for shape in model::builtin_shapes().iter().filter(|shape| shape.arch == Arch::Llama) {
         let compiled = compiled(shape, 1, Some(Kernels::All));
         let expected = [
-            vec!["norm_matmul", "norm_matmul", "norm_matmul"],
-            vec!["kv_write", "rope", "rope_kv_write"],
+            vec!["norm_matmul_kv", "norm_matmul_rope", "norm_matmul_rope_kv"],
             vec!["attention"],
             vec!["matmul_add"],
             vec!["norm_matmul_silu_gated"],
             vec!["matmul_add"],
         ];
-        assert_eq!(first_layer(compiled.graph(), 6), expected, "{}", shape.name);
-        assert_eq!(per_layer(shape, 1, Some(Kernels::All)), (10, 6), "{}", shape.name);
+        assert_eq!(first_layer(compiled.graph(), 5), expected, "{}", shape.name);
+        assert_eq!(per_layer(shape, 1, Some(Kernels::All)), (7, 5), "{}", shape.name);
         // The embedding before the layers, and the norm and the product behind them in one.
         let stats = compiled.stats();
-        assert_eq!(stats.groups, 6 * shape.layers as u32 + 2, "{}", shape.name);
+        assert_eq!(stats.groups, 5 * shape.layers as u32 + 2, "{}", shape.name);
         assert_eq!(
             (stats.groups, stats.false_barriers),
             (stats.longest_chain, 0),
@@ -128,10 +134,30 @@ fn a_layer_of_one_token_is_six_phases() {
 }
 
 #[test]
+fn a_layer_is_six_phases_where_products_do_not_turn() {
+    let shape = cut(&model::builtin_shape("llama-1b").unwrap(), 3);
+    let compiled = compiled(&shape, 1, Some(Kernels::Apart));
+    let expected = [
+        vec!["norm_matmul", "norm_matmul", "norm_matmul"],
+        vec!["kv_write", "rope", "rope_kv_write"],
+        vec!["attention"],
+        vec!["matmul_add"],
+        vec!["norm_matmul_silu_gated"],
+        vec!["matmul_add"],
+    ];
+    assert_eq!(first_layer(compiled.graph(), 6), expected);
+    assert_eq!(per_layer(&shape, 1, Some(Kernels::Apart)), (10, 6));
+    let report = compiled.graph().fuse_report().unwrap();
+    let rules = ["norm_matmul_rope", "norm_matmul_rope_kv", "norm_matmul_kv"];
+    assert!(report.refusals.iter().all(|pair| rules.contains(&pair.rule)), "{report}");
+    assert_eq!(report.refusals.len(), 3 * shape.layers, "{report}");
+}
+
+#[test]
 fn the_device_decides_by_rows() {
     let shape = cut(&model::builtin_shape("llama-1b").unwrap(), 3);
     let kernels = Some(Kernels::All);
-    assert_eq!(per_layer(&shape, FEW_ROWS, kernels), (10, 6));
+    assert_eq!(per_layer(&shape, FEW_ROWS, kernels), (7, 5));
     assert_eq!(
         per_layer(&shape, FEW_ROWS + 1, kernels),
         per_layer(&shape, 9, Some(Kernels::Plain))

@@ -61,7 +61,7 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
     let g = normal(if even { DType::F32 } else { dtype }, &[k]);
     let w = normal(weight, &[heads * head, k]);
     let positions = input(DType::U32, &[tokens], Fill::Positions { start });
-    let factors = if index % 3 == 0 { NO_FACTORS } else { FACTORS };
+    let factors = if index.is_multiple_of(3) { NO_FACTORS } else { FACTORS };
     let factors = input(DType::F32, &[n_dims as usize / 2], factors);
     let turn = [&[EPS], &rotation(index, n_dims, u32::from(even))[..]].concat();
 
