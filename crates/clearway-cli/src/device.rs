@@ -5,9 +5,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
+use clap::builder::FalseyValueParser as Falsey;
 use clearway::Device;
 use clearway::cpu::CpuDevice;
-use clearway::vulkan::{VulkanDevice, VulkanOptions};
+use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
+
+use crate::shape::OFF;
 
 /// What `--device` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +33,28 @@ pub struct DeviceArgs {
     #[arg(short = 't', long, value_name = "THREADS", env = "CLEARWAY_THREADS",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+    /// Take the kernels that are expected to be fast, without timing any.
+    #[arg(long, env = "CLEARWAY_NO_TUNE", help_heading = OFF, value_parser = Falsey::new())]
+    no_tune: bool,
+    /// Let idle groups of a GPU read no weights ahead.
+    #[arg(long, env = "CLEARWAY_NO_READ_AHEAD", help_heading = OFF, value_parser = Falsey::new())]
+    no_read_ahead: bool,
 }
 
 impl DeviceArgs {
+    /// A device as it comes.
+    pub fn new(device: DeviceName, threads: Option<u32>) -> Self {
+        Self { device, threads, no_tune: false, no_read_ahead: false }
+    }
+
     /// Opens the device. Where the choice was ours, one line on stderr says what it was.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
-        let device = self.device.open(self.threads())?;
+        let options = VulkanOptions {
+            tuning: if self.no_tune { Tuning::Never } else { Tuning::default() },
+            read_ahead: self.no_read_ahead.then_some(0),
+            ..VulkanOptions::default()
+        };
+        let device = self.device.open_with(self.threads(), options)?;
         if self.device == DeviceName::Auto {
             eprintln!("device: {}", describe(&*device));
         }
@@ -88,24 +107,26 @@ fn cpu(threads: Option<usize>) -> CpuDevice {
 }
 
 /// A real card that can be opened. A software driver is no faster than the CPU itself.
-fn best_gpu() -> Option<VulkanDevice> {
-    let gpu = VulkanDevice::open(VulkanOptions::default()).ok()?;
+fn best_gpu(options: VulkanOptions) -> Option<VulkanDevice> {
+    let gpu = VulkanDevice::open(options).ok()?;
     (!gpu.is_software()).then_some(gpu)
 }
 
 impl DeviceName {
     /// Opens the device.
     pub fn open(self, threads: Option<usize>) -> Result<Arc<dyn Device>> {
+        self.open_with(threads, VulkanOptions::default())
+    }
+
+    fn open_with(self, threads: Option<usize>, options: VulkanOptions) -> Result<Arc<dyn Device>> {
         match self {
-            Self::Auto => match best_gpu() {
+            Self::Auto => match best_gpu(options) {
                 Some(gpu) => Ok(Arc::new(gpu)),
                 None => Ok(Arc::new(cpu(threads))),
             },
             Self::Cpu => Ok(Arc::new(cpu(threads))),
-            Self::Vulkan(None) => Ok(Arc::new(VulkanDevice::open(VulkanOptions::default())?)),
-            Self::Vulkan(Some(index)) => {
-                Ok(Arc::new(VulkanDevice::open_index(index, VulkanOptions::default())?))
-            }
+            Self::Vulkan(None) => Ok(Arc::new(VulkanDevice::open(options)?)),
+            Self::Vulkan(Some(index)) => Ok(Arc::new(VulkanDevice::open_index(index, options)?)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clearway_gpu::cpu::CpuDevice;
-use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
+use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::{
     Buffer, CustomKernel, Device, GpuError, KernelRegistry, Result, Upload, record,
 };
@@ -14,8 +14,14 @@ use clearway_graph::{
     Layout,
 };
 
-const PLAIN: VulkanOptions =
-    VulkanOptions { validate: false, checks: false, disk_cache: false, max_binding: None };
+const PLAIN: VulkanOptions = VulkanOptions {
+    validate: false,
+    checks: false,
+    disk_cache: false,
+    max_binding: None,
+    read_ahead: None,
+    tuning: Tuning::Hardware,
+};
 
 /// The best device, or a line that says why there is none.
 fn open(options: VulkanOptions) -> Option<VulkanDevice> {

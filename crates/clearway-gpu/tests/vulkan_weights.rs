@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // shared functions are not tests in clippy's eyes
 
 use clearway_gpu::ops::reference::{RefTensor, reference};
-use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
+use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::{Device, GpuError, KernelRegistry, Upload, quant, record};
 use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout};
 
@@ -122,10 +122,46 @@ fn slack(x: &[f64], w: &[f64], rounded: bool, halved: f64) -> f64 {
 #[test]
 fn products_agree_for_every_type() {
     let Some(device) = open() else { return };
+    check_products(&device, &[(1, 33, 256), (1, 7, 1536), (3, 20, 512), (9, 70, 256)]);
+}
+
+#[test]
+fn products_agree_in_every_way() {
+    for way in 1..=3 {
+        let tuning = Tuning::Way(way);
+        let options = VulkanOptions { disk_cache: false, tuning, ..VulkanOptions::default() };
+        let Some(device) = open_with(options) else { return };
+        // Few rows of weights, and more than a device has processors for.
+        check_products(&device, &[(1, 37, 512), (1, 700, 256)]);
+    }
+}
+
+#[test]
+fn a_product_is_timed_once_and_stays_right() {
+    let options =
+        VulkanOptions { disk_cache: false, tuning: Tuning::Always, ..VulkanOptions::default() };
+    let Some(device) = open_with(options) else { return };
+    let mut random = Random(11);
+    let (outer, inner) = (2100, 1024);
+    let (w, _keep, w_ref) = weights(&device, DType::F16, &[outer, inner], &mut random);
+    let x = random.many(inner);
+    let x_ref = RefTensor::new(DType::F32, &[1, inner], x.iter().map(|&v| v.into()).collect());
+    let x_buffer = device.upload(&x).unwrap();
+    let x_view = x_buffer.tensor(DType::F32, &[1, inner]).unwrap();
+    let allowed = |i: usize| slack(&x_ref.data, &w_ref.data[i * inner..][..inner], false, 0.0);
+    for _ in 0..2 {
+        let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone())];
+        compare(&device, Kind::MatMul, &inputs, &[], &[1, outer], "tuned", allowed);
+        assert_eq!(device.tuned(), 1);
+    }
+}
+
+/// Products of activations and weights of these rows, outer and inner extents, of every type.
+fn check_products(device: &VulkanDevice, shapes: &[(usize, usize, usize)]) {
     let mut random = Random(7);
     for dtype in TYPES {
-        for (rows, outer, inner) in [(1, 33, 256), (1, 7, 1536), (3, 20, 512), (9, 70, 256)] {
-            let (w, _keep, w_ref) = weights(&device, dtype, &[outer, inner], &mut random);
+        for &(rows, outer, inner) in shapes {
+            let (w, _keep, w_ref) = weights(device, dtype, &[outer, inner], &mut random);
             let x = random.many(rows * inner);
             let x_buffer = device.upload(&x).unwrap();
             let x_ref = RefTensor::new(
@@ -145,14 +181,14 @@ fn products_agree_for_every_type() {
             };
             let what = format!("{dtype} {rows}x{outer}x{inner}");
             let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone())];
-            compare(&device, Kind::MatMul, &inputs, &[], &[rows, outer], &what, allowed);
+            compare(device, Kind::MatMul, &inputs, &[], &[rows, outer], &what, allowed);
             let c = random.many(outer);
             let c_buffer = device.upload(&c).unwrap();
             let c_ref =
                 RefTensor::new(DType::F32, &[outer], c.iter().map(|&v| f64::from(v)).collect());
             let c_view = c_buffer.tensor(DType::F32, &[outer]).unwrap();
             let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone()), (c_view, c_ref)];
-            compare(&device, Kind::MatMulAdd, &inputs, &[], &[rows, outer], &what, allowed);
+            compare(device, Kind::MatMulAdd, &inputs, &[], &[rows, outer], &what, allowed);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::{VulkanDevice, VulkanOptions};
-use clearway::{Device, GpuError};
+use clearway::{CompileOptions, Device, GpuError};
 use clearway_llm::engine::{Engine, EngineOptions, Sampler, SamplerOptions, tokenizer};
 use clearway_llm::gguf::Gguf;
 use clearway_llm::text::EncodeOptions;
@@ -22,15 +22,26 @@ fn model() -> Option<Gguf> {
 #[test]
 fn the_default_model_gives_its_golden_logits_and_text_on_the_cpu() {
     let Some(gguf) = model() else { return };
-    check(&gguf, Arc::new(CpuDevice::new()));
+    check(&gguf, Arc::new(CpuDevice::new()), EngineOptions::default(), CASES);
 }
 
-/// On the best Vulkan device, which may be a software driver.
+/// On the best Vulkan device: fused and not, replayed and encoded anew for every token. A software driver
+/// has time for all prompts only once.
 #[test]
 fn the_default_model_gives_its_golden_logits_and_text_on_vulkan() {
     let Some(gguf) = model() else { return };
     match VulkanDevice::open(VulkanOptions::default()) {
-        Ok(device) => check(&gguf, Arc::new(device)),
+        Ok(device) => {
+            let device = Arc::new(device);
+            let some = if device.is_software() { 1 } else { CASES };
+            for (fuse, replay) in [(true, true), (true, false), (false, true), (false, false)] {
+                let compile = CompileOptions { fuse, ..CompileOptions::default() };
+                let options = EngineOptions { compile, replay, ..EngineOptions::default() };
+                let cases = if fuse && replay { CASES } else { some };
+                println!("fused: {fuse}, replayed: {replay}");
+                check(&gguf, device.clone(), options, cases);
+            }
+        }
         Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
             println!("skipped: {error}");
         }
@@ -38,13 +49,17 @@ fn the_default_model_gives_its_golden_logits_and_text_on_vulkan() {
     }
 }
 
-fn check(gguf: &Gguf, device: Arc<dyn Device>) {
-    let cases: Vec<serde_json::Value> =
+/// Prompts in the golden data.
+const CASES: usize = 12;
+
+fn check(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions, some: usize) {
+    let mut cases: Vec<serde_json::Value> =
         serde_json::from_str(include_str!("data/smollm2-golden.json")).unwrap();
-    assert_eq!(cases.len(), 12);
+    assert_eq!(cases.len(), CASES);
+    cases.truncate(some);
     let text = tokenizer(gguf).unwrap();
     println!("on {}", device.info().description);
-    let mut engine = Engine::new(gguf, device.clone(), EngineOptions::default()).unwrap();
+    let mut engine = Engine::new(gguf, device.clone(), options).unwrap();
     let mut error = 0.0;
     for case in &cases {
         let ids = |key: &str| -> Vec<u32> { serde_json::from_value(case[key].clone()).unwrap() };
@@ -69,7 +84,8 @@ fn check(gguf: &Gguf, device: Arc<dyn Device>) {
         }
     }
     // Tokens chosen and fed back on the device are those the host would have chosen.
-    for case in &cases {
+    let looped = if some == CASES { CASES } else { 0 };
+    for case in &cases[..looped] {
         let tokens: Vec<u32> = serde_json::from_value(case["tokens"].clone()).unwrap();
         engine.clear();
         let logits = engine.eval(&tokens).unwrap();

@@ -30,8 +30,13 @@ struct Checked {
 
 impl Checked {
     fn open() -> Self {
-        let options =
-            VulkanOptions { validate: true, disk_cache: false, ..VulkanOptions::default() };
+        // Reads ahead stand beside everything else, so the checker must see them.
+        let options = VulkanOptions {
+            validate: true,
+            disk_cache: false,
+            read_ahead: Some(64 << 10),
+            ..VulkanOptions::default()
+        };
         let device = Arc::new(VulkanDevice::open(options).unwrap());
         let executor = GraphExecutor::on(device.clone());
         Self { device, executor, graphs: 0, dispatches: 0, barriers: 0 }

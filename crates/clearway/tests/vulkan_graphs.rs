@@ -15,7 +15,9 @@ use clearway_graph::testkit::Run;
 /// Tests share a device, and with it the kernels that are compiled.
 fn device() -> Option<Arc<VulkanDevice>> {
     static DEVICE: LazyLock<Option<Arc<VulkanDevice>>> = LazyLock::new(|| {
-        let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
+        // Reading weights ahead must not change a bit either.
+        let read_ahead = Some(8 << 10);
+        let options = VulkanOptions { disk_cache: false, read_ahead, ..VulkanOptions::default() };
         open_vulkan(options).unwrap().map(Arc::new)
     });
     DEVICE.clone()

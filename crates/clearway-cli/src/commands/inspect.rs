@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
         (None, false) => None,
         (name, _) => {
             let device = name.unwrap_or(DeviceName::Auto);
-            Some(DeviceArgs { device, threads: args.threads }.open()?)
+            Some(DeviceArgs::new(device, args.threads).open()?)
         }
     };
     let any = DeviceName::Cpu.open(Some(1))?;

@@ -15,6 +15,7 @@ use super::instance::{Adapter, Instance};
 use super::memory::VulkanMemory;
 use super::pipeline::Pipelines;
 use super::transfer::Transfers;
+use super::tune::Tuner;
 use crate::device::DeviceInfo;
 use crate::error::{GpuError, Result};
 
@@ -38,6 +39,7 @@ pub(super) struct Context {
     pub(super) heap: Heap,
     pub(super) transfers: Transfers,
     pub(super) pipelines: Pipelines,
+    pub(super) tuner: Tuner,
     /// Buffers alive, by identity.
     pub(super) buffers: Mutex<FxHashMap<usize, Weak<VulkanMemory>>>,
     /// Names commands for debuggers and for what the validation layer says.
@@ -71,6 +73,7 @@ impl Context {
         let heap = Heap::new(&adapter);
         let transfers = Transfers::new(&raw, &adapter, &info.name)?;
         let pipelines = Pipelines::new(&raw, &adapter, instance.options, &info.name)?;
+        let tuner = Tuner::new(&adapter, instance.options);
         let labels =
             instance.options.validate.then(|| ext::debug_utils::Device::new(&instance.raw, &raw));
         Ok(Arc::new(Self {
@@ -86,6 +89,7 @@ impl Context {
             heap,
             transfers,
             pipelines,
+            tuner,
             buffers: Mutex::default(),
             instance,
         }))
@@ -123,6 +127,11 @@ impl Context {
             }
             std::hint::spin_loop();
         }
+        self.sleep(value)
+    }
+
+    /// As [`wait`](Self::wait) for what takes long: the host does something else meanwhile.
+    pub(super) fn sleep(&self, value: u64) -> Result<()> {
         let (semaphores, values) = ([self.timeline.semaphore], [value]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // SAFETY: the semaphore lives as long as the context.

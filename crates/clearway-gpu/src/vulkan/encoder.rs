@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 use super::context::Context;
 use super::memory::VulkanMemory;
 use super::pipeline::MAX_BINDINGS;
-use super::program::{Lowered, VulkanProgram};
-use super::split;
+use super::program::{Bound, Lowered, VulkanProgram};
+use super::{split, tune};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
@@ -88,19 +88,26 @@ impl VulkanEncoder {
     fn lower_part(&mut self, dispatch: &Dispatch, part: Option<usize>, last: bool) -> Result<()> {
         let context = self.context.clone();
         let bound = self.bind(dispatch, part)?;
-        let (operands, buffers): (Vec<Operand>, SmallVec<_>) = bound.into_iter().unzip();
+        let (operands, ranges): (Vec<Operand>, SmallVec<_>) = bound.into_iter().unzip();
         reject_overlap(dispatch, &operands)?;
         let target = &context.adapter.target;
-        let job = Job { kind: dispatch.kind, operands, params: &dispatch.params, target };
+        let params = &dispatch.params;
+        let mut job = Job { kind: dispatch.kind, operands, params, target, choice: 0 };
+        let indices = |has: fn(&Operand) -> bool| {
+            let operands = job.operands.iter().enumerate();
+            operands.filter(|(_, operand)| has(operand)).map(|(index, _)| index).collect()
+        };
+        let weights = indices(|operand| matches!(operand.name, "w" | "u"));
+        let written = indices(|operand| operand.role != BindingRole::Read);
+        let mut bound = Bound { ranges, weights, written };
         let kernel = match dispatch.kind {
             CapturedOpKind::Custom | CapturedOpKind::Pinned => self.custom(dispatch, &job)?,
-            _ => wgsl::lower(&job)?,
+            _ if part.is_some() => wgsl::lower(&job)?,
+            _ => tune::lower(&context, &mut job, &bound)?,
         };
-        let mut buffers: SmallVec<[vk::DescriptorBufferInfo; 6]> = buffers;
-        buffers.extend(
-            kernel.again.iter().map(|&operand| buffers[operand]).collect::<SmallVec<[_; 2]>>(),
-        );
-        self.lowered.push(dispatch, kernel, buffers, last);
+        let again: SmallVec<[_; 2]> = kernel.again.iter().map(|&o| bound.ranges[o]).collect();
+        bound.ranges.extend(again);
+        self.lowered.push(dispatch, kernel, bound, last);
         Ok(())
     }
 

@@ -41,11 +41,17 @@ pub(super) struct Adapter {
     pub(super) timestamp_bits: u32,
     pub(super) fixed_subgroup: bool,
     pub(super) target: Target,
+    /// Bytes of weights that groups may read ahead.
+    pub(super) read_ahead: u64,
     /// What it lacks that cannot be done without.
     pub(super) missing: Option<&'static str>,
     /// What fell back, and why.
     pub(super) notes: Vec<String>,
 }
+
+/// Bytes of weights that groups of a card read ahead: a small part of its cache. Larger windows cost more
+/// than they bring.
+const READ_AHEAD: u64 = 4 << 20;
 
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
@@ -234,6 +240,10 @@ impl Instance {
             timestamp_bits: family.map_or(0, |f| families[f].timestamp_valid_bits),
             fixed_subgroup: vulkan13.min_subgroup_size == vulkan13.max_subgroup_size,
             target,
+            read_ahead: self.options.read_ahead.unwrap_or(match properties.device_type {
+                vk::PhysicalDeviceType::DISCRETE_GPU => READ_AHEAD,
+                _ => 0, // memory that is shared with the host is never idle enough
+            }),
             missing,
             notes,
         }

@@ -23,9 +23,11 @@ mod heap;
 mod instance;
 mod memory;
 mod pipeline;
+mod prefetch;
 mod program;
 mod split;
 mod transfer;
+mod tune;
 mod weights;
 
 use std::sync::{Arc, PoisonError};
@@ -54,11 +56,36 @@ pub struct VulkanOptions {
     pub disk_cache: bool,
     /// Bytes one binding may cover, if less than the device allows.
     pub max_binding: Option<u64>,
+    /// Bytes of weights that idle groups read ahead, if not what suits the device.
+    pub read_ahead: Option<u64>,
+    /// Where products are timed to find the fastest way to do them.
+    pub tuning: Tuning,
+}
+
+/// Where products are timed to find the fastest way to do them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tuning {
+    /// On devices that are no software.
+    #[default]
+    Hardware,
+    /// On every device.
+    Always,
+    /// Nowhere: the way that is expected to be the fastest is taken.
+    Never,
+    /// Nowhere: this way is taken, as far as a product has it.
+    Way(u8),
 }
 
 impl Default for VulkanOptions {
     fn default() -> Self {
-        Self { validate: false, checks: false, disk_cache: true, max_binding: None }
+        Self {
+            validate: false,
+            checks: false,
+            disk_cache: true,
+            max_binding: None,
+            read_ahead: None,
+            tuning: Tuning::Hardware,
+        }
     }
 }
 
@@ -135,6 +162,11 @@ impl VulkanDevice {
     /// What the host did for the device so far.
     pub fn counts(&self) -> VulkanCounts {
         self.context.counts()
+    }
+
+    /// Products that were timed to find the fastest way to do them, now or in an earlier run.
+    pub fn tuned(&self) -> usize {
+        self.context.tuner.count()
     }
 
     /// Bytes of device memory taken from the driver for buffers, used or not.

@@ -12,7 +12,6 @@ use crate::ops;
 /// As the general kernel: an op that is not in the table, or weights in planes that no kernel reads.
 pub fn lower(job: &Job<'_>) -> Result<Kernel> {
     let special = match job.kind {
-        kind if follows_product(kind) => None,
         kind if few_rows_only(kind) => matvec::lower(job),
         Kind::MatMul | Kind::MatMulAdd => {
             matvec::lower(job).or_else(|| coop::lower(job)).or_else(|| planar::matmul(job))
@@ -23,6 +22,12 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         _ => None,
     };
     special.map_or_else(|| general::lower(job), Ok)
+}
+
+/// In how many ways a job can be done: which one is the fastest depends on the device.
+pub fn choices(job: &Job<'_>) -> u8 {
+    let product = few_rows_only(job.kind) || matches!(job.kind, Kind::MatMul | Kind::MatMulAdd);
+    if product { matvec::choices(job) } else { 1 }
 }
 
 /// Whether there is a kernel for a fused op with these operands; `suits` says whether weights lie as
@@ -39,14 +44,8 @@ pub fn has_fused(
             .map(|index| &request.bindings[index])
     };
     !few_rows_only(request.kind)
-        || (!follows_product(request.kind)
-            && matvec::has_fused(target, |name| find(name).map(|view| &view.layout))
+        || (matvec::has_fused(target, |name| find(name).map(|view| &view.layout))
             && ["w", "u"].into_iter().filter_map(find).all(suits))
-}
-
-/// Products that turn what they give or write it to a cache. No kernel here does that.
-const fn follows_product(kind: Kind) -> bool {
-    matches!(kind, Kind::NormMatMulRope | Kind::NormMatMulRopeKv | Kind::NormMatMulKv)
 }
 
 /// Fused ops that exist only as products of few rows.

@@ -40,7 +40,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         DType::BF16 => STAGE_FLOATS.to_owned(),
         _ if w.in_planes() => {
             source = source.view(1, View::Quads).words_too(1);
-            chunk_type(job.dtype(1)) + &load_chunk(job.dtype(1), "w")? + STAGE_CHUNKS
+            chunk_type(job.dtype(1))? + &load_chunk(job.dtype(1), "w")? + STAGE_CHUNKS
         }
         _ => return None,
     };

@@ -41,6 +41,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         && job.operands[0].is_aligned()
         && job.layout(0).strides4()[1..3].iter().all(|stride| stride.is_multiple_of(4));
     let source = Source::new(job).view(1, View::Quads).view(2, View::Quads);
+    let source = if tokens == 1 { source.baked() } else { source };
     let source =
         if q { source.view(0, View::Quads).body(Q_QUADS) } else { source.body(Q_ELEMENTS) };
     let pairs = tokens * kv_heads;

@@ -3,14 +3,17 @@
 use clearway_graph::{CapturedOpKind as Kind, DType, Layout};
 
 use super::chunks::{chunk_type, load_chunk};
-use super::elementwise::MATH;
 use super::planes::CHUNK;
-use super::{Job, Kernel, Source, Target, View};
+use super::{Job, Kernel, Source, Target, View, ends};
 
 /// Rows of activations at most; more are the business of kernels that keep tiles of both sides.
 pub(super) const MAX_COLS: usize = 8;
 /// Bytes of workgroup memory for rounded activations.
 const ACTIVATION_BYTES: u32 = 24 << 10;
+/// Invocations that are resident on a processor, where registers allow it.
+const RESIDENT: u32 = 2048;
+/// Invocations that keep a processor busy with loads.
+const BUSY: u32 = 1024;
 /// Bytes a chunk of activations takes there: 32 quants, a scale and two sums.
 const CHUNK_BYTES: u32 = 48;
 
@@ -26,11 +29,12 @@ struct Shape {
     gate: Option<usize>,
 }
 
-/// How lanes share the rows of weights.
+/// How lanes share the rows of weights: teams take `rows` of them at the same time, a workgroup `span`.
 struct Cut {
     workgroup: u32,
     team: u32,
     rows: u32,
+    span: u32,
 }
 
 /// Whether a fused product has a kernel here for operands that lie as models bind them. `find` gives
@@ -42,7 +46,43 @@ pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(&str) -> Option<&'a L
         || (matches!(w.dtype(), DType::F32 | DType::F16 | DType::BF16)
             && w.is_dense()
             && w.cols().is_multiple_of(8));
-    x.rows() <= MAX_COLS && target.subgroup >= 8 && alike && readable
+    // Where the result goes to heads: weights in one piece, since rows that belong together must not be cut
+    // apart, and a lane for each row of activations.
+    let heads = find("factors").or(find("cache")).is_some();
+    let whole = w.span_bytes() <= target.max_binding / 2 && w.cols() >= CHUNK * MAX_COLS;
+    // Pairs of elements are turned together, those beyond them stay in pairs, too.
+    let result = find("cache").or(find("y"));
+    let even = result.is_some_and(|result| result.cols().is_multiple_of(2));
+    let whole = whole && (find("factors").is_none() || even);
+    let fits = x.rows() <= MAX_COLS && target.subgroup >= MAX_COLS as u32;
+    fits && alike && readable && (!heads || whole)
+}
+
+/// In how many ways a product of one row can be done.
+pub(super) fn choices(job: &Job<'_>) -> u8 {
+    let ways =
+        if job.layout(0).rows() == 1 && job.find("w").is_some() { Way::ALL.len() } else { 1 };
+    ways as u8
+}
+
+/// How a product differs from what is expected to be the fastest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Expected,
+    /// Twice as many loads of each row under way.
+    Deeper,
+    /// Workgroups of half the size; where those are small already, teams that are not widened.
+    Smaller,
+    /// One row of weights to a team where there were several, two where there was one.
+    OtherRows,
+}
+
+impl Way {
+    const ALL: [Self; 4] = [Self::Expected, Self::Deeper, Self::Smaller, Self::OtherRows];
+
+    fn of(job: &Job<'_>) -> Self {
+        Self::ALL.get(usize::from(job.choice)).copied().unwrap_or(Self::Expected)
+    }
 }
 
 /// The kernel for a product of few rows, if the weights lie so that there is one.
@@ -78,10 +118,11 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
 fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let chunks = shape.inner / CHUNK as u32;
     let dtype = job.dtype(shape.weights);
-    let cut = cut_blocks(job.target, shape, dtype);
-    // More loads at a time cost registers, and with them workgroups that would hide the same latency.
+    let cut = cut_blocks(job, shape);
+    // More chunks under way cost registers, and with them workgroups that would hide the same latency.
     let alone = cut.rows * shape.cols == 1 && shape.gate.is_none();
-    let unroll = if alone { 2.min(chunks.div_ceil(cut.team)) } else { 1 };
+    let depth = if alone { 2 } else { 1 } * if Way::of(job) == Way::Deeper { 2 } else { 1 };
+    let unroll = depth.min(chunks.div_ceil(cut.team));
     let quads = in_quads(job, 0);
     let memory = ACTIVATION_BYTES.min(job.target.shared_bytes / 2);
     let tile = chunks.min(memory / (CHUNK_BYTES * shape.cols)).max(1);
@@ -94,17 +135,18 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     }
     let gated = match shape.gate {
         Some(_) => load_chunk(dtype, "u")?,
-        None => "fn load_chunk_u(c: u32) -> Chunk { return load_chunk_w(c); }\n".into(),
+        None => "fn fetch_u(c: u32) -> Raw { return fetch_w(c); }\n".into(),
     };
     let source = common(source, job, shape, &cut)
         .constant("TILE", tile)
         .constant("UNROLL", unroll)
         .constant("SHARE", (shape.cols * tile * 8).div_ceil(cut.workgroup))
         .constant("SUBGROUP", job.target.subgroup)
-        .body(&chunk_type(dtype))
+        .body(&chunk_type(dtype)?)
         .body(&load_chunk(dtype, "w")?)
         .body(&gated)
         .body(if quads { X_QUADS } else { X_ELEMENTS });
+    let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM);
     Some(source.body(include_str!("kernels/matvec_blocks.wgsl")).build(groups(job, shape, &cut)))
 }
 
@@ -119,9 +161,13 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         return None;
     }
     let steps = shape.inner / 8;
-    let cut = cut(job.target, shape, steps);
+    let cut = cut(job, shape, steps);
     let whole = steps / cut.team;
-    let unroll = [4, 2].into_iter().find(|u| whole.is_multiple_of(*u) && whole > 0).unwrap_or(1);
+    let depth = if Way::of(job) == Way::Deeper { 8 } else { 4 };
+    let unroll = [8, 4, 2]
+        .into_iter()
+        .find(|u| *u <= depth && whole.is_multiple_of(*u) && whole > 0)
+        .unwrap_or(1);
     let quads = in_quads(job, 0);
     let mut source = Source::new(job).view(shape.weights, View::Quads);
     if quads {
@@ -140,8 +186,17 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(&load.replace('$', "w"))
         .body(&gated)
         .body(if quads { X_QUADS } else { X_ELEMENTS });
+    let squares = if job.find("g").is_some() { shape.cols } else { 0 };
+    let source = source.constant("SUMS", sums(shape, &cut) + squares).body(TEAM);
     Some(source.body(include_str!("kernels/matvec_floats.wgsl")).build(groups(job, shape, &cut)))
 }
+
+/// Numbers a team sums up.
+fn sums(shape: &Shape, cut: &Cut) -> u32 {
+    cut.rows * shape.cols * if shape.gate.is_some() { 2 } else { 1 }
+}
+
+const TEAM: &str = include_str!("kernels/team.wgsl");
 
 /// Whether an operand can be read four floats at a time: every row starts at a multiple of four.
 fn in_quads(job: &Job<'_>, operand: usize) -> bool {
@@ -153,12 +208,15 @@ fn in_quads(job: &Job<'_>, operand: usize) -> bool {
 }
 
 fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Source<'a> {
+    let source = if shape.cols == 1 { source.baked() } else { source };
     let source = source
         .constant("K", shape.inner)
         .constant("COLS", shape.cols)
         .constant("WG", cut.workgroup)
         .constant("TEAM", cut.team)
         .constant("ROWS", cut.rows)
+        .constant("SPAN", cut.span)
+        .constant("LANES", cut.team.min(job.target.subgroup))
         .constant("WIDTH", job.target.max_groups);
     let norm = job.find("g");
     let (source, weight) = match norm {
@@ -170,71 +228,71 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
         .line(&format!("const NORM = {};\nconst GATED = {};", norm.is_some(), shape.gate.is_some()))
         .body(weight);
     match job.kind {
-        Kind::MatMulExperts if job.layout(0).rank() == 3 => {
-            source.body(EXPERTS).body("fn x_row(t: u32, r: u32) -> u32 { return row_x(r); }\n")
-        }
-        Kind::MatMulExperts => source
-            .body(EXPERTS)
-            .body("fn x_row(t: u32, r: u32) -> u32 { return row_x(r / P.ids.shape.w); }\n"),
-        _ => source.body(PLAIN).body(MATH).body(&epilogue(job, shape)),
+        Kind::MatMulExperts => ends::experts(source, job),
+        _ => ends::plain(source, job),
     }
-}
-
-/// What happens to a sum before it is stored.
-fn epilogue(job: &Job<'_>, shape: &Shape) -> String {
-    let name = crate::ops::spec(job.kind).map_or("", |spec| spec.name);
-    let activation = if name.contains("gelu") { "gelu" } else { "silu" };
-    let value = if shape.gate.is_some() {
-        format!("{activation}(sum) * other")
-    } else if job.find("up").is_some() {
-        format!("{activation}(sum) * get_up(row_up(t) + n)")
-    } else if let Some(c) = job.find("c") {
-        let row = if job.layout(c).rows() == 1 { "0u" } else { "t" };
-        format!("sum + get_c(row_c({row}) + n)")
-    } else {
-        "sum".into()
-    };
-    format!(
-        "fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) {{ put_y(row_y(t) + n, {value}); }}\n"
-    )
 }
 
 /// As [`cut`], where every workgroup rounds all activations for itself first: an invocation for each
 /// four of them, so that this takes one turn.
-fn cut_blocks(target: &Target, shape: &Shape, dtype: DType) -> Cut {
+fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Cut {
+    let (target, way) = (job.target, Way::of(job));
     let team = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
     let most = (target.max_invocations / target.subgroup * target.subgroup).min(1024);
-    let workgroup = (shape.inner / 4).next_power_of_two().clamp(128.min(most), most);
+    let least = 128.min(most).max(target.subgroup);
+    let workgroup = (shape.inner / 4).next_power_of_two().clamp(least, most);
+    let workgroup = if way == Way::Smaller { (workgroup / 2).max(least) } else { workgroup };
     let teams = workgroup / team;
-    let outer = shape.outer * shape.pairs;
+    if ends::in_pairs(job) {
+        return Cut { workgroup, team, rows: 2, span: 2 * teams };
+    }
     // The largest workgroups leave few registers to each invocation, and types of four planes need more.
-    let light = !matches!(dtype, DType::Q3_K | DType::Q6_K);
-    let rows = if light && outer / (teams * 2) >= target.processors * 2 { 2 } else { 1 };
-    Cut { workgroup, team, rows }
+    let light = !matches!(job.dtype(shape.weights), DType::Q3_K | DType::Q6_K);
+    let slots = target.processors * (RESIDENT / workgroup).max(1);
+    let needed = (shape.outer * shape.pairs).div_ceil(teams);
+    let two = light && needed > slots && shape.pairs == 1;
+    if two == (way == Way::OtherRows) {
+        Cut { workgroup, team, rows: 1, span: teams }
+    } else if two && needed <= 2 * slots {
+        // All workgroups at once: each processor then rounds the activations once.
+        let span = shape.outer.div_ceil(slots).clamp(teams, 2 * teams);
+        Cut { workgroup, team, rows: 2, span }
+    } else {
+        Cut { workgroup, team, rows: 2, span: 2 * teams }
+    }
 }
 
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves
 /// enough teams to keep the device busy.
-fn cut(target: &Target, shape: &Shape, steps: u32) -> Cut {
-    let team = steps.next_power_of_two().min(target.subgroup);
+fn cut(job: &Job<'_>, shape: &Shape, steps: u32) -> Cut {
+    let (target, way) = (job.target, Way::of(job));
+    let mut team = steps.next_power_of_two().min(target.subgroup);
     let outer = shape.outer * shape.pairs;
-    let rows = if outer / 4 >= target.processors * 8 && shape.cols <= 2 { 4 } else { 1 };
+    let many = outer / 4 >= target.processors * 8 && shape.cols <= 2;
+    let rows = match (many, way) {
+        _ if ends::in_pairs(job) => 2,
+        (true, Way::OtherRows) => 1,
+        (true, _) => 4,
+        (false, Way::OtherRows) => 2,
+        (false, _) => 1,
+    };
     let workgroup = 128.min(target.max_invocations).max(target.subgroup);
-    Cut { workgroup, team, rows }
+    // More lanes to a row where rows are few: this is what brings enough loads under way.
+    while way != Way::Smaller
+        && team >= target.subgroup
+        && team * 2 <= workgroup.min(steps)
+        && outer / rows * team * 2 <= target.processors * BUSY
+    {
+        team *= 2;
+    }
+    Cut { workgroup, team, rows, span: workgroup / team * rows }
 }
 
 fn groups(job: &Job<'_>, shape: &Shape, cut: &Cut) -> [u32; 3] {
-    let count = shape.outer.div_ceil(cut.workgroup / cut.team * cut.rows);
+    let count = shape.outer.div_ceil(cut.span);
     let width = job.target.max_groups;
     [count.min(width), count.div_ceil(width), shape.pairs]
 }
-
-const PLAIN: &str = "
-struct Expert { first: u32, row: u32, chosen: bool }
-fn expert_of(group: vec3<u32>) -> Expert { return Expert(0u, 0u, true); }
-fn group_row(group: vec3<u32>) -> u32 { return group.x + group.y * WIDTH; }
-fn x_row(t: u32, r: u32) -> u32 { return row_x(t); }
-";
 
 const NORM_QUADS: &str = "
 fn norm_weight(k: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_g[k / 4u]); }
@@ -248,20 +306,6 @@ fn norm_weight(k: u32) -> vec4<f32> {
 
 const NO_NORM: &str = "
 fn norm_weight(k: u32) -> vec4<f32> { return vec4<f32>(1.0); }
-";
-
-/// Workgroups in z are pairs of token and expert.
-const EXPERTS: &str = "
-struct Expert { first: u32, row: u32, chosen: bool }
-fn expert_of(group: vec3<u32>) -> Expert {
-    let used = P.ids.shape.w;
-    let id = get_ids(row_ids(group.z / used) + group.z % used);
-    return Expert(min(id, P.w.shape.y - 1u) * P.w.shape.z, group.z, id < P.w.shape.y);
-}
-fn group_row(group: vec3<u32>) -> u32 { return group.x + group.y * WIDTH; }
-fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) {
-    put_y(row_y(expert.row) + n, select(0.0, sum, expert.chosen));
-}
 ";
 
 /// Eight weights of an operand `$`.

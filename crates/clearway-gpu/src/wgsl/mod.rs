@@ -41,6 +41,7 @@ mod chunks;
 mod coop;
 mod decode_attention;
 mod elementwise;
+mod ends;
 mod lower;
 mod matvec;
 mod planar;
@@ -52,7 +53,7 @@ mod source;
 #[cfg(all(test, feature = "vulkan"))]
 mod tests;
 
-pub use choose::{has_fused, lower};
+pub use choose::{choices, has_fused, lower};
 pub use source::{Source, View};
 
 use clearway_graph::{BindingRole, CapturedOpKind, Layout};
@@ -117,6 +118,8 @@ pub struct Job<'a> {
     pub params: &'a [u32],
     /// The device.
     pub target: &'a Target,
+    /// Which of the ways to do it, below [`choices`]; 0 is the one that is expected to be the fastest.
+    pub choice: u8,
 }
 
 /// A kernel to be compiled and dispatched.

@@ -23,7 +23,7 @@ pub(super) fn gather(job: &Job<'_>) -> Option<Kernel> {
         .words_too(0)
         .constant("WG", job.target.width(64))
         .body(&taken(job.operands[0].rows))
-        .body(&chunk_type(job.dtype(0)))
+        .body(&chunk_type(job.dtype(0))?)
         .body(&load_chunk(job.dtype(0), "w")?)
         .body(include_str!("kernels/gather_planes.wgsl"));
     let groups = chunks.div_ceil(job.target.width(64) as usize) as u64;
@@ -60,7 +60,7 @@ pub(super) fn matmul(job: &Job<'_>) -> Option<Kernel> {
         .view(1, View::Quads)
         .words_too(1)
         .body(add)
-        .body(&chunk_type(job.dtype(1)))
+        .body(&chunk_type(job.dtype(1))?)
         .body(&load_chunk(job.dtype(1), "w")?)
         .body(include_str!("kernels/matmul_planes.wgsl"));
     let (rows, outer) = (job.operands[0].layout.rows(), w.layout.rows());

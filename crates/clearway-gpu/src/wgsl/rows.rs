@@ -10,7 +10,6 @@ pub(super) const WAVES: &str = include_str!("kernels/waves.wgsl");
 const NORM: &str = include_str!("kernels/norm.wgsl");
 const LAYER_NORM: &str = include_str!("kernels/layer_norm.wgsl");
 const SOFTMAX: &str = include_str!("kernels/softmax.wgsl");
-const ROPE: &str = include_str!("kernels/rope.wgsl");
 const CACHE: &str = include_str!("kernels/cache.wgsl");
 
 /// Invocations of a workgroup that writes to a cache.
@@ -66,7 +65,7 @@ pub(super) fn rope(job: &Job<'_>) -> Kernel {
     let apply = "fn put_result(c: vec4<u32>, v: f32) { put_y(at_y(c), v); }
 fn extent() -> vec4<u32> { return vec4<u32>(P.x.shape.xyz, items()); }
 fn apply(c: vec4<u32>) { rotate(c.y, c.z, c.w, c.y); }\n";
-    let source = Source::new(job).args(&turns(job.params)).body(ROPE).body(apply);
+    let source = rotation(job).body(apply);
     elementwise::each(job, source, (job.layout(0).rows() * items(job)) as u64)
 }
 
@@ -75,7 +74,7 @@ pub(super) fn rope_kv_write(job: &Job<'_>) -> Kernel {
 fn head_items() -> u32 { return items(); }
 fn cache_row(token: u32) -> u32 { return get_kv_positions(token); }
 fn store_item(token: u32, head: u32, item: u32, row: u32) { rotate(token, head, item, row); }\n";
-    let source = Source::new(job).args(&turns(job.params)).body(ROPE).body(text);
+    let source = rotation(job).body(text);
     to_cache(job, source, items(job))
 }
 
@@ -96,6 +95,17 @@ fn to_cache(job: &Job<'_>, source: Source<'_>, items: usize) -> Kernel {
     let parts = (u64::from(shape[2]) * items as u64).div_ceil(u64::from(width));
     let groups = job.target.fold(parts * u64::from(shape[1]));
     source.constant("WIDTH", width).body(GRID).body(CACHE).build(groups)
+}
+
+fn rotation<'a>(job: &'a Job<'a>) -> Source<'a> {
+    angles(Source::new(job), job, 0).body(include_str!("kernels/rotate.wgsl"))
+}
+
+/// Adds the function `angle_of(pair, position)`; the constants of the rotation are those of the op from
+/// `first` on.
+pub(super) fn angles<'a>(source: Source<'a>, job: &Job<'_>, first: usize) -> Source<'a> {
+    let source = source.args(&turns(&job.params[first..])).constant("ROPE", first as u32);
+    source.body(include_str!("kernels/rope.wgsl"))
 }
 
 /// Items of a head: pairs that turn, and elements that stay.

@@ -19,6 +19,9 @@ pub enum View {
     Words,
 }
 
+/// Constants of an op that are written into the text at most; more are a table to be looked up.
+const MAX_BAKED: usize = 8;
+
 /// Collects the text of one kernel.
 #[derive(Clone, Debug)]
 pub struct Source<'a> {
@@ -28,6 +31,7 @@ pub struct Source<'a> {
     again: Vec<usize>,
     scratch: Option<Scratch>,
     args: Vec<u32>,
+    baked: bool,
     enables: String,
     constants: String,
     body: String,
@@ -42,6 +46,7 @@ impl<'a> Source<'a> {
             again: Vec::new(),
             scratch: None,
             args: job.params.to_vec(),
+            baked: false,
             enables: String::new(),
             constants: String::new(),
             body: String::new(),
@@ -67,6 +72,15 @@ impl<'a> Source<'a> {
     #[must_use]
     pub fn scratch(mut self, bytes: u64, tickets: u32) -> Self {
         self.scratch = Some(Scratch { bytes, tickets });
+        self
+    }
+
+    /// Writes the records of the operands into the text, and the constants of the op if they are few. Behind
+    /// a barrier the uniform block is a load from far away that everything else waits for; in exchange every
+    /// shape is a kernel of its own.
+    #[must_use]
+    pub fn baked(mut self) -> Self {
+        self.baked = true;
         self
     }
 
@@ -142,20 +156,55 @@ impl<'a> Source<'a> {
         Kernel { source: text, groups, words, again: self.again, scratch: self.scratch }
     }
 
-    /// The uniform block: one record for each operand, then the constants of the op.
+    /// One record for each operand and the constants of the op: in the uniform block, or in the text.
     fn parameters(&self, text: &mut String) {
         let quads = self.args.len().div_ceil(4).max(1);
+        let few = self.args.len() <= MAX_BAKED;
         text.push_str("struct Operand { shape: vec4<u32>, stride: vec4<u32>, place: vec4<u32> }\n");
         text.push_str("struct Params {\n");
         for operand in &self.job.operands {
             let _ = writeln!(text, "    {}: Operand,", operand.name);
         }
         let _ = writeln!(text, "    args: array<vec4<u32>, {quads}>,\n}}");
-        let scratch = if self.scratch.is_some() { 2 } else { 0 };
-        let binding = self.job.operands.len() + self.again.len() + scratch;
-        let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> P: Params;");
-        text.push_str("fn arg(k: u32) -> u32 { return P.args[k / 4u][k % 4u]; }\n");
+        let block = if self.baked { "U" } else { "P" };
+        if !self.baked || !few {
+            let scratch = if self.scratch.is_some() { 2 } else { 0 };
+            let binding = self.job.operands.len() + self.again.len() + scratch;
+            let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> {block}: Params;");
+        }
+        if self.baked {
+            self.records(text);
+        }
+        if self.baked && few {
+            text.push_str("fn arg(k: u32) -> u32 {\n    switch k {\n");
+            for (index, word) in self.args.iter().enumerate() {
+                let _ = writeln!(text, "        case {index}u: {{ return {word}u; }}");
+            }
+            text.push_str("        default: { return 0u; }\n    }\n}\n");
+        } else {
+            let _ =
+                writeln!(text, "fn arg(k: u32) -> u32 {{ return {block}.args[k / 4u][k % 4u]; }}");
+        }
         text.push_str("fn argf(k: u32) -> f32 { return bitcast<f32>(arg(k)); }\n");
+    }
+
+    /// The records of the operands as a constant.
+    fn records(&self, text: &mut String) {
+        let operands = &self.job.operands;
+        text.push_str("struct Records {\n");
+        for operand in operands {
+            let _ = writeln!(text, "    {}: Operand,", operand.name);
+        }
+        text.push_str("}\nconst P = Records(\n");
+        let words = self.words();
+        for record in words.chunks(12).take(operands.len()) {
+            let quad = |at: usize| {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|i| record[at + i]);
+                format!("vec4<u32>({a}u, {b}u, {c}u, {d}u)")
+            };
+            let _ = writeln!(text, "    Operand({}, {}, {}),", quad(0), quad(4), quad(8));
+        }
+        text.push_str(");\n");
     }
 
     /// What lies in the uniform block.

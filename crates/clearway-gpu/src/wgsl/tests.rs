@@ -46,7 +46,7 @@ fn lower_case(case: &OpCase, in_place: Option<(usize, usize)>) -> Option<Kernel>
         operands[output].same_as = Some(input);
         operands[output].shift = operands[input].shift;
     }
-    let job = Job { kind: case.kind, operands, params: &case.params, target: &TARGET };
+    let job = Job { kind: case.kind, operands, params: &case.params, target: &TARGET, choice: 0 };
     match lower(&job) {
         Ok(kernel) => Some(kernel),
         Err(GpuError::UnknownKernel { .. }) if fused_product(case.kind) => None,
@@ -106,7 +106,8 @@ fn every_case_lowers_to_valid_text() {
     println!("{} sources: {counts:?}", sources.len());
     let wrong: Vec<String> = wrong.into_values().collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(sources.len() <= 400, "{} sources: shapes have become part of the text", sources.len());
+    // Products of one row have their shape in the text, and nothing else has.
+    assert!(sources.len() <= 440, "{} sources: shapes have become part of the text", sources.len());
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn large_grids_are_folded() {
         same_as: None,
     };
     let operands = vec![operand("x", BindingRole::Read), operand("y", BindingRole::Write)];
-    let job = Job { kind: Kind::Silu, operands, params: &[], target: &TARGET };
+    let job = Job { kind: Kind::Silu, operands, params: &[], target: &TARGET, choice: 0 };
     let groups = lower(&job).unwrap().groups;
     assert!(groups[1] > 1 && groups.iter().all(|&g| g <= TARGET.max_groups), "{groups:?}");
 }

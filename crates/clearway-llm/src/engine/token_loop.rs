@@ -4,6 +4,8 @@
 //! that hands the token and the next position to the step after it. The host submits several steps at
 //! a time and reads their tokens from a ring.
 
+use std::time::{Duration, Instant};
+
 use clearway::cpu::{CpuKernel, Grid};
 use clearway::{
     BindingContract, BindingRole, Buffer, CapturedOpKind, CustomKernel, DType, KernelContract,
@@ -16,8 +18,10 @@ use crate::model::{POSITIONS, TOKENS};
 
 /// Tokens the ring holds: steps that may be under way before the host reads.
 const RING: usize = 64;
-/// Steps that are submitted together: few enough that text still flows.
-const TOGETHER: usize = 16;
+/// Steps that are submitted together at most; the ring has room for more.
+const TOGETHER: usize = 32;
+/// How long the steps of a submission may take in all: text must still flow.
+const PATIENCE: Duration = Duration::from_millis(60);
 /// Best tokens among which the device draws at most; they are looked at one by one.
 const MOST_DRAWN: usize = 160;
 
@@ -55,6 +59,8 @@ pub(super) struct TokenLoop {
     /// State of the random numbers, for draws.
     random: Buffer,
     pub(super) choice: Choice,
+    /// Steps of the next submission, as long as the last ones took.
+    together: usize,
 }
 
 impl TokenLoop {
@@ -117,8 +123,11 @@ impl Engine {
         looped.random.write_slice(0, &[fresh as u32 | 1, (fresh >> 32) as u32])?;
         let mut left = count;
         while left > 0 {
-            let steps = left.min(TOGETHER);
+            let steps = left.min(looped.together);
+            let start = Instant::now();
             looped.step.graph.run_many(steps)?;
+            let step = start.elapsed().as_secs_f64() / steps as f64;
+            looped.together = ((PATIENCE.as_secs_f64() / step) as usize).clamp(1, TOGETHER);
             let ring: Vec<u32> = looped.ring.read_vec(0, RING)?;
             for _ in 0..steps {
                 let next = ring[self.position % RING];
@@ -182,7 +191,8 @@ impl Engine {
         let views = [id, token_view, position_view, ring_view];
         graph.dispatch(CapturedOpKind::Custom, &advance_contract(), &views, &[], "advance")?;
         let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
-        Ok(TokenLoop { step: Step { graph, recorded, tokens, positions }, ring, random, choice })
+        let step = Step { graph, recorded, tokens, positions };
+        Ok(TokenLoop { step, ring, random, choice, together: 1 })
     }
 
     fn register_kernels(&self) -> Result<()> {

@@ -4,10 +4,9 @@
 // The workgroup rounds the activations to 8 bits with a scale for each 32, as the weights have it;
 // then teams of TEAM lanes take ROWS rows of weights each, a chunk of 32 to a lane. With a norm in
 // front, activations are multiplied by its weight on the way in and by 1 / rms at the end.
-// Constants: K, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, UNROLL, SUBGROUP,
-// SHARE (quads of activations of an invocation).
+// Constants: K, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, UNROLL (chunks of each
+// row under way), SUBGROUP, SHARE (quads of activations of an invocation).
 const CHUNKS = K / 32u;
-const TEAMS = WG / TEAM;
 const WAVES = WG / SUBGROUP;
 
 // First halves of all chunks, then second halves: lanes side by side read words side by side.
@@ -105,47 +104,40 @@ fn dot_chunk(w: Chunk, x: u32) -> f32 {
     return sum;
 }
 
-fn team_sum(value: f32) -> f32 {
-    var sum = value;
-    for (var step = TEAM / 2u; step > 0u; step /= 2u) {
-        sum += subgroupShuffleXor(sum, step);
-    }
-    return sum;
-}
-
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let expert = expert_of(group);
-    let outer = P.w.shape.z;
+    let place = group_row(group);
     let team = lid / TEAM;
     let lane = lid % TEAM;
-    let row0 = (group_row(group) * TEAMS + team) * ROWS;
-    var sums: array<f32, ROWS * COLS>;
-    var gates: array<f32, ROWS * COLS>;
-    for (var i = 0u; i < ROWS * COLS; i++) {
+    // Those of the second weights of a gated product stand behind those of the first.
+    var sums: array<f32, SUMS>;
+    for (var i = 0u; i < SUMS; i++) {
         sums[i] = 0.0;
-        gates[i] = 0.0;
     }
     var rows: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
-        rows[r] = (expert.first + min(row0 + r, outer - 1u)) * CHUNKS;
+        // A team without a row of its own reads once more what it has.
+        let row = weight_row(place, team, select(0u, r, has_row(place, team, r)));
+        rows[r] = (expert.first + min(row, P.w.shape.z - 1u)) * CHUNKS;
     }
     var square_sums: array<f32, COLS>;
     for (var t = 0u; t < COLS; t++) {
         square_sums[t] = 0.0;
     }
+    let prepared = prepare(place, team, lane);
     for (var first = 0u; first < CHUNKS; first += TILE) {
         let end = min(first + TILE, CHUNKS);
         // Weights depend on nothing that was just computed: they are under way while the activations
-        // are loaded.
-        var w: array<Chunk, UNROLL * ROWS>;
-        var u: array<Chunk, UNROLL * ROWS>;
+        // are loaded. They stay as memory gave them until they are used: whatever looks at them waits.
+        var w: array<Raw, UNROLL * ROWS>;
+        var u: array<Raw, UNROLL * ROWS>;
         for (var i = 0u; i < UNROLL; i++) {
             let step = min(first + i * TEAM + lane, end - 1u);
             for (var r = 0u; r < ROWS; r++) {
-                w[i * ROWS + r] = load_chunk_w(rows[r] + step);
+                w[i * ROWS + r] = fetch_w(rows[r] + step);
                 if (GATED) {
-                    u[i * ROWS + r] = load_chunk_u(rows[r] + step);
+                    u[i * ROWS + r] = fetch_u(rows[r] + step);
                 }
             }
         }
@@ -158,40 +150,43 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             for (var i = 0u; i < UNROLL; i++) {
                 let j = base + i * TEAM + lane;
                 // Beyond the end the last chunk stands in for weights and counts nothing.
-                let x = min(j, end - 1u) - first;
-                for (var r = 0u; r < ROWS; r++) {
-                    for (var t = 0u; t < COLS; t++) {
-                        let part = dot_chunk(w[i * ROWS + r], t * TILE + x);
-                        sums[r * COLS + t] += select(0.0, part, j < end);
-                        if (GATED) {
-                            let gate = dot_chunk(u[i * ROWS + r], t * TILE + x);
-                            gates[r * COLS + t] += select(0.0, gate, j < end);
-                        }
-                    }
-                }
+                let c = min(j, end - 1u);
                 let step = min(j + UNROLL * TEAM, end - 1u);
-                if (base + UNROLL * TEAM < end) {
-                    for (var r = 0u; r < ROWS; r++) {
-                        w[i * ROWS + r] = load_chunk_w(rows[r] + step);
-                        if (GATED) {
-                            u[i * ROWS + r] = load_chunk_u(rows[r] + step);
+                for (var r = 0u; r < ROWS; r++) {
+                    let chunk = decode(w[i * ROWS + r], rows[r] + c);
+                    for (var t = 0u; t < COLS; t++) {
+                        let part = dot_chunk(chunk, t * TILE + c - first);
+                        sums[r * COLS + t] += select(0.0, part, j < end);
+                    }
+                    if (base + UNROLL * TEAM < end) {
+                        w[i * ROWS + r] = fetch_w(rows[r] + step);
+                    }
+                    if (GATED) {
+                        let other = decode(u[i * ROWS + r], rows[r] + c);
+                        for (var t = 0u; t < COLS; t++) {
+                            let part = dot_chunk(other, t * TILE + c - first);
+                            sums[(ROWS + r) * COLS + t] += select(0.0, part, j < end);
+                        }
+                        if (base + UNROLL * TEAM < end) {
+                            u[i * ROWS + r] = fetch_u(rows[r] + step);
                         }
                     }
                 }
             }
         }
     }
-    for (var i = 0u; i < ROWS * COLS; i++) {
-        let t = i % COLS;
+    team_sums(&sums, lid);
+    for (var t = 0u; t < COLS; t++) {
         let factor = norm_factor(t);
-        let sum = team_sum(sums[i]) * factor;
-        var other = 0.0;
-        if (GATED) {
-            other = team_sum(gates[i]) * factor;
+        var ends: Ends;
+        for (var r = 0u; r < ROWS; r++) {
+            ends.sums[r] = sums[r * COLS + t] * factor;
+            if (GATED) {
+                ends.gates[r] = sums[(ROWS + r) * COLS + t] * factor;
+            }
         }
-        let row = row0 + i / COLS;
-        if (lane == 0u && row < outer) {
-            finish(t, row, sum, other, expert);
+        if (lane == t % TEAM) {
+            finish_team(t, place, team, &ends, prepared, expert);
         }
     }
 }

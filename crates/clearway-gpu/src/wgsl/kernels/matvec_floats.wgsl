@@ -5,38 +5,29 @@
 // all of a row of activations, so it has the sum of squares itself.
 // Constants: K, COLS, WG, TEAM, ROWS, UNROLL.
 const STEPS = K / 8u;
-const TEAMS = WG / TEAM;
-
-fn team_sum(value: f32) -> f32 {
-    var sum = value;
-    for (var step = TEAM / 2u; step > 0u; step /= 2u) {
-        sum += subgroupShuffleXor(sum, step);
-    }
-    return sum;
-}
+const SQUARES = select(ROWS, 2u * ROWS, GATED) * COLS;
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let expert = expert_of(group);
-    let outer = P.w.shape.z;
+    let place = group_row(group);
     let team = lid / TEAM;
     let lane = lid % TEAM;
-    let row0 = (group_row(group) * TEAMS + team) * ROWS;
-    var sums: array<f32, ROWS * COLS>;
-    var gates: array<f32, ROWS * COLS>;
-    for (var i = 0u; i < ROWS * COLS; i++) {
+    // Behind the sums of the weights those of the second ones of a gated product, then the squares.
+    var sums: array<f32, SUMS>;
+    for (var i = 0u; i < SUMS; i++) {
         sums[i] = 0.0;
-        gates[i] = 0.0;
     }
     var at: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
-        at[r] = (expert.first + min(row0 + r, outer - 1u)) * STEPS;
+        // A team without a row of its own reads once more what it has.
+        let row = weight_row(place, team, select(0u, r, has_row(place, team, r)));
+        at[r] = (expert.first + min(row, P.w.shape.z - 1u)) * STEPS;
     }
+    let prepared = prepare(place, team, lane);
     var start: array<u32, COLS>;
-    var squares: array<f32, COLS>;
     for (var t = 0u; t < COLS; t++) {
         start[t] = x_row(t, expert.row);
-        squares[t] = 0.0;
     }
     var j = lane;
     for (; j + (UNROLL - 1u) * TEAM < STEPS; j += UNROLL * TEAM) {
@@ -55,7 +46,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             for (var t = 0u; t < COLS; t++) {
                 var x = array<vec4<f32>, 2>(x_four(start[t] + k), x_four(start[t] + k + 4u));
                 if (NORM) {
-                    squares[t] += dot(x[0], x[0]) + dot(x[1], x[1]);
+                    sums[SQUARES + t] += dot(x[0], x[0]) + dot(x[1], x[1]);
                     x[0] *= norm_weight(k);
                     x[1] *= norm_weight(k + 4u);
                 }
@@ -64,7 +55,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
                     sums[r * COLS + t] += dot(v[0], x[0]) + dot(v[1], x[1]);
                     if (GATED) {
                         let g = values(u[i * ROWS + r]);
-                        gates[r * COLS + t] += dot(g[0], x[0]) + dot(g[1], x[1]);
+                        sums[(ROWS + r) * COLS + t] += dot(g[0], x[0]) + dot(g[1], x[1]);
                     }
                 }
             }
@@ -75,7 +66,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         for (var t = 0u; t < COLS; t++) {
             var x = array<vec4<f32>, 2>(x_four(start[t] + k), x_four(start[t] + k + 4u));
             if (NORM) {
-                squares[t] += dot(x[0], x[0]) + dot(x[1], x[1]);
+                sums[SQUARES + t] += dot(x[0], x[0]) + dot(x[1], x[1]);
                 x[0] *= norm_weight(k);
                 x[1] *= norm_weight(k + 4u);
             }
@@ -84,25 +75,26 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
                 sums[r * COLS + t] += dot(v[0], x[0]) + dot(v[1], x[1]);
                 if (GATED) {
                     let g = values(load_eight_u(at[r] + j));
-                    gates[r * COLS + t] += dot(g[0], x[0]) + dot(g[1], x[1]);
+                    sums[(ROWS + r) * COLS + t] += dot(g[0], x[0]) + dot(g[1], x[1]);
                 }
             }
         }
     }
-    for (var i = 0u; i < ROWS * COLS; i++) {
-        let t = i % COLS;
+    team_sums(&sums, lid);
+    for (var t = 0u; t < COLS; t++) {
         var factor = 1.0;
         if (NORM) {
-            factor = inverseSqrt(team_sum(squares[t]) / f32(K) + argf(0u));
+            factor = inverseSqrt(sums[SQUARES + t] / f32(K) + argf(0u));
         }
-        let sum = team_sum(sums[i]) * factor;
-        var other = 0.0;
-        if (GATED) {
-            other = team_sum(gates[i]) * factor;
+        var ends: Ends;
+        for (var r = 0u; r < ROWS; r++) {
+            ends.sums[r] = sums[r * COLS + t] * factor;
+            if (GATED) {
+                ends.gates[r] = sums[(ROWS + r) * COLS + t] * factor;
+            }
         }
-        let row = row0 + i / COLS;
-        if (lane == 0u && row < outer) {
-            finish(t, row, sum, other, expert);
+        if (lane == t % TEAM) {
+            finish_team(t, place, team, &ends, prepared, expert);
         }
     }
 }

@@ -1,9 +1,10 @@
 // Angles are counted in turns and kept in two parts, high and low, so that positions of a million
 // are as exact as small ones. Behind the constants of the op: the turns of pair 0 at position 1, then
-// the ratio of frequencies of pairs that are 1, 2, 4, 8, ... apart.
+// the ratio of frequencies of pairs that are 1, 2, 4, 8, ... apart. Constant: ROPE, where the constants of
+// the rotation begin.
 
 fn parts(k: u32) -> vec2<f32> {
-    return vec2<f32>(argf(4u + 2u * k), argf(5u + 2u * k));
+    return vec2<f32>(argf(ROPE + 4u + 2u * k), argf(ROPE + 5u + 2u * k));
 }
 
 // The upper half of the digits, so that products of halves are exact. By bits: what a compiler knows
@@ -62,28 +63,4 @@ fn angle_of(pair: u32, position: u32) -> vec2<f32> {
         + turns_of(f32(position & 0xfff000u), frequency)
         + turns_of(f32(position & 0xff000000u), frequency);
     return sin_cos_of(turns);
-}
-
-// Items of a head: pairs that turn, then elements that stay.
-fn items() -> u32 {
-    return P.x.shape.w - arg(0u) / 2u;
-}
-
-// Item `item` of head `head` of a token, rotated, to the same place of a row.
-fn rotate(token: u32, head: u32, item: u32, row: u32) {
-    let pairs = arg(0u) / 2u;
-    if (item >= pairs) {
-        let col = item + pairs;
-        let origin = vec4<u32>(0u, token, head, col);
-        put_result(vec4<u32>(0u, row, head, col), get_x(at_x(origin)));
-        return;
-    }
-    let neighbours = arg(1u) == 0u;
-    let first = select(item, 2u * item, neighbours);
-    let second = select(item + pairs, 2u * item + 1u, neighbours);
-    let turn = angle_of(item, get_positions(token));
-    let a = get_x(at_x(vec4<u32>(0u, token, head, first)));
-    let b = get_x(at_x(vec4<u32>(0u, token, head, second)));
-    put_result(vec4<u32>(0u, row, head, first), fma(a, turn.y, -(b * turn.x)));
-    put_result(vec4<u32>(0u, row, head, second), fma(a, turn.x, b * turn.y));
 }

@@ -1,0 +1,164 @@
+//! Weights of groups ahead, pulled into the device's cache by groups that leave its memory idle.
+//!
+//! A group of attention or of a small product waits for latency, not for bytes. Workgroups behind it read
+//! what later groups will read, so that those find it closer. This changes no contents and needs no barrier:
+//! only ranges that nothing in the list writes are read ahead.
+
+use ash::vk::{self, Handle};
+
+use crate::wgsl::Kernel;
+
+/// Bytes of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    buffer: u64,
+    start: u64,
+    bytes: u64,
+}
+
+impl Range {
+    pub(super) fn of(info: &vk::DescriptorBufferInfo) -> Self {
+        Self { buffer: info.buffer.as_raw(), start: info.offset, bytes: info.range }
+    }
+
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        self.buffer == other.buffer
+            && self.start < other.start + other.bytes
+            && other.start < self.start + self.bytes
+    }
+}
+
+/// A part of a range of weights to read ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pull {
+    /// The group that reads the range, and which of its ranges it is.
+    pub(super) group: usize,
+    pub(super) range: usize,
+    /// From the start of the range on.
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// What each group reads ahead, from the weights each group reads itself. At most `window` bytes are read
+/// ahead and not yet used at any time, and no group reads more than `window` bytes for that.
+pub(super) fn plan(groups: &[Vec<Range>], window: u64) -> Vec<Vec<Pull>> {
+    let bytes: Vec<u64> = groups.iter().map(|g| g.iter().map(|range| range.bytes).sum()).collect();
+    let mut pulled = vec![0; groups.len()];
+    let mut plan = Vec::with_capacity(groups.len());
+    for index in 0..groups.len() {
+        let mut pulls = Vec::new();
+        let mut spare = window.saturating_sub(bytes[index] - pulled[index]);
+        let mut held = 0;
+        for later in index + 1..groups.len() {
+            held += pulled[later];
+            let take = spare.min(window.saturating_sub(held)).min(bytes[later] - pulled[later]);
+            if spare == 0 || held >= window {
+                break;
+            }
+            // Evenly from all of its ranges, from the front: a gated product reads two side by side.
+            for (range, Range { bytes: len, .. }) in groups[later].iter().enumerate() {
+                let share = |of: u64| u128::from(of) * u128::from(*len) / u128::from(bytes[later]);
+                let part = |of: u64| share(of) as u64 / SECTOR * SECTOR;
+                let (start, end) = (part(pulled[later]), part(pulled[later] + take));
+                if start < end {
+                    pulls.push(Pull { group: later, range, start, end });
+                }
+            }
+            pulled[later] += take;
+            held += take;
+            spare -= take;
+        }
+        plan.push(pulls);
+    }
+    plan
+}
+
+/// The kernel that reads a part of a range.
+pub(super) fn kernel(pull: &Pull) -> Kernel {
+    reader(pull.start, pull.end)
+}
+
+/// The kernel that reads the bytes from `start` to `end` of its first binding. It writes to its second binding what no sum of weights is known
+/// to be, so that the loads have a purpose.
+pub(super) fn reader(start: u64, end: u64) -> Kernel {
+    let (first, sectors) = (start / 4, (end - start) / SECTOR);
+    Kernel {
+        source: TEXT.to_owned(),
+        groups: [sectors.div_ceil(u64::from(SECTORS_OF_GROUP)) as u32, 1, 1],
+        words: vec![first as u32, sectors as u32, 0, 0],
+        again: Vec::new(),
+        scratch: None,
+    }
+}
+
+/// Bytes that come into the cache together.
+const SECTOR: u64 = 32;
+const SECTORS_OF_GROUP: u32 = 1024;
+
+const TEXT: &str = "
+@group(0) @binding(0) var<storage, read> weights: array<u32>;
+@group(0) @binding(1) var<storage, read_write> sink: array<u32>;
+// First word, sectors.
+@group(0) @binding(2) var<uniform> part: vec4<u32>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+    var seen = 0u;
+    for (var k = 0u; k < 4u; k++) {
+        let sector = group.x * 1024u + k * 256u + lid;
+        if (sector < part.y) {
+            seen ^= weights[part.x + sector * 8u];
+        }
+    }
+    if (seen == 0x7e3a91c5u) {
+        sink[0] = seen;
+    }
+}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn groups(bytes: &[&[u64]]) -> Vec<Vec<Range>> {
+        let range = |&bytes: &u64| Range { buffer: 1, start: 0, bytes };
+        bytes.iter().map(|group| group.iter().map(range).collect()).collect()
+    }
+
+    fn bytes_of(pulls: &[Pull]) -> u64 {
+        pulls.iter().map(|pull| pull.end - pull.start).sum()
+    }
+
+    #[test]
+    fn idle_groups_read_ahead_and_busy_ones_do_not() {
+        let plan = plan(&groups(&[&[], &[4 * MIB], &[32 * MIB, 32 * MIB], &[MIB]]), 16 * MIB);
+        // All of the small product, the rest of the window evenly from both large matrices.
+        let half = 6 * MIB;
+        let expected = [
+            Pull { group: 1, range: 0, start: 0, end: 4 * MIB },
+            Pull { group: 2, range: 0, start: 0, end: half },
+            Pull { group: 2, range: 1, start: 0, end: half },
+        ];
+        assert_eq!(plan[0], expected);
+        // The small product finds its weights close by, so it goes on where the first one ended.
+        assert_eq!(plan[1][0], Pull { group: 2, range: 0, start: half, end: half + 2 * MIB });
+        assert_eq!(bytes_of(&plan[1]), 4 * MIB);
+        assert_eq!(bytes_of(&plan[2]), 0);
+    }
+
+    #[test]
+    fn no_more_than_the_window_is_ahead() {
+        let plan = plan(&groups(&[&[MIB][..]; 40]), 4 * MIB);
+        let mut pulled = [0; 40];
+        for (index, pulls) in plan.iter().enumerate() {
+            for pull in pulls {
+                assert!(pull.group > index && pull.start == pulled[pull.group]);
+                pulled[pull.group] = pull.end;
+            }
+            assert!(pulled[index + 1..].iter().sum::<u64>() <= 4 * MIB);
+        }
+        assert!(pulled[1..].iter().all(|&bytes| bytes == MIB));
+    }
+}

@@ -1,0 +1,201 @@
+//! Which way to do a product is the fastest: measured once on each device and kept on disk.
+//!
+//! Kernels of few rows have a few ways to share the work ([`wgsl::choices`]), and which one wins depends on
+//! the shape and on the device. Every shape is timed once, the weights coming from memory and not from a
+//! cache. Nothing that was computed is touched: what a kernel writes goes to memory of the tuner's own.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ash::vk;
+use rustc_hash::FxHashMap;
+
+use super::cache::DiskCache;
+use super::context::Context;
+use super::instance::Adapter;
+use super::memory::VulkanMemory;
+use super::program::{Bound, Lowered, VulkanProgram};
+use super::{Tuning, VulkanOptions, prefetch};
+use crate::device::Program;
+use crate::error::Result;
+use crate::profile::ProfileMode;
+use crate::wgsl::{self, Job, Kernel, Packing};
+
+/// Weights below this take about as long as a launch: nothing is to be found out there.
+const LEAST_BYTES: u64 = 4 << 20;
+/// More than caches hold.
+const FLUSH_BYTES: u64 = 128 << 20;
+/// How often each way is timed; the shortest time counts.
+const ROUNDS: usize = 6;
+/// Another way must be this much faster than the expected one, so that noise decides nothing.
+const GAIN: f64 = 1.06;
+
+/// What was found out, by kernel.
+pub(super) struct Tuner {
+    mode: Tuning,
+    disk: DiskCache,
+    /// Names the device and its driver.
+    device: String,
+    known: Mutex<FxHashMap<u64, u8>>,
+}
+
+impl Tuner {
+    pub(super) fn new(adapter: &Adapter, options: VulkanOptions) -> Self {
+        let software = adapter.kind == vk::PhysicalDeviceType::CPU;
+        let mode = match options.tuning {
+            Tuning::Hardware if software => Tuning::Never,
+            mode => mode,
+        };
+        let (disk, device) = (DiskCache::open(options.disk_cache), adapter.cache_key.clone());
+        let known = disk.load("tuning", &device).and_then(|data| parse(&data)).unwrap_or_default();
+        Self { mode, disk, device, known: Mutex::new(known) }
+    }
+
+    /// Products that were timed, now or in an earlier run.
+    pub(super) fn count(&self) -> usize {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The way that is known for a kernel.
+    fn known(&self, key: u64) -> Option<u8> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
+    }
+
+    fn learn(&self, key: u64, choice: u8) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(key, choice);
+        self.disk.store("tuning", &self.device, &form(&known));
+    }
+}
+
+/// The kernel of a job, done in the fastest way.
+pub(super) fn lower(context: &Arc<Context>, job: &mut Job<'_>, bound: &Bound) -> Result<Kernel> {
+    let choices = wgsl::choices(job);
+    if let Tuning::Way(way) = context.tuner.mode {
+        job.choice = way.min(choices - 1);
+        return wgsl::lower(job);
+    }
+    let expected = wgsl::lower(job)?;
+    let weights: u64 = bound.weights.iter().map(|&index| bound.ranges[index].range).sum();
+    if context.tuner.mode == Tuning::Never || choices < 2 || weights < LEAST_BYTES {
+        return Ok(expected);
+    }
+    let key = fnv(expected.source.as_bytes());
+    let choice = context.tuner.known(key).unwrap_or_else(|| {
+        // A device without time stamps, or without room for this, does without.
+        let found = fastest(context, job, &expected, bound, choices);
+        found.inspect(|&choice| context.tuner.learn(key, choice)).unwrap_or(0)
+    });
+    if choice == 0 || choice >= choices {
+        return Ok(expected);
+    }
+    job.choice = choice;
+    wgsl::lower(job)
+}
+
+/// Times all ways.
+fn fastest(
+    context: &Arc<Context>,
+    job: &mut Job<'_>,
+    expected: &Kernel,
+    bound: &Bound,
+    choices: u8,
+) -> Result<u8> {
+    let mut ways = vec![(0, expected.clone())];
+    for choice in 1..choices {
+        job.choice = choice;
+        let kernel = wgsl::lower(job)?;
+        if ways.iter().all(|(_, other)| other.source != kernel.source) {
+            ways.push((choice, kernel));
+        }
+    }
+    job.choice = 0;
+    if ways.len() < 2 {
+        return Ok(0);
+    }
+    let flush = VulkanMemory::new(context, FLUSH_BYTES, Packing::Plain)?;
+    let written: u64 = bound.written.iter().map(|&i| align(bound.ranges[i].range)).sum();
+    let sink = VulkanMemory::new(context, written + align(1), Packing::Plain)?;
+    let mut lowered = Lowered::default();
+    for _ in 0..ROUNDS {
+        for (_, kernel) in &ways {
+            let ranges = [whole(&flush), range(&sink, written, align(1))].into_iter().collect();
+            let reads = Bound { ranges, ..Bound::default() };
+            lowered.push_alone(prefetch::reader(0, FLUSH_BYTES), reads);
+            lowered.push_alone(kernel.clone(), apart(kernel, bound, &sink));
+        }
+    }
+    let mut program = VulkanProgram::new(context, lowered, vec![Arc::new(flush), Arc::new(sink)])?;
+    program.run()?;
+    let spans = program.profile(ProfileMode::Groups)?.spans;
+    let time = |way: usize| {
+        let rounds = spans.iter().skip(2 * way + 1).step_by(2 * ways.len());
+        rounds.map(|span| span.end_ns - span.start_ns).min().unwrap_or(u64::MAX)
+    };
+    let best = (0..ways.len()).min_by_key(|&way| time(way)).unwrap_or(0);
+    let gain = time(0) as f64 / time(best).max(1) as f64;
+    Ok(if gain >= GAIN { ways[best].0 } else { 0 })
+}
+
+/// The same memory, but for what is written.
+fn apart(kernel: &Kernel, bound: &Bound, sink: &VulkanMemory) -> Bound {
+    let mut ranges = bound.ranges.clone();
+    let mut at = 0;
+    for &index in &bound.written {
+        let bytes = ranges[index].range;
+        ranges[index] = range(sink, at, bytes);
+        at += align(bytes);
+    }
+    let again: Vec<_> = kernel.again.iter().map(|&operand| ranges[operand]).collect();
+    ranges.extend(again);
+    Bound { ranges, ..Bound::default() }
+}
+
+fn whole(memory: &VulkanMemory) -> vk::DescriptorBufferInfo {
+    range(memory, 0, memory.piece.len)
+}
+
+fn range(memory: &VulkanMemory, at: u64, bytes: u64) -> vk::DescriptorBufferInfo {
+    let (buffer, offset) = (memory.piece.buffer, memory.piece.offset + at);
+    vk::DescriptorBufferInfo { buffer, offset, range: bytes }
+}
+
+fn align(bytes: u64) -> u64 {
+    bytes.next_multiple_of(super::heap::ALIGN)
+}
+
+/// Nine bytes for each kernel.
+fn form(known: &FxHashMap<u64, u8>) -> Vec<u8> {
+    let mut all: Vec<_> = known.iter().collect();
+    all.sort_unstable();
+    all.into_iter()
+        .flat_map(|(key, choice)| key.to_le_bytes().into_iter().chain([*choice]))
+        .collect()
+}
+
+fn parse(data: &[u8]) -> Option<FxHashMap<u64, u8>> {
+    let entry = |bytes: &[u8]| {
+        let (key, choice) = bytes.split_first_chunk::<8>()?;
+        Some((u64::from_le_bytes(*key), *choice.first()?))
+    };
+    data.chunks(9).map(entry).collect()
+}
+
+/// Names a kernel by its text: FNV-1a with 64 bits.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_comes_back_and_half_an_entry_is_nothing() {
+        let known: FxHashMap<u64, u8> = [(7, 1), (u64::MAX, 3), (0, 0)].into_iter().collect();
+        let data = form(&known);
+        assert_eq!(parse(&data), Some(known));
+        assert_eq!(parse(&data[..data.len() - 1]), None);
+    }
+}

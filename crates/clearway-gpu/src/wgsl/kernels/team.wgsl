@@ -1,0 +1,31 @@
+// Sums over teams: lanes of a subgroup shuffle, subgroups of a team meet in workgroup memory.
+// Constants: WG, TEAM, LANES (of a team in one subgroup), SUMS (numbers to sum).
+const TEAMS = WG / TEAM;
+const MEETING = select(1u, WG / LANES * SUMS, TEAM > LANES);
+var<workgroup> meeting: array<f32, MEETING>;
+
+// Every lane of a team gets the sums.
+fn team_sums(values: ptr<function, array<f32, SUMS>>, lid: u32) {
+    for (var i = 0u; i < SUMS; i++) {
+        var sum = (*values)[i];
+        for (var step = LANES / 2u; step > 0u; step /= 2u) {
+            sum += subgroupShuffleXor(sum, step);
+        }
+        (*values)[i] = sum;
+    }
+    if (TEAM > LANES) {
+        if (lid % LANES == 0u) {
+            for (var i = 0u; i < SUMS; i++) {
+                meeting[lid / LANES * SUMS + i] = (*values)[i];
+            }
+        }
+        workgroupBarrier();
+        for (var i = 0u; i < SUMS; i++) {
+            var sum = 0.0;
+            for (var k = 0u; k < TEAM / LANES; k++) {
+                sum += meeting[(lid / TEAM * (TEAM / LANES) + k) * SUMS + i];
+            }
+            (*values)[i] = sum;
+        }
+    }
+}
