@@ -10,12 +10,12 @@ use super::{Job, Kernel, Source, Target, View, ends};
 pub(super) const MAX_COLS: usize = 8;
 /// Bytes of workgroup memory for rounded activations.
 const ACTIVATION_BYTES: u32 = 24 << 10;
+/// Bytes a chunk of activations takes there: 32 quants, a scale and two sums.
+const CHUNK_BYTES: u32 = 48;
 /// Invocations that are resident on a processor, where registers allow it.
 const RESIDENT: u32 = 2048;
 /// Invocations that keep a processor busy with loads.
 const BUSY: u32 = 1024;
-/// Bytes a chunk of activations takes there: 32 quants, a scale and two sums.
-const CHUNK_BYTES: u32 = 48;
 
 /// What the text needs to know of a product.
 struct Shape {
