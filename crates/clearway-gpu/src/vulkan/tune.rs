@@ -29,6 +29,9 @@ const ROUNDS: usize = 6;
 /// Another way must be this much faster than the expected one, so that noise decides nothing.
 const GAIN: f64 = 1.06;
 
+/// Stands for a way that could not be found: no kernel has that many.
+const UNKNOWN: u8 = u8::MAX;
+
 /// What was found out, by kernel.
 pub(super) struct Tuner {
     mode: Tuning,
@@ -43,6 +46,7 @@ impl Tuner {
         let software = adapter.kind == vk::PhysicalDeviceType::CPU;
         let mode = match options.tuning {
             Tuning::Hardware if software => Tuning::Never,
+            Tuning::Hardware | Tuning::Always if adapter.timestamp_bits == 0 => Tuning::Never,
             mode => mode,
         };
         let (disk, device) = (DiskCache::open(options.disk_cache), adapter.cache_key.clone());
@@ -60,10 +64,13 @@ impl Tuner {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
     }
 
-    fn learn(&self, key: u64, choice: u8) {
+    /// Remembers the way for a kernel. Where none could be found, that is true only of this run.
+    fn learn(&self, key: u64, choice: Option<u8>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.insert(key, choice);
-        self.disk.store("tuning", &self.device, &form(&known));
+        known.insert(key, choice.unwrap_or(UNKNOWN));
+        if choice.is_some() {
+            self.disk.store("tuning", &self.device, &form(&known));
+        }
     }
 }
 
@@ -81,9 +88,10 @@ pub(super) fn lower(context: &Arc<Context>, job: &mut Job<'_>, bound: &Bound) ->
     }
     let key = fnv(expected.source.as_bytes());
     let choice = context.tuner.known(key).unwrap_or_else(|| {
-        // A device without time stamps, or without room for this, does without.
-        let found = fastest(context, job, &expected, bound, choices);
-        found.inspect(|&choice| context.tuner.learn(key, choice)).unwrap_or(0)
+        // A device that is full does without.
+        let found = fastest(context, job, &expected, bound, choices).ok();
+        context.tuner.learn(key, found);
+        found.unwrap_or(0)
     });
     if choice == 0 || choice >= choices {
         return Ok(expected);
@@ -166,6 +174,7 @@ fn align(bytes: u64) -> u64 {
 /// Nine bytes for each kernel.
 fn form(known: &FxHashMap<u64, u8>) -> Vec<u8> {
     let mut all: Vec<_> = known.iter().collect();
+    all.retain(|(_, choice)| **choice != UNKNOWN);
     all.sort_unstable();
     all.into_iter()
         .flat_map(|(key, choice)| key.to_le_bytes().into_iter().chain([*choice]))
@@ -193,9 +202,11 @@ mod tests {
 
     #[test]
     fn what_is_known_comes_back_and_half_an_entry_is_nothing() {
-        let known: FxHashMap<u64, u8> = [(7, 1), (u64::MAX, 3), (0, 0)].into_iter().collect();
+        let mut known: FxHashMap<u64, u8> = [(7, 1), (u64::MAX, 3), (0, 0)].into_iter().collect();
         let data = form(&known);
-        assert_eq!(parse(&data), Some(known));
+        assert_eq!(parse(&data), Some(known.clone()));
+        known.insert(8, UNKNOWN);
+        assert_eq!(form(&known), data, "what was not found is not kept");
         assert_eq!(parse(&data[..data.len() - 1]), None);
     }
 }
