@@ -110,7 +110,6 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let place = group_row(group);
     let team = lid / TEAM;
     let lane = lid % TEAM;
-    // Those of the second weights of a gated product stand behind those of the first.
     var sums: array<f32, SUMS>;
     for (var i = 0u; i < SUMS; i++) {
         sums[i] = 0.0;
@@ -178,15 +177,6 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     team_sums(&sums, lid);
     for (var t = 0u; t < COLS; t++) {
         let factor = norm_factor(t);
-        var ends: Ends;
-        for (var r = 0u; r < ROWS; r++) {
-            ends.sums[r] = sums[r * COLS + t] * factor;
-            if (GATED) {
-                ends.gates[r] = sums[(ROWS + r) * COLS + t] * factor;
-            }
-        }
-        if (lane == t % TEAM) {
-            finish_team(t, place, team, &ends, prepared, expert);
-        }
+        finish_row(t, factor, &sums, place, lid, prepared, expert);
     }
 }

@@ -13,7 +13,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let place = group_row(group);
     let team = lid / TEAM;
     let lane = lid % TEAM;
-    // Behind the sums of the weights those of the second ones of a gated product, then the squares.
+    // The squares of the activations come last.
     var sums: array<f32, SUMS>;
     for (var i = 0u; i < SUMS; i++) {
         sums[i] = 0.0;
@@ -86,15 +86,6 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         if (NORM) {
             factor = inverseSqrt(sums[SQUARES + t] / f32(K) + argf(0u));
         }
-        var ends: Ends;
-        for (var r = 0u; r < ROWS; r++) {
-            ends.sums[r] = sums[r * COLS + t] * factor;
-            if (GATED) {
-                ends.gates[r] = sums[(ROWS + r) * COLS + t] * factor;
-            }
-        }
-        if (lane == t % TEAM) {
-            finish_team(t, place, team, &ends, prepared, expert);
-        }
+        finish_row(t, factor, &sums, place, lid, prepared, expert);
     }
 }

@@ -1,5 +1,6 @@
 // Sums over teams: lanes of a subgroup shuffle, subgroups of a team meet in workgroup memory.
-// Constants: WG, TEAM, LANES (of a team in one subgroup), SUMS (numbers to sum).
+// Constants: WG, TEAM, LANES (of a team in one subgroup), SUMS (numbers to sum: for every row of weights one
+// of each row of activations, then those of the second weights of a gated product, then what a kernel adds).
 const TEAMS = WG / TEAM;
 const MEETING = select(1u, WG / LANES * SUMS, TEAM > LANES);
 var<workgroup> meeting: array<f32, MEETING>;
@@ -27,5 +28,27 @@ fn team_sums(values: ptr<function, array<f32, SUMS>>, lid: u32) {
             }
             (*values)[i] = sum;
         }
+    }
+}
+
+// What becomes of the sums of row `t` of activations: one lane of the team sees to it.
+fn finish_row(
+    t: u32,
+    factor: f32,
+    sums: ptr<function, array<f32, SUMS>>,
+    place: u32,
+    lid: u32,
+    prepared: vec2<f32>,
+    expert: Expert,
+) {
+    var ends: Ends;
+    for (var r = 0u; r < ROWS; r++) {
+        ends.sums[r] = (*sums)[r * COLS + t] * factor;
+        if (GATED) {
+            ends.gates[r] = (*sums)[(ROWS + r) * COLS + t] * factor;
+        }
+    }
+    if (lid % TEAM == t % TEAM) {
+        finish_team(t, place, lid / TEAM, &ends, prepared, expert);
     }
 }
