@@ -148,7 +148,7 @@ impl KernelContract {
     }
 
     /// Which outputs may lie over which inputs.
-    pub fn in_place(&self) -> SmallVec<[InPlace; 2]> {
+    pub fn in_place(&self) -> SmallVec<[InPlace; 4]> {
         let declared = self.bindings.iter().flatten().enumerate();
         declared
             .flat_map(|(output, binding)| {

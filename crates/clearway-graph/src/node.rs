@@ -226,12 +226,18 @@ pub struct Dispatch {
     /// The memory it touches.
     pub accesses: Accesses,
     /// Outputs that may share bytes with an input, as the kernel's contract says.
-    pub in_place: SmallVec<[InPlace; 2]>,
+    pub in_place: SmallVec<[InPlace; 4]>,
     /// Recorded dispatches it stands for: itself, or the members of a fusion, each behind those
     /// whose results it reads. Several dispatches stand for a member that was repeated.
-    pub origins: SmallVec<[DispatchId; 2]>,
+    pub origins: SmallVec<[DispatchId; 4]>,
     /// Name for people, such as `blk.3.attn_norm`; may be empty.
     pub label: Arc<str>,
+}
+
+impl AsRef<Self> for Dispatch {
+    fn as_ref(&self) -> &Self {
+        self
+    }
 }
 
 impl Dispatch {

@@ -9,15 +9,22 @@
 //! none. Any conflict is a path in that graph, and the first step of a path between two slots is
 //! itself a conflict between them, so looking at direct neighbours is enough.
 //!
+//! Nearly always nobody between writes what would move, which the users of each value tell; the
+//! hazard graph is built only where that is not enough.
+//!
+//! What many questions need lies in tables, so that a dispatch, which is ten times as large, is
+//! fetched only where a fusion is likely.
+//!
 //! A dispatch that was repeated is carried out by several others. Its accesses are then reads only,
 //! and each stands at every place where a copy stands.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::owners::Owners;
 use super::report::{Place, Refusal};
 use super::rules::RULES;
 use crate::graph::{ComputeGraph, Value};
@@ -29,17 +36,19 @@ use crate::schedule::HazardGraph;
 
 /// The list while it is being fused.
 pub(super) struct List<'a> {
-    values: &'a [Value],
-    start: Vec<&'a Arc<Dispatch>>,
+    graph: &'a ComputeGraph,
+    start: Vec<&'a Dispatch>,
     /// What stands for a dispatch of the start that has absorbed others.
     fused: Vec<Option<Arc<Dispatch>>>,
     briefs: Vec<Brief>,
     slots: Vec<u32>,
     /// Who carries each dispatch of the start out: one, or several if it was repeated.
-    owners: Vec<SmallVec<[u32; 1]>>,
+    owners: Owners,
     /// The dispatches of the start each one carries out, itself included.
-    members: Vec<SmallVec<[u32; 1]>>,
+    members: Vec<SmallVec<[u32; 4]>>,
     uses: Vec<Uses>,
+    /// Real buffers that somebody writes.
+    written: FxHashSet<usize>,
     indices: OnceCell<FxHashMap<DispatchId, u32>>,
     /// Slots of dispatches that nothing may cross, in order.
     walls: Vec<u32>,
@@ -67,6 +76,7 @@ pub(super) struct Candidate {
 /// dispatch itself is fetched.
 #[derive(Clone, Copy)]
 struct Brief {
+    id: DispatchId,
     /// `None` once it is absorbed.
     kind: Option<CapturedOpKind>,
     /// The values behind the operands through which rules follow, or [`NO_VALUE`].
@@ -100,6 +110,7 @@ impl Brief {
             view.and_then(TensorView::value).map_or(NO_VALUE, |value| value.0)
         };
         Self {
+            id: dispatch.id,
             kind: Some(dispatch.kind),
             operands: std::array::from_fn(|operand| value(dispatch.bindings.get(operand))),
             result: value(dispatch.bindings.last()),
@@ -110,23 +121,27 @@ impl Brief {
 /// Who uses a value, by index in the list at the start, once per access.
 #[derive(Clone, Default)]
 struct Uses {
-    writers: SmallVec<[u32; 1]>,
-    readers: SmallVec<[u32; 2]>,
+    writers: SmallVec<[u32; 4]>,
+    readers: SmallVec<[u32; 4]>,
     /// A dispatch that binds it and whose access is unknown.
     unknown: Option<u32>,
 }
+
+/// Writers of a value that are looked at one by one; a value that many write would cost the square.
+const FEW_WRITERS: usize = 4;
 
 impl<'a> List<'a> {
     /// The list of a graph, and the candidates in it: for each rule the consumers that read what
     /// an op of the producer's kind wrote last.
     pub(super) fn new(graph: &'a ComputeGraph) -> (Self, Vec<Candidate>) {
-        let start: Vec<_> = graph.dispatches().collect();
+        let start: Vec<&Dispatch> = graph.dispatches().map(|dispatch| &**dispatch).collect();
         let count = start.len() as u32;
         let mut uses = vec![Uses::default(); graph.values().len()];
         let mut briefs: Vec<Brief> = Vec::with_capacity(start.len());
         let mut candidates = Vec::new();
         let (mut walls, mut real_results) = (Vec::new(), false);
-        for (index, dispatch) in (0..count).zip(&start) {
+        let mut written = FxHashSet::default();
+        for (index, &dispatch) in (0..count).zip(&start) {
             if !dispatch.is_movable() {
                 walls.push(index);
             }
@@ -144,16 +159,17 @@ impl<'a> List<'a> {
                 kinds.any(|kind| kind == Some(rule.producer)).then_some(candidate)
             }));
             briefs.push(brief);
-            note_uses(&mut uses, index, dispatch);
+            note_uses(&mut uses, &mut written, index, dispatch);
         }
         let list = Self {
-            values: graph.values(),
+            graph,
             fused: vec![None; start.len()],
             briefs,
             slots: (0..count).collect(),
-            owners: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
-            members: (0..count).map(|index| SmallVec::from_buf([index])).collect(),
+            owners: Owners::of_start(count),
+            members: (0..count).map(|index| SmallVec::from_slice(&[index])).collect(),
             uses,
+            written,
             indices: OnceCell::new(),
             walls,
             real_results,
@@ -165,15 +181,10 @@ impl<'a> List<'a> {
         (list, candidates)
     }
 
-    /// Number of dispatches at the start.
-    pub(super) fn len(&self) -> u32 {
-        self.start.len() as u32
-    }
-
     /// What stands for a dispatch of the start, unless it is absorbed.
-    pub(super) fn at(&self, index: u32) -> Option<&Arc<Dispatch>> {
+    pub(super) fn at(&self, index: u32) -> Option<&Dispatch> {
         self.kind(index)?;
-        Some(self.fused[index as usize].as_ref().unwrap_or(self.start[index as usize]))
+        Some(self.fused[index as usize].as_deref().unwrap_or(self.start[index as usize]))
     }
 
     /// The kind of what stands for a dispatch of the start, unless it is absorbed.
@@ -195,18 +206,18 @@ impl<'a> List<'a> {
 
     /// A rule and a consumer, in the order in which they are tried.
     pub(super) fn candidate(&self, rule: usize, consumer: u32) -> Candidate {
-        let recorded = self.start[consumer as usize].id;
+        let recorded = self.briefs[consumer as usize].id;
         Candidate { rule: rule as u32, recorded, consumer }
     }
 
     /// Who stands for the dispatch of this id; one of them, if it was repeated.
     pub(super) fn index_of(&self, id: DispatchId) -> Option<u32> {
         // Ids mostly count up from zero.
-        let index = match self.start.get(id.0 as usize) {
-            Some(dispatch) if dispatch.id == id => id.0,
+        let index = match self.briefs.get(id.0 as usize) {
+            Some(brief) if brief.id == id => id.0,
             _ => {
-                let all = self.start.iter().zip(0..);
-                let indices = self.indices.get_or_init(|| all.map(|(d, i)| (d.id, i)).collect());
+                let all = self.briefs.iter().zip(0..);
+                let indices = self.indices.get_or_init(|| all.map(|(b, i)| (b.id, i)).collect());
                 *indices.get(&id)?
             }
         };
@@ -220,7 +231,7 @@ impl<'a> List<'a> {
 
     /// The value's entry in the graph's table.
     pub(super) fn value(&self, value: NodeId) -> Option<&Value> {
-        self.values.get(value.index())
+        self.graph.values().get(value.index())
     }
 
     /// The last writer of a value before the dispatch `index`.
@@ -268,6 +279,9 @@ impl<'a> List<'a> {
             return Ok(Place::Consumer);
         }
         self.check_walls(first, last)?;
+        if self.nobody_writes(down, first, last) {
+            return Ok(Place::Consumer);
+        }
         // Neighbours count up, so the first of many that follow the producer is found at once.
         let mut late = self.followers(producer).filter(|other| self.slot(*other) < last);
         let Some(late) = late.find_map(|other| self.hazard((producer, down), other)) else {
@@ -289,6 +303,9 @@ impl<'a> List<'a> {
     /// The first slot behind the producer's at which its accesses `down` come too late, and what
     /// stands there.
     pub(super) fn too_late(&self, producer: u32, down: &[Access]) -> Option<(u32, Hazard)> {
+        if self.nobody_writes(down, self.slot(producer), u32::MAX) {
+            return None;
+        }
         let hazards = self
             .followers(producer)
             .filter_map(|other| Some((self.slot(other), self.hazard((producer, down), other)?)));
@@ -325,6 +342,24 @@ impl<'a> List<'a> {
         }
     }
 
+    /// Whether these accesses are reads of what surely nobody between two slots writes. Said without
+    /// looking at any dispatch; `false` may also mean that it is not known.
+    fn nobody_writes(&self, accesses: &[Access], first: u32, last: u32) -> bool {
+        let outside = |writer: u32| !(first + 1..last).contains(&self.slot(writer));
+        accesses.iter().map(|access| &access.range).all(|range| {
+            let kept = match NodeId::from_buf_id(range.buf_id) {
+                Some(value) => {
+                    self.uses.get(value.index()).is_some_and(|Uses { writers, .. }| {
+                        writers.len() <= FEW_WRITERS
+                            && writers.iter().flat_map(|&writer| self.owners(writer)).all(outside)
+                    })
+                }
+                None => !self.written.contains(&range.buf_id),
+            };
+            kept && !range.is_write()
+        })
+    }
+
     /// Those behind a dispatch that conflict with something it carries out.
     fn followers(&self, index: u32) -> impl Iterator<Item = u32> {
         let hazards = self.hazards();
@@ -359,23 +394,33 @@ impl<'a> List<'a> {
     }
 
     /// Lets each of `consumers` take in the producer, or a copy of it; what stands for both goes by
-    /// the consumer's index from now on.
-    pub(super) fn merge(&mut self, producer: u32, consumers: Vec<(u32, Arc<Dispatch>, Place)>) {
+    /// the consumer's index from now on, at the place given.
+    pub(super) fn merge(
+        &mut self,
+        producer: u32,
+        consumers: &[u32],
+        fused: impl IntoIterator<Item = (Dispatch, Place)>,
+    ) {
         let absorbed = std::mem::take(&mut self.members[producer as usize]);
         for &member in &absorbed {
-            let owners = &mut self.owners[member as usize];
-            owners.retain(|owner| *owner != producer);
-            owners.extend(consumers.iter().map(|(consumer, ..)| *consumer));
+            self.owners.replace(member, producer, consumers);
         }
-        self.fused[producer as usize] = None;
+        let mut room = self.fused[producer as usize].take();
         self.briefs[producer as usize].kind = None;
-        for (consumer, fused, place) in consumers {
+        for (&consumer, (fused, place)) in consumers.iter().zip(fused) {
             if place == Place::Producer {
                 self.slots[consumer as usize] = self.slots[producer as usize];
             }
             self.members[consumer as usize].extend_from_slice(&absorbed);
             self.briefs[consumer as usize] = Brief::of(&fused);
-            self.fused[consumer as usize] = Some(fused);
+            let stands = &mut self.fused[consumer as usize];
+            // Nobody else knows what was made here: it makes room for what takes its place.
+            let mut room = stands.take().or_else(|| room.take());
+            match room.as_mut().and_then(Arc::get_mut) {
+                Some(place) => *place = fused,
+                None => room = Some(Arc::new(fused)),
+            }
+            *stands = room;
         }
     }
 
@@ -383,25 +428,26 @@ impl<'a> List<'a> {
     pub(super) fn forget_read(&mut self, value: NodeId, reader: u32) {
         let owners = &self.owners;
         if let Some(uses) = self.uses.get_mut(value.index()) {
-            let by = |&user: &u32| owners[user as usize].contains(&reader);
+            let by = |&user: &u32| owners.of(user).contains(&reader);
             let read = uses.readers.iter().position(by);
             read.map(|at| uses.readers.remove(at));
         }
     }
 
     /// The list as it stands.
-    pub(super) fn dispatches(&self) -> Vec<Arc<Dispatch>> {
-        let mut by_slot = vec![None; self.start.len()];
-        for index in 0..self.len() {
-            if let Some(dispatch) = self.at(index) {
-                by_slot[self.slot(index) as usize] = Some(dispatch);
+    pub(super) fn into_dispatches(self) -> Vec<Arc<Dispatch>> {
+        let mut by_slot: Vec<Option<Arc<Dispatch>>> = vec![None; self.start.len()];
+        let all = self.graph.dispatches().zip(self.fused).zip(self.briefs.iter().zip(self.slots));
+        for ((start, fused), (brief, slot)) in all {
+            if brief.kind.is_some() {
+                by_slot[slot as usize] = Some(fused.unwrap_or_else(|| start.clone()));
             }
         }
-        by_slot.into_iter().flatten().cloned().collect()
+        by_slot.into_iter().flatten().collect()
     }
 
     fn owners(&self, index: u32) -> impl Iterator<Item = u32> {
-        self.owners[index as usize].iter().copied()
+        self.owners.of(index).iter().copied()
     }
 
     /// Whoever of `users` is not `one`, or `one` itself if it occurs twice.
@@ -420,7 +466,7 @@ fn is_producer(kind: CapturedOpKind) -> bool {
     RULES.iter().any(|rule| rule.producer == kind)
 }
 
-fn note_uses(uses: &mut [Uses], index: u32, dispatch: &Dispatch) {
+fn note_uses(uses: &mut [Uses], written: &mut FxHashSet<usize>, index: u32, dispatch: &Dispatch) {
     let mut note = |value: NodeId, add: &dyn Fn(&mut Uses)| {
         if let Some(uses) = uses.get_mut(value.index()) {
             add(uses);
@@ -432,6 +478,8 @@ fn note_uses(uses: &mut [Uses], index: u32, dispatch: &Dispatch) {
                 MemRangeRole::Src => uses.readers.push(index),
                 MemRangeRole::Dst => uses.writers.push(index),
             });
+        } else if range.is_write() {
+            written.insert(range.buf_id);
         }
     }
     for view in &dispatch.bindings {

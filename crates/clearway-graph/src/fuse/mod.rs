@@ -28,6 +28,7 @@
 mod apart;
 mod list;
 mod matcher;
+mod owners;
 mod report;
 mod rules;
 
@@ -125,7 +126,9 @@ impl<'a> Stage<'a> {
                 continue; // both operands are the same value, which has two reads then
             }
             let outcome = match pair.plan(&self.list, false) {
-                Ok(plan) => combine(&pair, &plan, catalog, device)?.map(|fused| (plan, fused)),
+                Ok(mut plan) => {
+                    combine(&pair, &mut plan, catalog, device)?.map(|fused| (plan, fused))
+                }
                 Err(reason) => Err(reason),
             };
             match outcome {
@@ -135,7 +138,7 @@ impl<'a> Stage<'a> {
                     if let Some(value) = plan.shared {
                         self.list.forget_read(value, producer);
                     }
-                    self.list.merge(producer, vec![(consumer, fused, plan.place)]);
+                    self.list.merge(producer, &[consumer], [(fused, plan.place)]);
                     self.wake(producer, consumer, RULES[rule].fused);
                     return Ok(());
                 }
@@ -176,12 +179,13 @@ impl<'a> Stage<'a> {
             hindrance = hindrance.or(plan.is_err().then_some(pair.second.id));
             plans.push(plan);
         }
+        let consumers: Vec<u32> = pairs.iter().map(|(_, pair)| pair.consumer).collect();
         let mut fused = Vec::with_capacity(pairs.len());
         if hindrance.is_none() {
             for ((_, pair), outcome) in pairs.iter().zip(&mut plans) {
                 let Ok(plan) = outcome else { continue };
                 match combine(pair, plan, catalog, device)? {
-                    Ok(dispatch) => fused.push((pair.consumer, dispatch, plan.place)),
+                    Ok(dispatch) => fused.push((dispatch, plan.place)),
                     Err(reason) => {
                         hindrance = hindrance.or(Some(pair.second.id));
                         *outcome = Err(reason);
@@ -206,13 +210,12 @@ impl<'a> Stage<'a> {
         }
         let rules: Vec<usize> = pairs.iter().map(|(rule, _)| *rule).collect();
         self.report.repeats += rules.len() as u32 - 1;
-        for (&rule, ((_, dispatch, _), plan)) in rules.iter().zip(fused.iter().zip(&plans)) {
+        for (&rule, ((dispatch, _), plan)) in rules.iter().zip(fused.iter().zip(&plans)) {
             if let Ok(plan) = plan {
                 self.note_fusion(rule, dispatch, plan, repeated);
             }
         }
-        let consumers: Vec<u32> = fused.iter().map(|(consumer, ..)| *consumer).collect();
-        self.list.merge(producer, fused);
+        self.list.merge(producer, &consumers, fused);
         for (rule, consumer) in rules.into_iter().zip(consumers) {
             self.wake(producer, consumer, RULES[rule].fused);
         }
@@ -266,9 +269,10 @@ impl<'a> Stage<'a> {
 
     fn finish(self) -> (Vec<CapturedNode>, FuseReport) {
         let mut report = self.report;
-        let dispatches = self.list.dispatches();
+        let real_results = self.list.has_real_results();
+        let dispatches = self.list.into_dispatches();
         report.refusals = self.refused.into_values().flatten().collect();
-        if self.list.has_real_results() {
+        if real_results {
             report.refusals.extend(apart::in_real_buffers(&dispatches));
         }
         if !report.refusals.is_empty() {
@@ -282,13 +286,13 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Asks for the kernel and makes the fused dispatch.
+/// Asks for the kernel and makes the fused dispatch, which takes the bindings and constants with it.
 fn combine<C: KernelCatalog>(
     pair: &Pair<'_>,
-    plan: &Plan,
+    plan: &mut Plan,
     catalog: &mut C,
     device: &C::Device,
-) -> Result<Result<Arc<Dispatch>, Refusal>> {
+) -> Result<Result<Dispatch, Refusal>> {
     let (first, second, kind) = (pair.first, pair.second, pair.rule.fused);
     let request = FusedRequest { kind, bindings: &plan.bindings, params: &plan.params };
     let Some(contract) = catalog.fused_kernel(device, &request)? else {
@@ -298,18 +302,18 @@ fn combine<C: KernelCatalog>(
     if !adopt_origins(&mut accesses, plan) {
         return Ok(Err(Refusal::Contract { kernel: contract.kernel.into_owned() }));
     }
-    Ok(Ok(Arc::new(Dispatch {
+    Ok(Ok(Dispatch {
         id: second.id,
         kind,
-        kernel: contract.kernel.clone(),
-        params: plan.params.clone(),
-        bindings: plan.bindings.clone(),
-        accesses,
         in_place: contract.in_place(),
+        kernel: contract.kernel,
+        params: std::mem::take(&mut plan.params),
+        bindings: std::mem::take(&mut plan.bindings),
+        accesses,
         // The consumer reads what the producer computes.
         origins: first.origins.iter().chain(&second.origins).copied().collect(),
         label: joined(&first.label, &second.label),
-    })))
+    }))
 }
 
 /// Gives every access of the fused dispatch the origin of the member's it carries out; false if

@@ -169,7 +169,7 @@ struct Segment {
     end: u64,
     writer: Option<u32>,
     /// Readers since the last write.
-    readers: SmallVec<[u32; 2]>,
+    readers: SmallVec<[u32; 4]>,
 }
 
 impl Memory {

@@ -7,20 +7,35 @@ use super::table::Table;
 use crate::node::Dispatch;
 use crate::range::MemRangeRole;
 
-/// How many dispatches of the list each must wait for the one before, by the bytes they share.
-pub(super) fn longest(dispatches: &[&Dispatch]) -> u32 {
-    let mut buffers: Table<Intervals<Links>> = Table::for_list(dispatches.len());
-    let mut longest = 0;
-    // Links before the last dispatch with unknown access, itself included.
-    let mut floor = 0;
-    for dispatch in dispatches {
+/// How many dispatches of a list each must wait for the one before, by the bytes they share.
+pub(super) struct Chain {
+    buffers: Table<Intervals<Links>>,
+    longest: u32,
+    /// Links before the last dispatch with unknown access, itself included.
+    floor: u32,
+}
+
+impl Chain {
+    /// The chain of a list of this many dispatches, before the first.
+    pub(super) fn for_list(dispatches: usize) -> Self {
+        Self { buffers: Table::for_list(dispatches), longest: 0, floor: 0 }
+    }
+
+    /// Length of the longest chain so far.
+    pub(super) const fn longest(&self) -> u32 {
+        self.longest
+    }
+
+    /// Adds the next dispatch of the list.
+    pub(super) fn add(&mut self, dispatch: &Dispatch) {
+        let Self { buffers, longest, floor } = self;
         if !dispatch.is_annotated() {
-            longest += 1;
-            floor = longest;
+            *longest += 1;
+            *floor = *longest;
             buffers.clear();
-            continue;
+            return;
         }
-        let mut before = floor;
+        let mut before = *floor;
         for range in dispatch.ranges() {
             let Some(intervals) = buffers.get(range.buf_id) else { continue };
             intervals.visit(range.p0, range.p1, |_, _, links| {
@@ -32,7 +47,7 @@ pub(super) fn longest(dispatches: &[&Dispatch]) -> u32 {
             });
         }
         let link = before + 1;
-        longest = longest.max(link);
+        *longest = link.max(*longest);
         for range in dispatch.ranges().filter(|r| r.role == MemRangeRole::Src) {
             note_read(buffers.entry(range.buf_id, Intervals::default), range.p0, range.p1, link);
         }
@@ -41,7 +56,6 @@ pub(super) fn longest(dispatches: &[&Dispatch]) -> u32 {
             buffers.entry(range.buf_id, Intervals::default).assign(range.p0, range.p1, links);
         }
     }
-    longest
 }
 
 /// Links of the longest chains that end in a write or a read of these bytes.

@@ -18,47 +18,11 @@ use crate::ids::NodeId;
 use crate::node::{Access, Dispatch};
 use crate::range::MemRangeRole;
 
-/// Proves that `last` computes what was recorded.
-pub(super) fn prove(
-    graph: &ComputeGraph,
-    recorded: &Recorded<'_>,
-    last: &[&Dispatch],
-    places: &Places<'_>,
-    carriers: &Carriers,
-    replayed: bool,
-) -> Result<(), Fault> {
-    let history = History::of(graph, recorded);
-    let memory = Memory::new(last.len(), |buf_id| {
-        let own = NodeId::from_buf_id(buf_id).is_some() || places.is_slab(buf_id);
-        if own { Ground::Own } else { Ground::Real }
-    });
-    let carried = vec![NOBODY; recorded.access_count()];
-    let mut run = FinalRun { values: graph.values(), recorded, places, memory, history, carried };
-    run.upload_inputs();
-    let (mut unknown, mut seen) = (0, Vec::new());
-    for (index, dispatch) in last.iter().enumerate() {
-        if dispatch.is_annotated() {
-            if dispatch.origins.len() > 1 {
-                run.prove_kept(index as u32, dispatch, carriers)?;
-            }
-            run.prove_reads(dispatch, &mut seen)?;
-            run.write(dispatch);
-        } else {
-            run.prove_unknown(dispatch, unknown)?;
-            unknown += 1;
-        }
-    }
-    run.prove_results()?;
-    if replayed { run.prove_inputs() } else { Ok(()) }
-}
-
-const NOBODY: u32 = u32::MAX;
-
 /// What the recorded list reads and leaves.
-struct History {
+pub(super) struct History {
     runs: Vec<Run>,
-    /// Per recorded access: its runs. Empty for writes.
-    reads: Vec<(u32, u32)>,
+    /// Per recorded access: its first run, and at last the number of runs. Writes have none.
+    first_run: Vec<u32>,
     /// Per dispatch with unknown access, and at last for the end of the list.
     stops: Vec<Stop>,
     /// Per value that is an input or output: what it holds at the end.
@@ -72,53 +36,74 @@ struct Stop {
     values: Vec<(NodeId, Vec<Run>)>,
 }
 
-impl History {
-    fn of(graph: &ComputeGraph, recorded: &Recorded<'_>) -> Self {
+/// The symbolic run of the recorded list.
+pub(super) struct RecordedRun<'a, G> {
+    values: &'a [Value],
+    memory: Memory<G>,
+    history: History,
+}
+
+impl<'a> RecordedRun<'a, ()> {
+    /// Before the first dispatch of a list of this many.
+    pub(super) fn new(
+        graph: &'a ComputeGraph,
+        dispatches: usize,
+    ) -> RecordedRun<'a, impl Fn(usize) -> Ground> {
         let values = graph.values();
         let is_input = |value: NodeId| values.get(value.index()).is_some_and(|v| v.input);
-        let mut memory =
-            Memory::new(recorded.dispatches.len(), |buf_id| match NodeId::from_buf_id(buf_id) {
-                None => Ground::Real,
-                Some(value) if is_input(value) => Ground::Own,
-                Some(_) => Ground::Undefined,
-            });
-        let mut history = Self {
-            runs: Vec::with_capacity(recorded.access_count()),
-            reads: Vec::with_capacity(recorded.access_count()),
+        let memory = Memory::new(dispatches, move |buf_id| match NodeId::from_buf_id(buf_id) {
+            None => Ground::Real,
+            Some(value) if is_input(value) => Ground::Own,
+            Some(_) => Ground::Undefined,
+        });
+        let history = History {
+            // Most dispatches have two or three operands and a result.
+            runs: Vec::with_capacity(3 * dispatches),
+            first_run: Vec::with_capacity(4 * dispatches + 1),
             stops: Vec::new(),
             left: Vec::new(),
         };
-        for (position, dispatch) in (0..).zip(&recorded.dispatches) {
-            for access in dispatch.accesses() {
-                let start = history.runs.len() as u32;
-                let range = &access.range;
-                if range.role == MemRangeRole::Src {
-                    memory.read(range.buf_id, range.p0, range.p1, &mut history.runs);
-                }
-                history.reads.push((start, history.runs.len() as u32));
-            }
-            for (access, range) in (0..).zip(dispatch.ranges()) {
-                if range.role == MemRangeRole::Dst {
-                    let source = Source::Written { position, access };
-                    memory.write(range.buf_id, range.p0, range.p1, source, 0);
-                }
-            }
-            if !dispatch.is_annotated() {
-                let read = |value: NodeId| {
-                    let mut runs = Vec::new();
-                    memory.read(value.buf_id(), 0, bytes_of(values, value), &mut runs);
-                    (value, runs)
-                };
-                let bound = bound_values(dispatch).into_iter().map(read).collect();
-                history.stops.push(Stop { touched: memory.take_touched(), values: bound });
-                memory.change_all(position);
-                for value in bound_values(dispatch) {
-                    let buf_id = value.buf_id();
-                    let source = Source::Unknown { position, buf_id };
-                    memory.write(buf_id, 0, bytes_of(values, value), source, 0);
-                }
+        RecordedRun { values, memory, history }
+    }
+}
+
+impl<G: Fn(usize) -> Ground> RecordedRun<'_, G> {
+    /// Runs the next dispatch.
+    pub(super) fn add(&mut self, position: u32, dispatch: &Dispatch) {
+        let Self { values, memory, history } = self;
+        for range in dispatch.ranges() {
+            history.first_run.push(history.runs.len() as u32);
+            if range.role == MemRangeRole::Src {
+                memory.read(range.buf_id, range.p0, range.p1, &mut history.runs);
             }
         }
+        for (access, range) in (0..).zip(dispatch.ranges()) {
+            if range.role == MemRangeRole::Dst {
+                let source = Source::Written { position, access };
+                memory.write(range.buf_id, range.p0, range.p1, source, 0);
+            }
+        }
+        if !dispatch.is_annotated() {
+            let read = |value: NodeId| {
+                let mut runs = Vec::new();
+                memory.read(value.buf_id(), 0, bytes_of(values, value), &mut runs);
+                (value, runs)
+            };
+            let bound = bound_values(dispatch).into_iter().map(read).collect();
+            history.stops.push(Stop { touched: memory.take_touched(), values: bound });
+            memory.change_all(position);
+            for value in bound_values(dispatch) {
+                let buf_id = value.buf_id();
+                let source = Source::Unknown { position, buf_id };
+                memory.write(buf_id, 0, bytes_of(values, value), source, 0);
+            }
+        }
+    }
+
+    /// What was read, and what is left behind the last dispatch.
+    pub(super) fn finish(self) -> History {
+        let Self { values, mut memory, mut history } = self;
+        history.first_run.push(history.runs.len() as u32);
         history.stops.push(Stop { touched: memory.take_touched(), values: Vec::new() });
         for (id, value) in (0..).map(NodeId).zip(values) {
             if value.input || value.output {
@@ -129,25 +114,75 @@ impl History {
         }
         history
     }
+}
 
+impl History {
     fn reads_of(&self, access_number: usize) -> &[Run] {
-        let (start, end) = self.reads[access_number];
+        let (start, end) = (self.first_run[access_number], self.first_run[access_number + 1]);
         &self.runs[start as usize..end as usize]
     }
 }
 
 /// The symbolic run of the final list.
-struct FinalRun<'a, G> {
+pub(super) struct FinalRun<'a, G> {
     values: &'a [Value],
     recorded: &'a Recorded<'a>,
     places: &'a Places<'a>,
     memory: Memory<G>,
     history: History,
-    /// Per recorded access: the fused dispatch that carried it out last.
-    carried: Vec<u32>,
+    /// Dispatches with unknown access so far.
+    unknown: usize,
+    /// Room for what one read sees.
+    seen: Vec<Run>,
+}
+
+impl<'a> FinalRun<'a, ()> {
+    /// Before the first dispatch of a list of this many, with the inputs uploaded.
+    pub(super) fn new(
+        graph: &'a ComputeGraph,
+        recorded: &'a Recorded<'a>,
+        places: &'a Places<'a>,
+        history: History,
+        dispatches: usize,
+    ) -> FinalRun<'a, impl Fn(usize) -> Ground> {
+        let memory = Memory::new(dispatches, |buf_id| {
+            let own = NodeId::from_buf_id(buf_id).is_some() || places.is_slab(buf_id);
+            if own { Ground::Own } else { Ground::Real }
+        });
+        let (values, seen) = (graph.values(), Vec::new());
+        let mut run = FinalRun { values, recorded, places, memory, history, unknown: 0, seen };
+        run.upload_inputs();
+        run
+    }
 }
 
 impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
+    /// Proves and runs the next dispatch, the one at `index`. Its structure is proven, and
+    /// `carriers` know of nobody behind it.
+    pub(super) fn prove(
+        &mut self,
+        index: u32,
+        dispatch: &Dispatch,
+        carriers: &Carriers,
+    ) -> Result<(), Fault> {
+        if !dispatch.is_annotated() {
+            self.unknown += 1;
+            return self.prove_unknown(dispatch, self.unknown - 1);
+        }
+        if dispatch.origins.len() > 1 {
+            self.prove_kept(index, dispatch, carriers)?;
+        }
+        self.prove_reads(dispatch)?;
+        self.write(dispatch);
+        Ok(())
+    }
+
+    /// Proves what the list leaves behind its last dispatch.
+    pub(super) fn prove_end(&mut self, replayed: bool) -> Result<(), Fault> {
+        self.prove_results()?;
+        if replayed { self.prove_inputs() } else { Ok(()) }
+    }
+
     fn upload_inputs(&mut self) {
         for (id, value) in (0..).map(NodeId).zip(self.values) {
             if let (true, Some((buf_id, base))) = (value.input, self.places.of(id.buf_id())) {
@@ -160,22 +195,19 @@ impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
     /// The reads a fused dispatch keeps to itself see only what its members wrote, or what another
     /// read of the same tensor, which it carries out, sees as well.
     fn prove_kept(
-        &mut self,
+        &self,
         index: u32,
         dispatch: &Dispatch,
         carriers: &Carriers,
     ) -> Result<(), Fault> {
-        for &Access { origin, .. } in dispatch.accesses() {
-            if let Some(position) = self.recorded.position(origin.dispatch) {
-                self.carried[self.recorded.access_number(position, origin.access)] = index;
-            }
-        }
         for &id in &dispatch.origins {
             let Some(position) = self.recorded.position(id) else { continue };
             let member = self.recorded.dispatches[position as usize];
             for (access, recorded) in (0..).zip(member.accesses()) {
                 let number = self.recorded.access_number(position, access);
-                if recorded.range.role != MemRangeRole::Src || self.carried[number] == index {
+                if recorded.range.role != MemRangeRole::Src
+                    || carriers.carries_access(index, number)
+                {
                     continue;
                 }
                 let from_member = |run: &Run| match run.source {
@@ -224,18 +256,18 @@ impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
         })
     }
 
-    /// Every read of a dispatch sees what it saw; `runs` is room for what that is.
-    fn prove_reads(&self, dispatch: &Dispatch, runs: &mut Vec<Run>) -> Result<(), Fault> {
+    /// Every read of a dispatch sees what it saw.
+    fn prove_reads(&mut self, dispatch: &Dispatch) -> Result<(), Fault> {
         for access in dispatch.accesses() {
             let range = &access.range;
             if range.role != MemRangeRole::Src {
                 continue;
             }
-            runs.clear();
-            self.memory.read(range.buf_id, range.p0, range.p1, runs);
+            self.seen.clear();
+            self.memory.read(range.buf_id, range.p0, range.p1, &mut self.seen);
             let Some(position) = self.recorded.position(access.origin.dispatch) else { continue };
             let number = self.recorded.access_number(position, access.origin.access);
-            if let Some(difference) = difference(self.history.reads_of(number), runs) {
+            if let Some(difference) = difference(self.history.reads_of(number), &self.seen) {
                 let (offset, expected, found) = difference;
                 let fault =
                     self.fault(Story::Read, (range.buf_id, range.p0 + offset), expected, found);

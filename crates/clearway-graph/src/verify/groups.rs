@@ -11,21 +11,6 @@ use crate::range::MemRangeRole;
 
 use super::structure::Recorded;
 
-/// Proves every group of `last`; returns how many there are.
-pub(super) fn prove(last: &ComputeGraph) -> Result<u32, Fault> {
-    let mut sweep = Sweep::default();
-    let mut groups = 0;
-    for group in groups_of(last) {
-        if group.is_empty() {
-            continue;
-        }
-        groups += 1;
-        sweep
-            .prove(group.iter().filter_map(CapturedNode::dispatch).map(|d| &**d), Proof::Groups)?;
-    }
-    Ok(groups)
-}
-
 /// Proves the seam of a replayed list: what follows the last barrier runs beside what precedes the
 /// first.
 pub(super) fn prove_seam(last: &ComputeGraph) -> Result<(), Fault> {
@@ -38,8 +23,10 @@ pub(super) fn prove_seam(last: &ComputeGraph) -> Result<(), Fault> {
     if head.is_empty() || tail.is_empty() {
         return Ok(()); // a barrier stands at the seam
     }
-    let seam = tail.iter().chain(head).filter_map(CapturedNode::dispatch);
-    Sweep::default().prove(seam.map(|d| &**d), Proof::WrapAround)
+    let mut sweep = Sweep::new(Proof::WrapAround);
+    let mut seam = tail.iter().chain(head).filter_map(CapturedNode::dispatch);
+    seam.try_for_each(|dispatch| sweep.add(dispatch))?;
+    sweep.close()
 }
 
 /// Proves that the operands of a dispatch share no more bytes than they did when recorded, unless its
@@ -130,10 +117,15 @@ fn groups_of(graph: &ComputeGraph) -> impl DoubleEndedIterator<Item = &[Captured
     graph.nodes().split(|node| matches!(node, CapturedNode::Barrier(_)))
 }
 
-/// One sorted pass over the accesses of a group. Kept between groups for its memory.
-#[derive(Default)]
-struct Sweep<'a> {
+/// The open group, and one sorted pass over its accesses when it closes. Kept between groups for its
+/// memory.
+pub(super) struct Sweep<'a> {
+    proof: Proof,
     marks: Vec<Mark<'a>>,
+    members: u32,
+    /// The last member.
+    last: Option<&'a Dispatch>,
+    groups: u32,
 }
 
 /// An access in a group.
@@ -149,38 +141,48 @@ struct Mark<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    fn prove(
-        &mut self,
-        group: impl Iterator<Item = &'a Dispatch>,
-        proof: Proof,
-    ) -> Result<(), Fault> {
-        self.marks.clear();
-        let mut first: Option<&Dispatch> = None;
-        let mut unknown: Option<&Dispatch> = None;
-        for (member, dispatch) in group.enumerate() {
-            if !dispatch.is_annotated() {
-                unknown = Some(dispatch);
-            }
-            if let (Some(first), Some(unknown)) = (first, unknown) {
-                let other = if std::ptr::eq(unknown, dispatch) { first } else { dispatch };
-                let fault = Fault::new(proof, Problem::NotAlone);
+    pub(super) fn new(proof: Proof) -> Self {
+        Self { proof, marks: Vec::new(), members: 0, last: None, groups: 0 }
+    }
+
+    /// Adds the next dispatch of the list to the open group.
+    pub(super) fn add(&mut self, dispatch: &'a Dispatch) -> Result<(), Fault> {
+        if let Some(last) = self.last {
+            let (unknown, other) =
+                if dispatch.is_annotated() { (last, dispatch) } else { (dispatch, last) };
+            if !unknown.is_annotated() {
+                let fault = Fault::new(self.proof, Problem::NotAlone);
                 return Err(fault.at(unknown.id).with(other.id));
             }
-            first = Some(dispatch);
-            self.marks.extend(dispatch.ranges().filter(|r| r.p0 < r.p1).map(|r| Mark {
-                buf_id: r.buf_id,
-                p0: r.p0,
-                p1: r.p1,
-                role: r.role,
-                member: member as u32,
-                dispatch,
-            }));
         }
-        self.marks.sort_unstable_by_key(|m| (m.buf_id, m.p0));
-        for buffer in self.marks.chunk_by(|a, b| a.buf_id == b.buf_id) {
-            prove_buffer(buffer, proof)?;
-        }
+        let member = self.members;
+        self.marks.extend(dispatch.ranges().filter(|r| r.p0 < r.p1).map(|r| Mark {
+            buf_id: r.buf_id,
+            p0: r.p0,
+            p1: r.p1,
+            role: r.role,
+            member,
+            dispatch,
+        }));
+        self.last = Some(dispatch);
+        self.members += 1;
         Ok(())
+    }
+
+    /// Proves the open group, at a barrier or the end.
+    pub(super) fn close(&mut self) -> Result<(), Fault> {
+        self.groups += u32::from(self.members > 0);
+        (self.members, self.last) = (0, None);
+        self.marks.sort_unstable_by_key(|m| (m.buf_id, m.p0));
+        let mut buffers = self.marks.chunk_by(|a, b| a.buf_id == b.buf_id);
+        let proven = buffers.try_for_each(|buffer| prove_buffer(buffer, self.proof));
+        self.marks.clear();
+        proven
+    }
+
+    /// Groups closed so far, without empty ones.
+    pub(super) const fn groups(&self) -> u32 {
+        self.groups
     }
 }
 

@@ -27,7 +27,7 @@ pub use fault::{Content, Fault, FaultBytes, Problem, Proof};
 use serde::Serialize;
 
 use crate::graph::ComputeGraph;
-use crate::node::Dispatch;
+use crate::node::{CapturedNode, Dispatch};
 use crate::place::MemoryPlan;
 
 /// Where the values of a list lie whose addresses are filled in
@@ -93,23 +93,61 @@ pub fn verify(
     last: &ComputeGraph,
     placement: Option<Placement<'_>>,
 ) -> Result<VerifyStats, Fault> {
-    let record = structure::Recorded::new(recorded);
     let places = structure::Places::new(placement);
-    let dispatches: Vec<&Dispatch> = last.dispatches().map(|d| &**d).collect();
+    let mut record = structure::Recorded::new(recorded);
+    let count = record.dispatches.len();
+    let mut run = flow::RecordedRun::new(recorded, count);
+    for position in 0..count {
+        let dispatch = record.dispatches[position];
+        record.note(dispatch, &places)?;
+        run.add(position as u32, dispatch);
+    }
+    let history = run.finish();
+    prove(recorded, &record, history, last, &places)
+}
 
-    let carriers = structure::prove(&record, &dispatches, &places)?;
-    dispatches.iter().try_for_each(|dispatch| groups::prove_operands(&record, dispatch))?;
-    let groups = groups::prove(last)?;
+/// Walks the final list once, all proofs side by side: a long list does not fit the caches, and each
+/// walk of its own would fetch it again. The faults are told in the order of the proofs, so one that
+/// a later proof finds first has to wait.
+fn prove(
+    graph: &ComputeGraph,
+    record: &structure::Recorded<'_>,
+    history: flow::History,
+    last: &ComputeGraph,
+    places: &structure::Places<'_>,
+) -> Result<VerifyStats, Fault> {
+    let dispatches: Vec<&Dispatch> = last.dispatches().map(|d| &**d).collect();
+    let mut carriers = structure::Carriers::none(record);
+    let mut sweep = groups::Sweep::new(Proof::Groups);
+    let mut run = flow::FinalRun::new(graph, record, places, history, dispatches.len());
+    let mut chain = chain::Chain::for_list(dispatches.len());
+    let (mut operands, mut groups, mut flow) = (Ok(()), Ok(()), Ok(()));
+    let mut index = 0;
+    for node in last.nodes() {
+        let CapturedNode::Dispatch(dispatch) = node else {
+            groups = groups.and_then(|()| sweep.close());
+            continue;
+        };
+        carriers.prove(record, index, &dispatches, places)?;
+        operands = operands.and_then(|()| groups::prove_operands(record, dispatch));
+        groups = groups.and_then(|()| sweep.add(dispatch));
+        flow = flow.and_then(|()| run.prove(index, dispatch, &carriers));
+        chain.add(dispatch);
+        index += 1;
+    }
+    carriers.prove_all(record, &dispatches)?;
+    operands?;
+    groups.and_then(|()| sweep.close())?;
     let replayed = last.is_replayed();
     if replayed {
         groups::prove_seam(last)?;
     }
-    flow::prove(recorded, &record, &dispatches, &places, &carriers, replayed)?;
+    flow.and_then(|()| run.prove_end(replayed))?;
     Ok(VerifyStats {
         dispatches: dispatches.len() as u32,
-        groups,
+        groups: sweep.groups(),
         barriers: last.barrier_count(),
-        longest_chain: chain::longest(&dispatches),
+        longest_chain: chain.longest(),
     })
 }
 

@@ -10,6 +10,8 @@
 //! then each copy computes a value for the dispatch it is part of, and nobody else can tell how many
 //! there are. Every copy is held against the record on its own.
 
+use std::cell::OnceCell;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -24,23 +26,39 @@ use crate::range::MemRangeRole;
 /// The recorded list by position.
 pub(super) struct Recorded<'a> {
     pub(super) dispatches: Vec<&'a Dispatch>,
-    positions: FxHashMap<DispatchId, u32>,
+    /// Made when an id is not the position.
+    positions: OnceCell<FxHashMap<DispatchId, u32>>,
     /// Number of the first access of each dispatch, and one past the last of all.
     first_access: Vec<u32>,
+    /// Positions of those that nothing may cross.
+    fixed: Vec<u32>,
 }
 
 impl<'a> Recorded<'a> {
+    /// The list with room for what is [noted](Self::note) of its dispatches.
     pub(super) fn new(graph: &'a ComputeGraph) -> Self {
         let dispatches: Vec<&Dispatch> = graph.dispatches().map(|d| &**d).collect();
-        let positions = dispatches.iter().zip(0..).map(|(d, i)| (d.id, i)).collect();
         let mut first_access = Vec::with_capacity(dispatches.len() + 1);
-        let mut accesses = 0;
-        for dispatch in &dispatches {
-            first_access.push(accesses);
-            accesses += dispatch.accesses().len() as u32;
+        first_access.push(0);
+        Self { dispatches, positions: OnceCell::new(), first_access, fixed: Vec::new() }
+    }
+
+    /// Notes the next dispatch of the list, which must be one that origins can name and that leaves
+    /// the slabs alone.
+    pub(super) fn note(&mut self, dispatch: &Dispatch, places: &Places<'_>) -> Result<(), Fault> {
+        let accesses = dispatch.accesses().len();
+        if accesses > usize::from(u16::MAX) {
+            return Err(fault(Problem::Altered { what: "number of accesses" }, dispatch));
         }
-        first_access.push(accesses);
-        Self { dispatches, positions, first_access }
+        if let Some(view) = dispatch.bindings.iter().find(|v| places.is_slab(v.buf_id)) {
+            let end = view.offset.saturating_add(view.layout.span_bytes());
+            return Err(fault(Problem::SlabInUse, dispatch).on(view.buf_id, view.offset, end));
+        }
+        if !dispatch.is_movable() {
+            self.fixed.push(self.first_access.len() as u32 - 1);
+        }
+        self.first_access.push((self.access_count() + accesses) as u32);
+        Ok(())
     }
 
     /// Position of a recorded dispatch.
@@ -48,7 +66,12 @@ impl<'a> Recorded<'a> {
         // Recorded ids mostly count up from zero.
         match self.dispatches.get(id.0 as usize) {
             Some(dispatch) if dispatch.id == id => Some(id.0),
-            _ => self.positions.get(&id).copied(),
+            _ => {
+                let all = self.dispatches.iter().zip(0..);
+                let positions =
+                    self.positions.get_or_init(|| all.map(|(d, i)| (d.id, i)).collect());
+                positions.get(&id).copied()
+            }
         }
     }
 
@@ -121,43 +144,50 @@ pub(super) struct Carriers {
 
 const NOBODY: u32 = u32::MAX;
 
-/// Proves the structure of `last`.
-pub(super) fn prove(
-    recorded: &Recorded<'_>,
-    last: &[&Dispatch],
-    places: &Places<'_>,
-) -> Result<Carriers, Fault> {
-    for dispatch in &recorded.dispatches {
-        if dispatch.accesses().len() > usize::from(u16::MAX) {
-            // An origin could not name them all.
-            return Err(fault(Problem::Altered { what: "number of accesses" }, dispatch));
-        }
-        if let Some(view) = dispatch.bindings.iter().find(|v| places.is_slab(v.buf_id)) {
-            let end = view.offset.saturating_add(view.layout.span_bytes());
-            return Err(fault(Problem::SlabInUse, dispatch).on(view.buf_id, view.offset, end));
-        }
-    }
-    let mut carriers = Carriers {
-        last: vec![NOBODY; recorded.dispatches.len()],
-        before: FxHashMap::default(),
-        carried: vec![NOBODY; recorded.access_count()],
-    };
-    for (index, dispatch) in last.iter().enumerate() {
-        carriers.claim(recorded, index as u32, last)?;
-        match *dispatch.origins {
-            [only] => prove_alone(recorded, only, dispatch, places)?,
-            _ => prove_fused(recorded, dispatch, places)?,
-        }
-    }
-    if let Some(lost) = carriers.last.iter().position(|&c| c == NOBODY) {
-        return Err(fault(Problem::Lost, recorded.dispatches[lost]));
-    }
-    carriers.prove_repeated(recorded, last)?;
-    prove_sides(recorded, last, &carriers)?;
-    Ok(carriers)
-}
-
 impl Carriers {
+    /// Nobody carries out anything yet.
+    pub(super) fn none(recorded: &Recorded<'_>) -> Self {
+        Self {
+            last: vec![NOBODY; recorded.dispatches.len()],
+            before: FxHashMap::default(),
+            carried: vec![NOBODY; recorded.access_count()],
+        }
+    }
+
+    /// Proves the next dispatch of the final list, the one at `index`.
+    pub(super) fn prove(
+        &mut self,
+        recorded: &Recorded<'_>,
+        index: u32,
+        last: &[&Dispatch],
+        places: &Places<'_>,
+    ) -> Result<(), Fault> {
+        self.claim(recorded, index, last)?;
+        let dispatch = last[index as usize];
+        match *dispatch.origins {
+            [only] => prove_alone(recorded, only, dispatch, places),
+            _ => prove_fused(recorded, dispatch, places),
+        }
+    }
+
+    /// Proves what can be said only of a whole list, each dispatch of which is proven.
+    pub(super) fn prove_all(
+        &self,
+        recorded: &Recorded<'_>,
+        last: &[&Dispatch],
+    ) -> Result<(), Fault> {
+        if let Some(lost) = self.last.iter().position(|&c| c == NOBODY) {
+            return Err(fault(Problem::Lost, recorded.dispatches[lost]));
+        }
+        self.prove_repeated(recorded, last)?;
+        prove_sides(recorded, last, self)
+    }
+
+    /// Whether the dispatch at `index`, the last that was proven, carries out this recorded access.
+    pub(super) fn carries_access(&self, index: u32, access_number: usize) -> bool {
+        self.carried[access_number] == index
+    }
+
     /// Whether the dispatch at `index` of the final list carries out this recorded dispatch.
     pub(super) fn carries(&self, index: u32, position: u32) -> bool {
         self.of(position).any(|carrier| carrier == index)
@@ -338,10 +368,12 @@ fn prove_sides(
     last: &[&Dispatch],
     carriers: &Carriers,
 ) -> Result<(), Fault> {
+    if recorded.fixed.is_empty() {
+        return Ok(());
+    }
     // Walked in recorded order, the carriers between two fixed dispatches must lie between the
     // carriers of those two.
-    let is_fixed = |position: &usize| !recorded.dispatches[*position].is_movable();
-    let mut fixed = (0..recorded.dispatches.len()).filter(is_fixed).peekable();
+    let mut fixed = recorded.fixed.iter().map(|&position| position as usize).peekable();
     let mut before: Option<usize> = None;
     for position in 0..recorded.dispatches.len() {
         let is_wall = fixed.peek() == Some(&position);
