@@ -69,7 +69,7 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
     let mut order = Vec::with_capacity(recorded.len());
     let mut refusals = Vec::new();
     let mut cut: Option<&Dispatch> = None;
-    let mut chain = 0;
+    let (mut chain, mut pinned) = (0, false);
     let mut slots = levels::Slots::default();
     for section in sections(&recorded) {
         let dispatches = &recorded[section.clone()];
@@ -78,6 +78,7 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
             // A fixed dispatch is a section of its own. Unannotated ones have a group to
             // themselves; a pinned one may share a group, so it is counted with its neighbours.
             refusals.push((dispatches[0].id, MoveRefusal::Immovable));
+            pinned |= dispatches[0].is_annotated();
             cut = Some(&dispatches[0]);
             order.push(base);
             chain += 1;
@@ -102,7 +103,6 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
         order.extend(plan.order.iter().map(|&i| base + i as usize));
     }
     // A chain runs through all sections, unless a pinned dispatch shares a group with others.
-    let pinned = recorded.iter().any(|d| d.is_annotated() && !d.is_movable());
     let longest_chain = if pinned { hazards::longest_chain(&recorded) } else { chain };
     let moved = moved::count_moved_earlier(&order);
     let mut recorded: Vec<_> = recorded.into_iter().map(Some).collect();

@@ -26,7 +26,9 @@ use crate::range::MemRangeRole;
 /// The recorded list by position.
 pub(super) struct Recorded<'a> {
     pub(super) dispatches: Vec<&'a Dispatch>,
-    /// Made when an id is not the position.
+    /// Whether ids count up from zero, as they mostly do.
+    counted: bool,
+    /// Made when they do not.
     positions: OnceCell<FxHashMap<DispatchId, u32>>,
     /// Number of the first access of each dispatch, and one past the last of all.
     first_access: Vec<u32>,
@@ -40,7 +42,8 @@ impl<'a> Recorded<'a> {
         let dispatches: Vec<&Dispatch> = graph.dispatches().map(|d| &**d).collect();
         let mut first_access = Vec::with_capacity(dispatches.len() + 1);
         first_access.push(0);
-        Self { dispatches, positions: OnceCell::new(), first_access, fixed: Vec::new() }
+        let positions = OnceCell::new();
+        Self { dispatches, counted: true, positions, first_access, fixed: Vec::new() }
     }
 
     /// Notes the next dispatch of the list, which must be one that origins can name and that leaves
@@ -50,12 +53,15 @@ impl<'a> Recorded<'a> {
         if accesses > usize::from(u16::MAX) {
             return Err(fault(Problem::Altered { what: "number of accesses" }, dispatch));
         }
-        if let Some(view) = dispatch.bindings.iter().find(|v| places.is_slab(v.buf_id)) {
+        let bindings = if places.has_slabs() { &dispatch.bindings[..] } else { &[] };
+        if let Some(view) = bindings.iter().find(|v| places.is_slab(v.buf_id)) {
             let end = view.offset.saturating_add(view.layout.span_bytes());
             return Err(fault(Problem::SlabInUse, dispatch).on(view.buf_id, view.offset, end));
         }
+        let position = self.first_access.len() as u32 - 1;
+        self.counted &= dispatch.id.0 == position;
         if !dispatch.is_movable() {
-            self.fixed.push(self.first_access.len() as u32 - 1);
+            self.fixed.push(position);
         }
         self.first_access.push((self.access_count() + accesses) as u32);
         Ok(())
@@ -63,16 +69,16 @@ impl<'a> Recorded<'a> {
 
     /// Position of a recorded dispatch.
     pub(super) fn position(&self, id: DispatchId) -> Option<u32> {
-        // Recorded ids mostly count up from zero.
-        match self.dispatches.get(id.0 as usize) {
-            Some(dispatch) if dispatch.id == id => Some(id.0),
-            _ => {
-                let all = self.dispatches.iter().zip(0..);
-                let positions =
-                    self.positions.get_or_init(|| all.map(|(d, i)| (d.id, i)).collect());
-                positions.get(&id).copied()
-            }
+        if self.counted {
+            return ((id.0 as usize) < self.dispatches.len()).then_some(id.0);
         }
+        // Those that were not moved are where their id says.
+        if self.dispatches.get(id.0 as usize).is_some_and(|dispatch| dispatch.id == id) {
+            return Some(id.0);
+        }
+        let all = self.dispatches.iter().zip(0..);
+        let positions = self.positions.get_or_init(|| all.map(|(d, i)| (d.id, i)).collect());
+        positions.get(&id).copied()
     }
 
     /// Number of an access among all recorded accesses.
@@ -94,6 +100,11 @@ pub(super) struct Places<'a> {
 impl<'a> Places<'a> {
     pub(super) const fn new(placement: Option<Placement<'a>>) -> Self {
         Self { placement }
+    }
+
+    /// Whether any buffer of the final list is used for values.
+    const fn has_slabs(&self) -> bool {
+        self.placement.is_some()
     }
 
     /// Whether the final list uses this buffer for values.
