@@ -239,6 +239,15 @@ impl ComputeGraph {
         self.nodes.iter().filter_map(CapturedNode::dispatch)
     }
 
+    /// The dispatches in execution order, as a table.
+    pub(crate) fn dispatch_table(&self) -> Vec<&Dispatch> {
+        // An iterator that leaves barriers out cannot say how many are left, so that a table made
+        // from it alone would be copied again and again as it grows.
+        let mut table = Vec::with_capacity(self.nodes.len());
+        table.extend(self.dispatches().map(|dispatch| &**dispatch));
+        table
+    }
+
     /// How many dispatches the list holds.
     pub fn dispatch_count(&self) -> u32 {
         self.dispatches().count() as u32

@@ -134,11 +134,11 @@ impl<'a> List<'a> {
     /// The list of a graph, and the candidates in it: for each rule the consumers that read what
     /// an op of the producer's kind wrote last.
     pub(super) fn new(graph: &'a ComputeGraph) -> (Self, Vec<Candidate>) {
-        let start: Vec<&Dispatch> = graph.dispatches().map(|dispatch| &**dispatch).collect();
+        let start = graph.dispatch_table();
         let count = start.len() as u32;
         let mut uses = vec![Uses::default(); graph.values().len()];
         let mut briefs: Vec<Brief> = Vec::with_capacity(start.len());
-        let mut candidates = Vec::new();
+        let mut candidates = Vec::with_capacity(start.len());
         let (mut walls, mut real_results) = (Vec::new(), false);
         let mut written = FxHashSet::default();
         for (index, &dispatch) in (0..count).zip(&start) {

@@ -82,9 +82,10 @@ struct Stage<'a> {
 impl<'a> Stage<'a> {
     fn new(graph: &'a ComputeGraph) -> Self {
         let rules = RULES.iter().map(|rule| RuleCount { rule: rule.name, fired: 0 });
-        let report = FuseReport { rules: rules.collect(), ..FuseReport::default() };
-        let (refused, waiting) = Default::default();
         let (list, candidates) = List::new(graph);
+        let fusions = Vec::with_capacity(candidates.len());
+        let report = FuseReport { rules: rules.collect(), fusions, ..FuseReport::default() };
+        let (refused, waiting) = Default::default();
         Self { queue: candidates.into_iter().collect(), list, refused, waiting, report }
     }
 

@@ -90,7 +90,13 @@ pub(super) struct Lives {
 impl Lives {
     fn of(dispatches: &[Arc<Dispatch>], values: &[Value], Slots(slots): &mut Slots) -> Self {
         slots.resize(values.len(), None);
-        let mut lives = Self { bytes: Vec::new(), touched_by: Vec::new(), touches: Vec::new() };
+        // Most dispatches write one value, and most values are written by one.
+        let count = dispatches.len();
+        let mut lives = Self {
+            bytes: Vec::with_capacity(count),
+            touched_by: Vec::with_capacity(count),
+            touches: Vec::with_capacity(count),
+        };
         let mut used = Vec::new();
         for (index, dispatch) in (0..).zip(dispatches) {
             let mut touched = SmallVec::new();

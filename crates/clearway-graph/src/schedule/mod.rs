@@ -67,7 +67,7 @@ pub struct ScheduleReport {
 pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> ScheduleReport {
     let recorded = graph.take_dispatches();
     let mut order = Vec::with_capacity(recorded.len());
-    let mut refusals = Vec::new();
+    let mut refusals = Vec::with_capacity(recorded.len());
     let mut cut: Option<&Dispatch> = None;
     let (mut chain, mut pinned) = (0, false);
     let mut slots = levels::Slots::default();
@@ -107,7 +107,9 @@ pub(crate) fn schedule(graph: &mut ComputeGraph, strategy: Strategy) -> Schedule
     let moved = moved::count_moved_earlier(&order);
     let mut recorded: Vec<_> = recorded.into_iter().map(Some).collect();
     let nodes = order.iter().filter_map(|&i| recorded[i].take().map(CapturedNode::Dispatch));
-    graph.set_nodes(nodes.collect());
+    let mut ordered = Vec::with_capacity(order.len());
+    ordered.extend(nodes);
+    graph.set_nodes(ordered);
     ScheduleReport { strategy, moved, longest_chain, refusals }
 }
 

@@ -27,7 +27,7 @@ pub use fault::{Content, Fault, FaultBytes, Problem, Proof};
 use serde::Serialize;
 
 use crate::graph::ComputeGraph;
-use crate::node::{CapturedNode, Dispatch};
+use crate::node::CapturedNode;
 use crate::place::MemoryPlan;
 
 /// Where the values of a list lie whose addresses are filled in
@@ -116,7 +116,7 @@ fn prove(
     last: &ComputeGraph,
     places: &structure::Places<'_>,
 ) -> Result<VerifyStats, Fault> {
-    let dispatches: Vec<&Dispatch> = last.dispatches().map(|d| &**d).collect();
+    let dispatches = last.dispatch_table();
     let mut carriers = structure::Carriers::none(record);
     let mut sweep = groups::Sweep::new(Proof::Groups);
     let mut run = flow::FinalRun::new(graph, record, places, history, dispatches.len());

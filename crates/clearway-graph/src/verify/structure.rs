@@ -39,7 +39,7 @@ pub(super) struct Recorded<'a> {
 impl<'a> Recorded<'a> {
     /// The list with room for what is [noted](Self::note) of its dispatches.
     pub(super) fn new(graph: &'a ComputeGraph) -> Self {
-        let dispatches: Vec<&Dispatch> = graph.dispatches().map(|d| &**d).collect();
+        let dispatches = graph.dispatch_table();
         let mut first_access = Vec::with_capacity(dispatches.len() + 1);
         first_access.push(0);
         let positions = OnceCell::new();

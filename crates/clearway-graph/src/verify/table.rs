@@ -8,6 +8,9 @@ use rustc_hash::FxHashMap;
 
 use crate::ids::NodeId;
 
+/// Numbers per dispatch of a list that are not yet far.
+const ROOM_PER_DISPATCH: usize = 4;
+
 /// Entries by number.
 #[derive(Debug)]
 pub(super) struct Table<T> {
@@ -28,7 +31,7 @@ enum Place {
 impl<T> Table<T> {
     /// A table for a list of this many dispatches.
     pub(super) fn for_list(dispatches: usize) -> Self {
-        let limit = 4 * dispatches + 1024;
+        let limit = ROOM_PER_DISPATCH * dispatches + 1024;
         Self { values: Vec::new(), others: Vec::new(), far: FxHashMap::default(), limit }
     }
 
@@ -42,9 +45,10 @@ impl<T> Table<T> {
 
     /// The entry, made by `new` if there is none.
     pub(super) fn entry(&mut self, key: usize, new: impl FnOnce() -> T) -> &mut T {
+        let expected = self.limit / ROOM_PER_DISPATCH;
         match self.place(key) {
-            Place::Value(index) => slot(&mut self.values, index).get_or_insert_with(new),
-            Place::Other(index) => slot(&mut self.others, index).get_or_insert_with(new),
+            Place::Value(index) => slot(&mut self.values, index, expected).get_or_insert_with(new),
+            Place::Other(index) => slot(&mut self.others, index, expected).get_or_insert_with(new),
             Place::Far => self.far.entry(key).or_insert_with(new),
         }
     }
@@ -72,8 +76,12 @@ impl<T> Table<T> {
     }
 }
 
-fn slot<T>(entries: &mut Vec<Option<T>>, index: usize) -> &mut Option<T> {
+/// The entry at an index, in a table that will have about `expected` entries if it has any.
+fn slot<T>(entries: &mut Vec<Option<T>>, index: usize, expected: usize) -> &mut Option<T> {
     if index >= entries.len() {
+        if entries.capacity() == 0 {
+            entries.reserve(expected);
+        }
         entries.resize_with(index + 1, || None);
     }
     &mut entries[index]

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::*;
+use crate::node::Dispatch;
 use crate::place::Slot;
 use crate::testkit::{Touch, branches, decoder_like, dispatch_of, graph_of, with_nodes};
 use crate::{
