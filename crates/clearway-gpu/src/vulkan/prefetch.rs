@@ -21,7 +21,7 @@ impl Range {
         Self { buffer: info.buffer.as_raw(), start: info.offset, bytes: info.range }
     }
 
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
+    fn overlaps(&self, other: &Self) -> bool {
         self.buffer == other.buffer
             && self.start < other.start + other.bytes
             && other.start < self.start + self.bytes
@@ -39,10 +39,14 @@ pub(super) struct Pull {
     pub(super) end: u64,
 }
 
-/// What each group reads ahead, from the weights each group reads itself. At most `window` bytes are read
-/// ahead and not yet used at any time, and no group reads more than `window` bytes for that.
-pub(super) fn plan(groups: &[Vec<Range>], window: u64) -> Vec<Vec<Pull>> {
-    let bytes: Vec<u64> = groups.iter().map(|g| g.iter().map(|range| range.bytes).sum()).collect();
+/// What each group reads ahead, from the weights each group reads itself and all that the list writes. At
+/// most `window` bytes are read ahead and not yet used at any time, and no group reads more than `window`
+/// bytes for that.
+pub(super) fn plan(groups: &[Vec<Range>], written: &[Range], window: u64) -> Vec<Vec<Pull>> {
+    let kept = |range: &Range| !written.iter().any(|other| other.overlaps(range));
+    let fixed = |range: &Range| if kept(range) { range.bytes } else { 0 };
+    let lens: Vec<Vec<u64>> = groups.iter().map(|g| g.iter().map(fixed).collect()).collect();
+    let bytes: Vec<u64> = lens.iter().map(|g| g.iter().sum()).collect();
     let mut pulled = vec![0; groups.len()];
     let mut plan = Vec::with_capacity(groups.len());
     for index in 0..groups.len() {
@@ -56,7 +60,7 @@ pub(super) fn plan(groups: &[Vec<Range>], window: u64) -> Vec<Vec<Pull>> {
                 break;
             }
             // Evenly from all of its ranges, from the front: a gated product reads two side by side.
-            for (range, Range { bytes: len, .. }) in groups[later].iter().enumerate() {
+            for (range, len) in lens[later].iter().enumerate().filter(|(_, len)| **len > 0) {
                 let share = |of: u64| u128::from(of) * u128::from(*len) / u128::from(bytes[later]);
                 let part = |of: u64| share(of) as u64 / SECTOR * SECTOR;
                 let (start, end) = (part(pulled[later]), part(pulled[later] + take));
@@ -133,7 +137,7 @@ mod tests {
 
     #[test]
     fn idle_groups_read_ahead_and_busy_ones_do_not() {
-        let plan = plan(&groups(&[&[], &[4 * MIB], &[32 * MIB, 32 * MIB], &[MIB]]), 16 * MIB);
+        let plan = plan(&groups(&[&[], &[4 * MIB], &[32 * MIB, 32 * MIB], &[MIB]]), &[], 16 * MIB);
         // All of the small product, the rest of the window evenly from both large matrices.
         let half = 6 * MIB;
         let expected = [
@@ -150,7 +154,7 @@ mod tests {
 
     #[test]
     fn no_more_than_the_window_is_ahead() {
-        let plan = plan(&groups(&[&[MIB][..]; 40]), 4 * MIB);
+        let plan = plan(&groups(&[&[MIB][..]; 40]), &[], 4 * MIB);
         let mut pulled = [0; 40];
         for (index, pulls) in plan.iter().enumerate() {
             for pull in pulls {
@@ -160,5 +164,15 @@ mod tests {
             assert!(pulled[index + 1..].iter().sum::<u64>() <= 4 * MIB);
         }
         assert!(pulled[1..].iter().all(|&bytes| bytes == MIB));
+    }
+
+    #[test]
+    fn what_the_list_writes_is_never_read_ahead() {
+        let range = |start, bytes| Range { buffer: 1, start, bytes };
+        let groups = [vec![], vec![range(0, MIB), range(MIB, MIB)]];
+        let other_buffer = Range { buffer: 2, ..range(0, 4 * MIB) };
+        // The last byte of the second range.
+        let plan = plan(&groups, &[other_buffer, range(2 * MIB - 1, 1)], 8 * MIB);
+        assert_eq!(plan, [vec![Pull { group: 1, range: 0, start: 0, end: MIB }], vec![]]);
     }
 }

@@ -114,25 +114,18 @@ impl Lowered {
 
     /// Lets groups that leave memory idle read up to `window` bytes of weights ahead.
     fn read_ahead(&mut self, context: &Arc<Context>, window: u64) -> Result<Option<VulkanMemory>> {
-        let ranges = |indices: fn(&Bound) -> &[usize], step: &Step| -> Vec<Range> {
-            let all = &step.bound.ranges;
-            indices(&step.bound).iter().map(|&index| Range::of(&all[index])).collect()
+        let infos = |steps: &[Step], which: fn(&Bound) -> &[usize]| -> Vec<_> {
+            let bound = steps.iter().map(|step| &step.bound);
+            bound.flat_map(|b| which(b).iter().map(|&index| b.ranges[index])).collect()
         };
-        let written: Vec<Range> =
-            self.steps.iter().flat_map(|step| ranges(|b| &b.written, step)).collect();
         let groups = self.groups();
-        let weights: Vec<Vec<(vk::DescriptorBufferInfo, Range)>> = groups
-            .iter()
-            .map(|group| {
-                let bound = self.steps[group.clone()].iter().map(|step| &step.bound);
-                let infos = bound.flat_map(|b| b.weights.iter().map(|&index| b.ranges[index]));
-                let with_range = infos.map(|info| (info, Range::of(&info)));
-                with_range.filter(|(_, r)| !written.iter().any(|w| w.overlaps(r))).collect()
-            })
-            .collect();
-        let only_ranges: Vec<Vec<Range>> =
-            weights.iter().map(|group| group.iter().map(|(_, range)| *range).collect()).collect();
-        let plan = prefetch::plan(&only_ranges, window);
+        let weights: Vec<Vec<vk::DescriptorBufferInfo>> =
+            groups.iter().map(|group| infos(&self.steps[group.clone()], |b| &b.weights)).collect();
+        let ranges: Vec<Vec<Range>> =
+            weights.iter().map(|group| group.iter().map(Range::of).collect()).collect();
+        let written = infos(&self.steps, |b| &b.written);
+        let written: Vec<Range> = written.iter().map(Range::of).collect();
+        let plan = prefetch::plan(&ranges, &written, window);
         let count: usize = plan.iter().map(Vec::len).sum();
         if count == 0 {
             return Ok(None);
@@ -144,7 +137,7 @@ impl Lowered {
         for (group, pulls) in groups.iter().zip(&plan) {
             self.steps.extend(steps.by_ref().take(group.len()));
             for pull in pulls {
-                let (weights, _) = weights[pull.group][pull.range];
+                let weights = weights[pull.group][pull.range];
                 let to = vk::DescriptorBufferInfo {
                     buffer: sink.piece.buffer,
                     offset: at,
