@@ -45,6 +45,15 @@ pub trait Device: Send + Sync {
     /// [`GpuError::OutOfMemory`].
     fn alloc(&self, bytes: u64) -> Result<Buffer>;
 
+    /// Memory for a few results that the host looks at while later work is under way
+    /// ([`Buffer::peek_vec`]), filled with zeros. Kernels write it a little slower than other memory.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    fn alloc_mailbox(&self, bytes: u64) -> Result<Buffer> {
+        self.alloc(bytes)
+    }
+
     /// A buffer for one weight tensor, in the order of bytes this device's products read fastest.
     /// `bytes` are rows of `layout` one after another, as model files have them. The buffer is as
     /// long as `layout` says, but only ops that take weights may read it, and only as the whole
@@ -111,6 +120,15 @@ pub trait DeviceMemory: Send + Sync {
     /// What the device reports.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()>;
 
+    /// Copies to the host what finished work has left, and waits for nothing where the memory is a
+    /// mailbox. Bytes that work under way writes are anyone's guess.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn peek(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.read(offset, bytes)
+    }
+
     /// For the backend that made it.
     fn as_any(&self) -> &dyn std::any::Any;
 }
@@ -139,6 +157,15 @@ pub trait Encoder: CommandEncoder<Error = GpuError> + Send {
     fn into_program(self: Box<Self>) -> Result<Box<dyn Program>>;
 }
 
+/// Runs that were handed to a device: see [`Program::start`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ticket {
+    /// What the device's clock shows when they are done.
+    pub(crate) clock: u64,
+    /// Runs of the program handed over until then.
+    pub(crate) runs: u64,
+}
+
 /// Encoded work that can be run again and again without encoding.
 pub trait Program: Send {
     /// Runs it once and waits.
@@ -147,12 +174,42 @@ pub trait Program: Send {
     /// What the device reports.
     fn run(&mut self) -> Result<()>;
 
+    /// Hands over `times` runs, one after another and after those handed over before. A device that
+    /// works beside the host returns at once.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn start(&mut self, times: usize) -> Result<Ticket> {
+        (0..times).try_for_each(|_| self.run())?;
+        Ok(Ticket::default())
+    }
+
+    /// Waits for runs that were handed over, and for those before them. Where more were handed over
+    /// since, the host may sleep a little longer than they take.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn finish(&mut self, _runs: Ticket) -> Result<()> {
+        Ok(())
+    }
+
     /// Runs it `times` times, one after another, and waits for the last.
     ///
     /// # Errors
     /// What the device reports.
     fn run_many(&mut self, times: usize) -> Result<()> {
-        (0..times).try_for_each(|_| self.run())
+        let runs = self.start(times)?;
+        self.finish(runs)
+    }
+
+    /// Lets runs started from now on skip their dispatches while the first word of `flag` is 0, up to
+    /// the group that writes the flag, if one does: what that group and those after it do then is
+    /// their own business. Returns whether the device can; if not, every run stays whole.
+    ///
+    /// # Errors
+    /// [`GpuError::ForeignBuffer`]; what the device reports.
+    fn skip_while_zero(&mut self, _flag: &Buffer) -> Result<bool> {
+        Ok(false)
     }
 
     /// Runs it once, waits, and says how long its parts took. The memory afterwards is that of
@@ -262,6 +319,19 @@ impl Buffer {
         self.check_transfer(offset, bytes)?;
         let mut elems = vec![T::zeroed(); count];
         self.memory.read(offset, bytemuck::cast_slice_mut(&mut elems))?;
+        Ok(elems)
+    }
+
+    /// As [`read_vec`](Self::read_vec), of what finished work has left and without waiting for work
+    /// under way where this is a mailbox ([`Device::alloc_mailbox`]).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn peek_vec<T: Pod>(&self, offset: u64, count: usize) -> Result<Vec<T>> {
+        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
+        self.check_transfer(offset, bytes)?;
+        let mut elems = vec![T::zeroed(); count];
+        self.memory.peek(offset, bytemuck::cast_slice_mut(&mut elems))?;
         Ok(elems)
     }
 

@@ -17,7 +17,9 @@ pub mod quant;
 pub mod vulkan;
 pub mod wgsl;
 
-pub use device::{Buffer, Device, DeviceInfo, DeviceMemory, Encoder, HostWork, Program, Upload};
+pub use device::{
+    Buffer, Device, DeviceInfo, DeviceMemory, Encoder, HostWork, Program, Ticket, Upload,
+};
 pub use error::{GpuError, Result};
 pub use profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
 pub use record::{

@@ -4,11 +4,14 @@
 use std::sync::Arc;
 
 use clearway::cpu::CpuDevice;
+use clearway::vulkan::VulkanOptions;
 use clearway::{
     Buffer, DType, Device, DeviceInfo, Encoder, GpuError, KernelRegistry, Layout, quant,
 };
 use clearway_graph::FusedRequest;
-use clearway_llm::engine::{Engine, EngineError, EngineOptions, tokenizer};
+use clearway_llm::engine::{
+    Engine, EngineError, EngineOptions, Sampler, SamplerOptions, tokenizer,
+};
 use clearway_llm::gguf::{Gguf, GgufWriter};
 use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
 
@@ -162,6 +165,49 @@ fn batches_of_any_length_give_the_bits_of_single_tokens() {
             let next = engine.eval(&tokens[length..=length]).unwrap();
             assert_eq!(next, alone[length], "the token after {length}");
         }
+    }
+}
+
+#[test]
+fn tokens_fed_back_on_a_device_are_those_the_host_chooses() {
+    const COUNT: usize = 80;
+    let (_, shape) = &shapes()[0];
+    let gguf = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
+    let vulkan = clearway::testkit::open_vulkan(VulkanOptions::default()).unwrap();
+    let vulkan = vulkan.map(|device| Arc::new(device) as Arc<dyn Device>);
+    let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
+    for device in [cpu()].into_iter().chain(vulkan) {
+        let name = device.info().name.clone();
+        let options = EngineOptions { context: Some(256), ..EngineOptions::default() };
+        let mut engine = Engine::new(&gguf, device, options).unwrap();
+        let prompt = [5, 17, 40];
+        let mut logits = engine.eval(&prompt).unwrap();
+        let mut expected = vec![Sampler::new(greedy).sample(&logits)];
+        for step in 0..COUNT {
+            logits = engine.eval(&expected[step..]).unwrap();
+            expected.push(Sampler::new(greedy).sample(&logits));
+        }
+        let generate = |engine: &mut Engine, from: usize, count: usize, stops: &[u32]| {
+            let mut found = Vec::new();
+            let keep = &mut |token| {
+                found.push(token);
+                true
+            };
+            engine.truncate(prompt.len() + from);
+            engine.generate(expected[from], count, &greedy, stops, keep).unwrap();
+            assert_eq!(engine.position(), prompt.len() + from + found.len(), "{name}");
+            found
+        };
+        assert_eq!(generate(&mut engine, 0, COUNT, &[]), expected[1..], "{name}");
+
+        // The text ends with a stop, wherever in a submission it stands, and can be continued from it.
+        let end = (1..=COUNT).filter(|&i| !expected[1..i].contains(&expected[i])).max().unwrap();
+        let many: Vec<u32> = (1_000..1_040).chain([expected[end]]).collect();
+        for stops in [&[expected[end]][..], &many] {
+            assert_eq!(generate(&mut engine, 0, COUNT, stops), expected[1..=end], "{name}");
+            assert_eq!(generate(&mut engine, end, COUNT - end, &[]), expected[end + 1..], "{name}");
+        }
+        println!("{name}: the stop was token {end}");
     }
 }
 

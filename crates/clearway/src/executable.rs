@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use clearway_gpu::{Profile, ProfileMode, Program};
+use clearway_gpu::{Buffer, Profile, ProfileMode, Program, Ticket};
 use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats, Compiled, compile};
 use clearway_graph::{ComputeGraph, MemoryPlan, TensorView};
 
@@ -50,7 +50,7 @@ impl Executable {
         let started = Instant::now();
         let compiled = compile(recorded, &mut kernels, device, &options, |plan: &MemoryPlan| {
             let made = arena.insert(Arena::from_plan(device, plan)?);
-            Ok::<_, Error>(made.slabs().iter().map(clearway_gpu::Buffer::id).collect())
+            Ok::<_, Error>(made.slabs().iter().map(Buffer::id).collect())
         })?;
         let compile_time = started.elapsed();
         let arena = arena.ok_or(Error::Compile(CompileError::Graph(missing_plan())))?;
@@ -97,6 +97,32 @@ impl Executable {
         self.program.run_many(times)?;
         self.stats.wait_time = started.elapsed();
         Ok(())
+    }
+
+    /// Hands over `times` runs, one after another and after those handed over before, and does not
+    /// wait where the device works beside the host. Results are there after [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn start(&mut self, times: usize) -> Result<Ticket> {
+        Ok(self.program.start(times)?)
+    }
+
+    /// Waits for runs that were handed over, and for those before them.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn finish(&mut self, runs: Ticket) -> Result<()> {
+        Ok(self.program.finish(runs)?)
+    }
+
+    /// Lets runs started from now on skip their dispatches while the first word of `flag` is 0:
+    /// see [`clearway_gpu::Program::skip_while_zero`]. Returns whether the device can.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn skip_while_zero(&mut self, flag: &Buffer) -> Result<bool> {
+        Ok(self.program.skip_while_zero(flag)?)
     }
 
     /// Uploads an input.

@@ -24,7 +24,8 @@ pub use clearway_gpu::vulkan;
 pub use clearway_gpu::{
     AttentionParams, Buffer, CustomKernel, Device, DeviceInfo, Encoder, External, GpuError,
     HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program,
-    Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Upload, WgslKernel, quant, record,
+    Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload, WgslKernel, quant,
+    record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

@@ -36,7 +36,9 @@ pub(super) struct Context {
     submitted: AtomicU64,
     lost: AtomicBool,
     pub(super) counters: Counters,
+    /// Device memory, and memory of the host for what it looks at while work is under way.
     pub(super) heap: Heap,
+    pub(super) mailboxes: Heap,
     pub(super) transfers: Transfers,
     pub(super) pipelines: Pipelines,
     pub(super) tuner: Tuner,
@@ -44,6 +46,8 @@ pub(super) struct Context {
     pub(super) buffers: Mutex<FxHashMap<usize, Weak<VulkanMemory>>>,
     /// Names commands for debuggers and for what the validation layer says.
     pub(super) labels: Option<ext::debug_utils::Device>,
+    /// Lets commands depend on a word in memory, where the device can.
+    pub(super) conditions: Option<ext::conditional_rendering::Device>,
     pub(super) instance: Arc<Instance>,
 }
 
@@ -70,14 +74,18 @@ impl Context {
                 .min(u64::from(adapter.limits.max_storage_buffer_range)),
             memory_bytes: adapter.local_bytes(),
         };
-        let heap = Heap::new(&adapter);
+        let (heap, mailboxes) = (Heap::device(&adapter), Heap::host(&adapter));
         let transfers = Transfers::new(&raw, &adapter, &info.name)?;
         let pipelines = Pipelines::new(&raw, &adapter, instance.options, &info.name)?;
         let tuner = Tuner::new(&adapter, instance.options);
         let labels =
             instance.options.validate.then(|| ext::debug_utils::Device::new(&instance.raw, &raw));
+        let conditions = adapter
+            .conditional
+            .then(|| ext::conditional_rendering::Device::new(&instance.raw, &raw));
         Ok(Arc::new(Self {
             labels,
+            conditions,
             info,
             adapter,
             raw,
@@ -87,6 +95,7 @@ impl Context {
             lost: AtomicBool::new(false),
             counters: Counters::default(),
             heap,
+            mailboxes,
             transfers,
             pipelines,
             tuner,
@@ -150,7 +159,8 @@ impl Context {
         self.wait(self.submitted.load(Ordering::Acquire))
     }
 
-    fn done(&self) -> Result<u64> {
+    /// What the clock shows.
+    pub(super) fn done(&self) -> Result<u64> {
         // SAFETY: the semaphore lives as long as the context.
         unsafe { self.raw.get_semaphore_counter_value(self.timeline.semaphore) }
             .map_err(|e| self.error("vkGetSemaphoreCounterValue", e))
@@ -200,6 +210,7 @@ impl Drop for Context {
         }
         // The other parts destroy what they made themselves, after this.
         self.heap.destroy(&self.raw);
+        self.mailboxes.destroy(&self.raw);
     }
 }
 
@@ -214,6 +225,9 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     }
     if adapter.target.cooperative {
         extensions.push(khr::cooperative_matrix::NAME.as_ptr());
+    }
+    if adapter.conditional {
+        extensions.push(ext::conditional_rendering::NAME.as_ptr());
     }
     let mut f11 = vk::PhysicalDeviceVulkan11Features::default()
         .storage_buffer16_bit_access(true)
@@ -239,6 +253,11 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .push_next(&mut f13);
     if adapter.target.cooperative {
         info = info.push_next(&mut matrix);
+    }
+    let mut conditional =
+        vk::PhysicalDeviceConditionalRenderingFeaturesEXT::default().conditional_rendering(true);
+    if adapter.conditional {
+        info = info.push_next(&mut conditional);
     }
     // SAFETY: the features and extensions asked for were found on this device.
     unsafe { instance.raw.create_device(adapter.raw, &info, None) }

@@ -12,9 +12,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::context::Context;
+use super::lowered::{Bound, Lowered};
 use super::memory::VulkanMemory;
 use super::pipeline::MAX_BINDINGS;
-use super::program::{Bound, Lowered, VulkanProgram};
+use super::program::VulkanProgram;
 use super::{split, tune};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};

@@ -13,8 +13,9 @@ use crate::error::{GpuError, Result};
 
 /// Pieces start at multiples of this: no device wants more for any binding.
 pub(super) const ALIGN: u64 = 256;
-/// Bytes of a block that holds several pieces.
+/// Bytes of a block that holds several pieces, in device memory and in the host's.
 const BLOCK: u64 = 64 << 20;
+const HOST_BLOCK: u64 = 64 << 10;
 
 /// A piece of a block.
 #[derive(Debug)]
@@ -42,8 +43,10 @@ unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
-/// All blocks of a device.
+/// All blocks of one kind of memory.
 pub(super) struct Heap {
+    /// Bytes of a block that holds several pieces.
+    block: u64,
     memory_type: u32,
     flags: vk::MemoryPropertyFlags,
     heap: u32,
@@ -67,10 +70,20 @@ struct Block {
 }
 
 impl Heap {
-    pub(super) fn new(adapter: &Adapter) -> Self {
-        let (memory_type, flags) = choose_type(adapter);
-        let heap = adapter.memory.memory_types[memory_type as usize].heap_index;
-        Self { memory_type, flags, heap, blocks: Mutex::default() }
+    /// Device memory; visible to the host too where that is true of most of it.
+    pub(super) fn device(adapter: &Adapter) -> Self {
+        Self::new(adapter, device_type(adapter), BLOCK)
+    }
+
+    /// Memory of the host that the device reaches.
+    pub(super) fn host(adapter: &Adapter) -> Self {
+        Self::new(adapter, host_type(adapter), HOST_BLOCK)
+    }
+
+    fn new(adapter: &Adapter, memory_type: u32, block: u64) -> Self {
+        let vk::MemoryType { property_flags: flags, heap_index: heap } =
+            adapter.memory.memory_types[memory_type as usize];
+        Self { block, memory_type, flags, heap, blocks: Mutex::default() }
     }
 
     /// Memory for `bytes` bytes.
@@ -83,10 +96,10 @@ impl Heap {
         if let Some(piece) = found {
             return Ok(piece);
         }
-        let size = if len >= BLOCK / 2 { len } else { BLOCK };
+        let size = if len >= self.block / 2 { len } else { self.block };
         let id = blocks.next;
-        let block = match self.block(context, id, size) {
-            Err(GpuError::OutOfMemory { .. }) if size > len => self.block(context, id, len)?,
+        let block = match self.new_block(context, id, size) {
+            Err(GpuError::OutOfMemory { .. }) if size > len => self.new_block(context, id, len)?,
             other => other?,
         };
         blocks.next += 1;
@@ -127,16 +140,15 @@ impl Heap {
         GpuError::OutOfMemory { device: context.info.name.clone(), wanted, available }
     }
 
-    fn block(&self, context: &Context, id: u64, size: u64) -> Result<Block> {
+    fn new_block(&self, context: &Context, id: u64, size: u64) -> Result<Block> {
         if size > context.adapter.max_buffer_bytes || size > context.available(self.heap) {
             return Err(self.out_of_memory(context, size));
         }
-        let (buffer, memory) = allocate(context, size, self.memory_type, buffer_usage()).map_err(
-            |error| match error {
+        let (buffer, memory) = allocate(context, size, self.memory_type, buffer_usage(context))
+            .map_err(|error| match error {
                 GpuError::OutOfMemory { .. } => self.out_of_memory(context, size),
                 other => other,
-            },
-        )?;
+            })?;
         let mapped = map(context, memory, self.flags)?;
         Ok(Block { id, buffer, memory, mapped, size, free: vec![(0, size)] })
     }
@@ -184,15 +196,17 @@ impl Block {
 }
 
 /// What blocks are used for.
-fn buffer_usage() -> vk::BufferUsageFlags {
-    vk::BufferUsageFlags::STORAGE_BUFFER
-        | vk::BufferUsageFlags::UNIFORM_BUFFER
-        | vk::BufferUsageFlags::TRANSFER_SRC
-        | vk::BufferUsageFlags::TRANSFER_DST
+fn buffer_usage(context: &Context) -> vk::BufferUsageFlags {
+    use vk::BufferUsageFlags as Usage;
+    let usual =
+        Usage::STORAGE_BUFFER | Usage::UNIFORM_BUFFER | Usage::TRANSFER_SRC | Usage::TRANSFER_DST;
+    match context.conditions {
+        Some(_) => usual | Usage::CONDITIONAL_RENDERING_EXT,
+        None => usual,
+    }
 }
 
-/// Device memory; visible to the host too where that is true of most of it.
-fn choose_type(adapter: &Adapter) -> (u32, vk::MemoryPropertyFlags) {
+fn device_type(adapter: &Adapter) -> u32 {
     use vk::MemoryPropertyFlags as Flags;
     let types = adapter.memory.memory_types_as_slice();
     let heap_size = |t: &vk::MemoryType| adapter.memory.memory_heaps[t.heap_index as usize].size;
@@ -211,8 +225,22 @@ fn choose_type(adapter: &Adapter) -> (u32, vk::MemoryPropertyFlags) {
             t.property_flags.contains(Flags::HOST_CACHED),
         )
     };
-    let best = (0..types.len()).rev().max_by_key(|&i| score(&types[i])).unwrap_or(0);
-    (best as u32, types[best].property_flags)
+    (0..types.len()).rev().max_by_key(|&i| score(&types[i])).unwrap_or(0) as u32
+}
+
+/// The type of memory that the host reads fastest, outside the device where there is such memory.
+pub(super) fn host_type(adapter: &Adapter) -> u32 {
+    use vk::MemoryPropertyFlags as Flags;
+    let types = adapter.memory.memory_types_as_slice();
+    let visible = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
+    let score = |t: &vk::MemoryType| {
+        (
+            t.property_flags.contains(visible),
+            t.property_flags.contains(Flags::HOST_CACHED),
+            !t.property_flags.contains(Flags::DEVICE_LOCAL),
+        )
+    };
+    (0..types.len()).rev().max_by_key(|&i| score(&types[i])).unwrap_or(0) as u32
 }
 
 /// A buffer with memory of its own.

@@ -16,6 +16,8 @@ pub(super) struct VulkanMemory {
     pub(super) packing: Packing,
     /// Rows of a tensor that is larger than one binding; the piece is empty then.
     pub(super) parts: Vec<RowPart>,
+    /// Whether it is the host's.
+    mailbox: bool,
     context: Arc<Context>,
 }
 
@@ -23,7 +25,16 @@ impl VulkanMemory {
     /// Memory that holds anything.
     pub(super) fn new(context: &Arc<Context>, bytes: u64, packing: Packing) -> Result<Self> {
         let piece = context.heap.alloc(context, bytes)?;
-        Ok(Self { piece, packing, parts: Vec::new(), context: context.clone() })
+        Ok(Self { piece, packing, parts: Vec::new(), mailbox: false, context: context.clone() })
+    }
+
+    /// Memory of the host, filled with zeros.
+    pub(super) fn mailbox(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        let piece = context.mailboxes.alloc(context, bytes)?;
+        let (packing, parts) = (Packing::Plain, Vec::new());
+        let memory = Self { piece, packing, parts, mailbox: true, context: context.clone() };
+        context.transfers.fill_zero(context, &memory.piece)?;
+        Ok(memory)
     }
 
     /// Weights longer than a buffer says have less memory than that where they lie in parts.
@@ -57,6 +68,11 @@ impl DeviceMemory for VulkanMemory {
         self.context.transfers.read(&self.context, &self.piece, offset, bytes)
     }
 
+    fn peek(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
+        self.context.transfers.peek(&self.context, &self.piece, offset, bytes)
+    }
+
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
@@ -65,6 +81,7 @@ impl DeviceMemory for VulkanMemory {
 impl Drop for VulkanMemory {
     fn drop(&mut self) {
         // Programs hold the memory they use until they are done with it.
-        self.context.heap.free(&self.context, &self.piece);
+        let heap = if self.mailbox { &self.context.mailboxes } else { &self.context.heap };
+        heap.free(&self.context, &self.piece);
     }
 }

@@ -21,10 +21,13 @@ mod encoder;
 mod handle;
 mod heap;
 mod instance;
+mod lowered;
 mod memory;
+mod pace;
 mod pipeline;
 mod prefetch;
 mod program;
+mod record;
 mod split;
 mod transfer;
 mod tune;
@@ -215,6 +218,10 @@ impl Device for VulkanDevice {
 
     fn alloc(&self, bytes: u64) -> Result<Buffer> {
         Ok(self.keep(bytes, VulkanMemory::zeroed(&self.context, bytes)?))
+    }
+
+    fn alloc_mailbox(&self, bytes: u64) -> Result<Buffer> {
+        Ok(self.keep(bytes, VulkanMemory::mailbox(&self.context, bytes)?))
     }
 
     fn upload_weights(&self, layout: &Layout, bytes: &[u8]) -> Result<Buffer> {

@@ -52,17 +52,7 @@ enum Direction {
 
 impl Transfers {
     pub(super) fn new(device: &Arc<Handle>, adapter: &Adapter, name: &str) -> Result<Self> {
-        use vk::MemoryPropertyFlags as Flags;
-        let types = adapter.memory.memory_types_as_slice();
-        let visible = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
-        let score = |t: &vk::MemoryType| {
-            (
-                t.property_flags.contains(visible),
-                t.property_flags.contains(Flags::HOST_CACHED),
-                !t.property_flags.contains(Flags::DEVICE_LOCAL),
-            )
-        };
-        let best = (0..types.len()).rev().max_by_key(|&i| score(&types[i])).unwrap_or(0);
+        let memory_type = heap::host_type(adapter);
         let pool = vk::CommandPoolCreateInfo::default()
             .queue_family_index(adapter.queue_family)
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
@@ -71,8 +61,8 @@ impl Transfers {
             .map_err(|e| driver_error(name, "vkCreateCommandPool", e))?;
         let mut transfers = Self {
             device: device.clone(),
-            memory_type: best as u32,
-            flags: types[best].property_flags,
+            memory_type,
+            flags: adapter.memory.memory_types[memory_type as usize].property_flags,
             pool,
             commands: Vec::new(),
             staging: OnceLock::new(),
@@ -139,6 +129,26 @@ impl Transfers {
             context.wait(done)?;
             // SAFETY: the copy into the segment is done.
             unsafe { std::ptr::copy_nonoverlapping(start, chunk.as_mut_ptr(), chunk.len()) };
+        }
+        Ok(())
+    }
+
+    /// As [`read`](Self::read), of what finished work has left, if the host's caches hold the memory.
+    pub(super) fn peek(
+        &self,
+        context: &Context,
+        piece: &Piece,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let Some(mapped) = piece.mapped.filter(|mapped| mapped.cached) else {
+            return self.read(context, piece, offset, bytes);
+        };
+        let start = mapped.start.wrapping_add(offset as usize);
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            // SAFETY: the caller checked that the bytes lie inside the piece. The device may write them
+            // meanwhile, hence volatile: what is read then is some value.
+            *byte = unsafe { start.wrapping_add(index).read_volatile() };
         }
         Ok(())
     }

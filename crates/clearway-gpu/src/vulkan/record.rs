@@ -1,0 +1,209 @@
+//! The commands of a program: dispatches, and barriers exactly where the proven list has them.
+
+use ash::vk;
+
+use super::lowered::Role;
+use super::program::VulkanProgram;
+use crate::error::Result;
+use crate::profile::ProfileMode;
+
+/// A word that lets runs be skipped.
+#[derive(Clone, Copy)]
+pub(super) struct Guard {
+    pub(super) buffer: vk::Buffer,
+    pub(super) offset: u64,
+    /// The first group that every run does.
+    pub(super) end: usize,
+}
+
+/// Time stamps of one profiled run.
+pub(super) struct Clock {
+    pub(super) pool: vk::QueryPool,
+    pub(super) stamps: u32,
+    pub(super) mode: ProfileMode,
+}
+
+/// Where a barrier stands.
+#[derive(Clone, Copy)]
+pub(super) enum Edge {
+    /// Before the first dispatch, against earlier submissions.
+    Start,
+    /// Between two groups.
+    Group,
+    /// Between two groups, the first of which could be skipped.
+    Guarded,
+    /// Between two runs.
+    Again,
+    /// After the last dispatch, for host and transfers.
+    End,
+}
+
+impl VulkanProgram {
+    /// Writes the commands of `runs` runs, one after another. With a clock, a time stamp stands before
+    /// the first part and after each.
+    pub(super) fn record(
+        &self,
+        commands: vk::CommandBuffer,
+        runs: usize,
+        clock: Option<&Clock>,
+    ) -> Result<()> {
+        let raw = &self.context.raw;
+        self.context.counters.recordings.add(1);
+        // The same commands may stand several times in a queue.
+        let begin = vk::CommandBufferBeginInfo::default()
+            .flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
+        // SAFETY: the commands are not in use.
+        unsafe { raw.begin_command_buffer(commands, &begin) }
+            .map_err(|e| self.context.error("vkBeginCommandBuffer", e))?;
+        for run in 0..runs {
+            self.barrier(commands, if run == 0 { Edge::Start } else { Edge::Again });
+            self.record_run(commands, clock);
+        }
+        self.barrier(commands, Edge::End);
+        // SAFETY: the commands are being recorded.
+        unsafe { raw.end_command_buffer(commands) }
+            .map_err(|e| self.context.error("vkEndCommandBuffer", e))
+    }
+
+    fn record_run(&self, commands: vk::CommandBuffer, clock: Option<&Clock>) {
+        let raw = &self.context.raw;
+        let serialised = clock.is_some_and(|clock| clock.mode == ProfileMode::Serialised);
+        let mut stamp = 0;
+        self.stamp(commands, clock, &mut stamp);
+        let mut bound = vk::Pipeline::null();
+        // What is measured is measured whole.
+        let mut guard = self.guard.filter(|_| clock.is_none());
+        self.begin_guard(commands, guard);
+        for (index, group) in self.groups.iter().enumerate() {
+            let edge = match guard.take_if(|guard| guard.end == index) {
+                Some(_) => self.end_guard(commands),
+                None => Edge::Group,
+            };
+            if index > 0 && !serialised {
+                self.barrier(commands, edge);
+            }
+            for launch in &self.launches[group.clone()] {
+                if serialised && launch.role == Role::Ahead {
+                    continue; // each dispatch is timed alone
+                }
+                if launch.pipeline != bound {
+                    bound = launch.pipeline;
+                    // SAFETY: the commands are being recorded and the pipeline lives in the context.
+                    unsafe {
+                        raw.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, bound);
+                    }
+                }
+                let point = vk::PipelineBindPoint::COMPUTE;
+                // SAFETY: the set has the layout of the pipeline and lives as long as the program.
+                unsafe {
+                    raw.cmd_bind_descriptor_sets(
+                        commands,
+                        point,
+                        launch.layout,
+                        0,
+                        &[launch.set],
+                        &[],
+                    );
+                }
+                let label = vk::DebugUtilsLabelEXT::default().label_name(&launch.label);
+                if let Some(labels) = &self.context.labels {
+                    // SAFETY: the commands are being recorded, and the extension is enabled.
+                    unsafe { labels.cmd_begin_debug_utils_label(commands, &label) };
+                }
+                let [x, y, z] = launch.groups;
+                // SAFETY: lowering keeps the workgroups within the device's limits, and the list is
+                // proven: nothing in this group writes what this dispatch touches.
+                unsafe { raw.cmd_dispatch(commands, x, y, z) };
+                if let Some(labels) = &self.context.labels {
+                    // SAFETY: a label was begun above.
+                    unsafe { labels.cmd_end_debug_utils_label(commands) };
+                }
+                if serialised && launch.role == Role::Last {
+                    self.barrier(commands, Edge::Group);
+                    self.stamp(commands, clock, &mut stamp);
+                }
+            }
+            if clock.is_some() && !serialised {
+                self.stamp(commands, clock, &mut stamp);
+            }
+        }
+        if guard.is_some() {
+            self.end_guard(commands);
+        }
+    }
+
+    /// From here on dispatches are done only if the word is not 0.
+    fn begin_guard(&self, commands: vk::CommandBuffer, guard: Option<Guard>) {
+        let (Some(Guard { buffer, offset, .. }), Some(conditions)) =
+            (guard, &self.context.conditions)
+        else {
+            return;
+        };
+        let info = vk::ConditionalRenderingBeginInfoEXT::default().buffer(buffer).offset(offset);
+        // SAFETY: pieces start at multiples of 4 in buffers made for this, the program keeps the memory,
+        // and what writes the word stands behind the end of the guard.
+        unsafe { (conditions.fp().cmd_begin_conditional_rendering_ext)(commands, &raw const info) };
+    }
+
+    /// From here on dispatches are done; the edge after which the word may be written.
+    fn end_guard(&self, commands: vk::CommandBuffer) -> Edge {
+        if let Some(conditions) = &self.context.conditions {
+            // SAFETY: the guard was begun in these commands.
+            unsafe { (conditions.fp().cmd_end_conditional_rendering_ext)(commands) };
+        }
+        Edge::Guarded
+    }
+
+    pub(super) fn barrier(&self, commands: vk::CommandBuffer, edge: Edge) {
+        use vk::{AccessFlags2 as Access, PipelineStageFlags2 as Stage};
+        let (shader, transfer) = (Stage::COMPUTE_SHADER, Stage::TRANSFER);
+        let written = Access::SHADER_STORAGE_WRITE;
+        let touched = written | Access::SHADER_STORAGE_READ;
+        let (guards, guarded) = match self.guard {
+            Some(_) => (Stage::CONDITIONAL_RENDERING_EXT, Access::CONDITIONAL_RENDERING_READ_EXT),
+            None => (Stage::NONE, Access::NONE),
+        };
+        let barrier = vk::MemoryBarrier2::default();
+        let barrier = [match edge {
+            Edge::Group => barrier
+                .src_stage_mask(shader)
+                .src_access_mask(written)
+                .dst_stage_mask(shader)
+                .dst_access_mask(touched),
+            // The word was read before, whatever that meant for the dispatches.
+            Edge::Guarded => barrier
+                .src_stage_mask(shader | Stage::CONDITIONAL_RENDERING_EXT)
+                .src_access_mask(written)
+                .dst_stage_mask(shader)
+                .dst_access_mask(touched),
+            Edge::Again => barrier
+                .src_stage_mask(shader)
+                .src_access_mask(written)
+                .dst_stage_mask(shader | guards)
+                .dst_access_mask(touched | guarded),
+            Edge::Start => barrier
+                .src_stage_mask(shader | transfer)
+                .src_access_mask(written | Access::TRANSFER_WRITE)
+                .dst_stage_mask(shader | guards)
+                .dst_access_mask(touched | Access::UNIFORM_READ | guarded),
+            Edge::End => barrier
+                .src_stage_mask(shader)
+                .src_access_mask(written)
+                .dst_stage_mask(Stage::HOST | transfer)
+                .dst_access_mask(
+                    Access::HOST_READ | Access::TRANSFER_READ | Access::TRANSFER_WRITE,
+                ),
+        }];
+        let info = vk::DependencyInfo::default().memory_barriers(&barrier);
+        // SAFETY: the commands are being recorded, outside any render pass.
+        unsafe { self.context.raw.cmd_pipeline_barrier2(commands, &info) };
+    }
+
+    pub(super) fn stamp(&self, commands: vk::CommandBuffer, clock: Option<&Clock>, next: &mut u32) {
+        let Some(clock) = clock else { return };
+        let stage = vk::PipelineStageFlags2::COMPUTE_SHADER;
+        // SAFETY: the pool has a query for every stamp, reset before the submission.
+        unsafe { self.context.raw.cmd_write_timestamp2(commands, stage, clock.pool, *next) };
+        *next += 1;
+    }
+}

@@ -1,0 +1,153 @@
+//! Runs that are handed over before earlier ones are done, and runs that a flag lets the device skip.
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+use clearway::cpu::{CpuDevice, CpuKernel, Grid};
+use clearway::testkit::open_vulkan;
+use clearway::vulkan::VulkanOptions;
+use clearway::{
+    BindingContract, BindingRole, Buffer, CapturedOpKind, CompileOptions, ComputeGraph,
+    CustomKernel, DType, Device, Executable, GraphExecutor, KernelContract, Layout, TensorView,
+};
+
+const SLOTS: u32 = 64;
+
+/// The list of these tests: `work` counts its runs in a word; `post` counts its own, puts both counts
+/// into the mailbox and clears the flag when `work` has reached `limit`.
+struct Counting {
+    executable: Executable,
+    mailbox: Buffer,
+    flag: Buffer,
+}
+
+impl Counting {
+    fn new(device: Arc<dyn Device>, limit: u32) -> Self {
+        let executor = GraphExecutor::on(device.clone());
+        let (work, post) = (work(), post());
+        let contracts = (work.contract.clone(), post.contract.clone());
+        executor.register(work).unwrap();
+        executor.register(post).unwrap();
+        let count = device.alloc(4).unwrap();
+        let posts = device.alloc(4).unwrap();
+        let mailbox = device.alloc_mailbox(u64::from(SLOTS) * 8).unwrap();
+        let flag = device.alloc(4).unwrap();
+        flag.write_slice(0, &[1_u32]).unwrap();
+        let buffers = [&count, &posts, &mailbox, &flag];
+        let view = |index: usize| -> TensorView {
+            let buf_len = buffers[index].len();
+            let layout = Layout::new(DType::U32, &[buf_len as usize / 4]).unwrap();
+            TensorView { buf_id: index, buf_len, offset: 0, layout }
+        };
+        let bound: FxHashMap<usize, (Buffer, u64)> =
+            buffers.iter().enumerate().map(|(id, &b)| (id, (b.clone(), 0))).collect();
+        let mut graph = ComputeGraph::new();
+        let kind = CapturedOpKind::Custom;
+        graph.dispatch(kind, &contracts.0, &[view(0)], &[], "work").unwrap();
+        let views = [view(0), view(1), view(2), view(3)];
+        graph.dispatch(kind, &contracts.1, &views, &[limit], "post").unwrap();
+        let executable = executor.compile(&graph, &bound, &CompileOptions::default()).unwrap();
+        Self { executable, mailbox, flag }
+    }
+
+    /// What the mailbox holds in a slot: runs of `work` and of `post`.
+    fn slot(&self, index: usize) -> (u32, u32) {
+        let words: Vec<u32> = self.mailbox.peek_vec(0, SLOTS as usize * 2).unwrap();
+        (words[index * 2], words[index * 2 + 1])
+    }
+}
+
+fn work() -> CustomKernel {
+    let count = BindingContract::new("count", BindingRole::ReadWrite);
+    let cpu = CpuKernel::new(|_, _| Grid::rows(1, 1), |piece| piece.dst_row::<u32>(0, 0)[0] += 1);
+    let wgsl = "
+@compute @workgroup_size(1)
+fn main() { put_o0(0u, get_o0(0u) + 1u); }
+";
+    CustomKernel::new(KernelContract::new("test.work", [count]))
+        .with_cpu(cpu)
+        .with_wgsl(wgsl, |_, _| [1, 1, 1])
+}
+
+fn post() -> CustomKernel {
+    let bindings = [
+        BindingContract::new("count", BindingRole::Read),
+        BindingContract::new("posts", BindingRole::ReadWrite),
+        BindingContract::new("mailbox", BindingRole::ReadWrite),
+        BindingContract::new("flag", BindingRole::ReadWrite),
+    ];
+    let cpu = CpuKernel::new(
+        |_, _| Grid::rows(1, 1),
+        |piece| {
+            let (count, limit) = (piece.src::<u32>(0)[0], piece.int(0));
+            let posts = piece.dst_row::<u32>(1, 0)[0] + 1;
+            piece.dst_row::<u32>(1, 0)[0] = posts;
+            let slot = (posts - 1) as usize * 2;
+            piece.dst_row::<u32>(2, 0)[slot] = count;
+            piece.dst_row::<u32>(2, 0)[slot + 1] = posts;
+            if count >= limit {
+                piece.dst_row::<u32>(3, 0)[0] = 0;
+            }
+        },
+    );
+    let wgsl = "
+@compute @workgroup_size(1)
+fn main() {
+    let posts = get_o1(0u) + 1u;
+    put_o1(0u, posts);
+    put_o2(2u * posts - 2u, get_o0(0u));
+    put_o2(2u * posts - 1u, posts);
+    if (get_o0(0u) >= arg(0u)) { put_o3(0u, 0u); }
+}
+";
+    CustomKernel::new(KernelContract::new("test.post", bindings))
+        .with_cpu(cpu)
+        .with_wgsl(wgsl, |_, _| [1, 1, 1])
+}
+
+fn devices() -> Vec<Arc<dyn Device>> {
+    let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
+    let vulkan = open_vulkan(options).unwrap().map(|device| Arc::new(device) as Arc<dyn Device>);
+    std::iter::once(Arc::new(CpuDevice::with_threads(2)) as Arc<dyn Device>).chain(vulkan).collect()
+}
+
+#[test]
+fn results_of_finished_runs_are_seen_while_others_are_under_way() {
+    for device in devices() {
+        let mut counting = Counting::new(device, u32::MAX);
+        let first = counting.executable.start(3).unwrap();
+        let second = counting.executable.start(40).unwrap();
+        counting.executable.finish(first).unwrap();
+        assert_eq!((0..3).map(|i| counting.slot(i)).collect::<Vec<_>>(), [(1, 1), (2, 2), (3, 3)]);
+        let third = counting.executable.start(21).unwrap();
+        counting.executable.finish(second).unwrap();
+        assert_eq!(counting.slot(42), (43, 43));
+        counting.executable.finish(third).unwrap();
+        assert_eq!(counting.slot(63), (64, 64));
+        assert_eq!(counting.slot(0), (1, 1), "what was there stays");
+    }
+}
+
+#[test]
+fn a_flag_that_the_list_clears_lets_the_rest_of_the_queue_be_skipped() {
+    for device in devices() {
+        let info = device.info().clone();
+        let mut counting = Counting::new(device, 5);
+        let can = counting.executable.skip_while_zero(&counting.flag).unwrap();
+        println!("{}: {}", info.name, if can { "skips" } else { "cannot skip" });
+        assert!(can || !info.description.contains("llvmpipe"), "this driver can");
+        let runs = counting.executable.start(20).unwrap();
+        counting.executable.finish(runs).unwrap();
+        let last = if can { 5 } else { 20 };
+        assert_eq!(counting.slot(4), (5, 5));
+        assert_eq!(counting.slot(19), (last, 20), "only the group that writes the flag goes on");
+
+        // The flag decides about each run anew.
+        counting.flag.write_slice(0, &[1_u32]).unwrap();
+        counting.executable.run().unwrap();
+        assert_eq!(counting.slot(20), (last + 1, 21));
+        counting.executable.run().unwrap();
+        assert_eq!(counting.slot(21), (if can { last + 1 } else { last + 2 }, 22));
+    }
+}
