@@ -202,9 +202,9 @@ pub trait Program: Send {
         self.finish(runs)
     }
 
-    /// Lets runs started from now on skip their dispatches while the first word of `flag` is 0, up to
-    /// the group that writes the flag, if one does: what that group and those after it do then is
-    /// their own business. Returns whether the device can; if not, every run stays whole.
+    /// Allows the device to skip runs, or dispatches of them, while the first word of `flag` is 0. It
+    /// looks at the word when that is cheap, so runs may still be done: for a list that clears the flag
+    /// itself and then leaves alone what others read. Returns whether the device ever skips.
     ///
     /// # Errors
     /// [`GpuError::ForeignBuffer`]; what the device reports.

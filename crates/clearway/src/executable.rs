@@ -116,8 +116,8 @@ impl Executable {
         Ok(self.program.finish(runs)?)
     }
 
-    /// Lets runs started from now on skip their dispatches while the first word of `flag` is 0:
-    /// see [`clearway_gpu::Program::skip_while_zero`]. Returns whether the device can.
+    /// Allows the device to skip runs while the first word of `flag` is 0: see
+    /// [`clearway_gpu::Program::skip_while_zero`]. Returns whether it ever does.
     ///
     /// # Errors
     /// What the device reports.

@@ -32,7 +32,7 @@ pub(super) struct VulkanProgram {
     pub(super) groups: Vec<std::ops::Range<usize>>,
     /// Ranges that dispatches of each group write.
     written: Vec<Vec<Range>>,
-    /// The word that lets runs be skipped, and the group before which that ends.
+    /// The word that lets runs be skipped.
     pub(super) guard: Option<Guard>,
     /// What was handed over last.
     running: Ticket,
@@ -346,9 +346,9 @@ impl Program for VulkanProgram {
         let (buffer, offset) = (memory.piece.buffer, memory.piece.offset);
         let word = Range::of(&vk::DescriptorBufferInfo { buffer, offset, range: 4 });
         let writes = |group: &Vec<Range>| group.iter().any(|range| range.overlaps(&word));
-        let end = self.written.iter().position(writes).unwrap_or(self.groups.len());
+        let group = self.written.iter().position(writes);
         self.wait()?;
-        self.guard = Some(Guard { buffer, offset, end });
+        self.guard = Some(Guard { buffer, offset, group });
         self.memory.push(memory);
         self.record(self.commands, 1, None)?;
         if let Some(many) = self.many {

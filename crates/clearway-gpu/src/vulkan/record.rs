@@ -12,8 +12,8 @@ use crate::profile::ProfileMode;
 pub(super) struct Guard {
     pub(super) buffer: vk::Buffer,
     pub(super) offset: u64,
-    /// The first group that every run does.
-    pub(super) end: usize,
+    /// The first group that writes it, if one does.
+    pub(super) group: Option<usize>,
 }
 
 /// Time stamps of one profiled run.
@@ -30,7 +30,7 @@ pub(super) enum Edge {
     Start,
     /// Between two groups.
     Group,
-    /// Between two groups, the first of which could be skipped.
+    /// Between two groups, the second of which writes the word that lets runs be skipped.
     Guarded,
     /// Between two runs.
     Again,
@@ -55,10 +55,16 @@ impl VulkanProgram {
         // SAFETY: the commands are not in use.
         unsafe { raw.begin_command_buffer(commands, &begin) }
             .map_err(|e| self.context.error("vkBeginCommandBuffer", e))?;
+        // Looking at the word costs as much as several phases, so only many runs together do.
+        let guard = self.guard.filter(|_| runs > 1);
         for run in 0..runs {
             self.barrier(commands, if run == 0 { Edge::Start } else { Edge::Again });
+            if run == 0 {
+                self.begin_guard(commands, guard);
+            }
             self.record_run(commands, clock);
         }
+        self.end_guard(commands, guard);
         self.barrier(commands, Edge::End);
         // SAFETY: the commands are being recorded.
         unsafe { raw.end_command_buffer(commands) }
@@ -71,16 +77,10 @@ impl VulkanProgram {
         let mut stamp = 0;
         self.stamp(commands, clock, &mut stamp);
         let mut bound = vk::Pipeline::null();
-        // What is measured is measured whole.
-        let mut guard = self.guard.filter(|_| clock.is_none());
-        self.begin_guard(commands, guard);
         for (index, group) in self.groups.iter().enumerate() {
-            let edge = match guard.take_if(|guard| guard.end == index) {
-                Some(_) => self.end_guard(commands),
-                None => Edge::Group,
-            };
             if index > 0 && !serialised {
-                self.barrier(commands, edge);
+                let writes = self.guard.is_some_and(|guard| guard.group == Some(index));
+                self.barrier(commands, if writes { Edge::Guarded } else { Edge::Group });
             }
             for launch in &self.launches[group.clone()] {
                 if serialised && launch.role == Role::Ahead {
@@ -127,9 +127,6 @@ impl VulkanProgram {
                 self.stamp(commands, clock, &mut stamp);
             }
         }
-        if guard.is_some() {
-            self.end_guard(commands);
-        }
     }
 
     /// From here on dispatches are done only if the word is not 0.
@@ -140,18 +137,17 @@ impl VulkanProgram {
             return;
         };
         let info = vk::ConditionalRenderingBeginInfoEXT::default().buffer(buffer).offset(offset);
-        // SAFETY: pieces start at multiples of 4 in buffers made for this, the program keeps the memory,
-        // and what writes the word stands behind the end of the guard.
+        // SAFETY: pieces start at multiples of 4 in buffers made for this, and the program keeps the
+        // memory. A run in between may write the word: whether what follows it is done is then up to
+        // the device, which is what was promised.
         unsafe { (conditions.fp().cmd_begin_conditional_rendering_ext)(commands, &raw const info) };
     }
 
-    /// From here on dispatches are done; the edge after which the word may be written.
-    fn end_guard(&self, commands: vk::CommandBuffer) -> Edge {
-        if let Some(conditions) = &self.context.conditions {
+    fn end_guard(&self, commands: vk::CommandBuffer, guard: Option<Guard>) {
+        if let (Some(_), Some(conditions)) = (guard, &self.context.conditions) {
             // SAFETY: the guard was begun in these commands.
             unsafe { (conditions.fp().cmd_end_conditional_rendering_ext)(commands) };
         }
-        Edge::Guarded
     }
 
     pub(super) fn barrier(&self, commands: vk::CommandBuffer, edge: Edge) {
@@ -170,7 +166,7 @@ impl VulkanProgram {
                 .src_access_mask(written)
                 .dst_stage_mask(shader)
                 .dst_access_mask(touched),
-            // The word was read before, whatever that meant for the dispatches.
+            // The word was read before, and is written now.
             Edge::Guarded => barrier
                 .src_stage_mask(shader | Stage::CONDITIONAL_RENDERING_EXT)
                 .src_access_mask(written)

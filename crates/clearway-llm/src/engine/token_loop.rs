@@ -154,9 +154,8 @@ impl Engine {
             }
             let Some((runs, steps)) = under_way.pop_front() else { return Ok(()) };
             looped.step.graph.finish(runs)?;
-            let step = last.elapsed().as_secs_f64() / steps as f64;
+            looped.together = fitting(last.elapsed() / steps as u32);
             last = Instant::now();
-            looped.together = ((PATIENCE.as_secs_f64() / step) as usize).clamp(1, TOGETHER);
             let ring: Vec<u32> = looped.ring.peek_vec(0, RING)?;
             for _ in 0..steps {
                 let token = ring[self.position % RING];
@@ -238,6 +237,13 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// How many steps that take so long are handed over together: devices like multiples of 8.
+fn fitting(step: Duration) -> usize {
+    let steps = (PATIENCE.as_secs_f64() / step.as_secs_f64().max(1e-9)) as usize;
+    let steps = steps.clamp(1, TOGETHER);
+    if steps < 8 { steps } else { steps / 8 * 8 }
 }
 
 fn advance_contract() -> KernelContract {
@@ -394,6 +400,13 @@ mod tests {
             counts[(share * 10.0) as usize] += 1;
         }
         assert!(counts.iter().all(|&count| (9_600..10_400).contains(&count)), "{counts:?}");
+    }
+
+    #[test]
+    fn steps_are_handed_over_as_long_as_text_still_flows() {
+        let of = |micros: u64| fitting(Duration::from_micros(micros));
+        let steps = [0, 700, 2_200, 7_000, 10_000, 100_000].map(of);
+        assert_eq!(steps, [TOGETHER, TOGETHER, 24, 8, 6, 1]);
     }
 
     #[test]
