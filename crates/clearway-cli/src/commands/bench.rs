@@ -26,9 +26,10 @@ ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run o
 then -r times; tokens per second are shown as mean and standard deviation. On a GPU tokens are
 chosen and fed back on the device.
 
-A generated token takes so many phases, each behind a barrier, fetches so many bytes (every weight it
-uses once, and the rows of the cache it looks at, on average), which makes this share of the bandwidth
-that a kernel that only reads has on the device, and costs so much time of all CPU threads.")]
+A generated token takes so many phases, each behind a barrier, fetches so many bytes (every weight
+it uses once, and the rows of the cache it looks at, on average), which makes this share of the
+bandwidth that a kernel that only reads has on the device, and costs so much time of all threads of
+the process, those of the driver included.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
