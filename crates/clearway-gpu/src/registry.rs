@@ -11,6 +11,7 @@ use crate::cpu::CpuKernel;
 use crate::device::Device;
 use crate::error::{GpuError, Result};
 use crate::ops;
+use crate::wgsl::Scratch;
 
 /// A user's kernel: its contract, and an implementation for each backend it is to run on.
 #[derive(Clone)]
@@ -36,6 +37,39 @@ pub struct WgslKernel {
     pub body: Arc<str>,
     /// Workgroups in each dimension.
     pub groups: GroupsFn,
+    /// Operands that it sees four 32-bit words at a time, by index.
+    pub quads: Vec<usize>,
+    /// Memory for what its workgroups leave for one another.
+    pub scratch: Option<Scratch>,
+}
+
+impl WgslKernel {
+    /// A kernel that sees all operands by elements and whose workgroups know nothing of one another.
+    pub fn new(
+        body: &str,
+        groups: impl Fn(&[TensorView], &[u32]) -> [u32; 3] + Send + Sync + 'static,
+    ) -> Self {
+        Self { body: Arc::from(body), groups: Arc::new(groups), quads: Vec::new(), scratch: None }
+    }
+
+    /// Binds an operand as `array<vec4<u32>>` instead of by elements: `b_o0[i]` is the four words at byte
+    /// `16 * i` of operand 0, whatever its type. It must start at a multiple of the device's alignment,
+    /// as tensors do that start their buffer.
+    #[must_use]
+    pub fn quads(mut self, operand: usize) -> Self {
+        self.quads.push(operand);
+        self
+    }
+
+    /// Memory for what workgroups of a dispatch leave for one another: floats `b_scratch`, which hold
+    /// anything at the start and are coherent, and counters `b_tickets`, which are atomic, zero before the
+    /// first workgroup starts, and must be zero after the last one ends. What an invocation wrote to the
+    /// floats before `storageBarrier()` and a ticket, those see that read the ticket before one.
+    #[must_use]
+    pub fn scratch(mut self, bytes: u64, tickets: u32) -> Self {
+        self.scratch = Some(Scratch { bytes, tickets });
+        self
+    }
 }
 
 impl CustomKernel {
@@ -54,11 +88,17 @@ impl CustomKernel {
     /// Adds an implementation for GPUs: WGSL, and its workgroups for given operands.
     #[must_use]
     pub fn with_wgsl(
-        mut self,
+        self,
         body: &str,
         groups: impl Fn(&[TensorView], &[u32]) -> [u32; 3] + Send + Sync + 'static,
     ) -> Self {
-        self.wgsl = Some(WgslKernel { body: Arc::from(body), groups: Arc::new(groups) });
+        self.with_wgsl_kernel(WgslKernel::new(body, groups))
+    }
+
+    /// Adds an implementation for GPUs that asks for more than elements of its operands.
+    #[must_use]
+    pub fn with_wgsl_kernel(mut self, kernel: WgslKernel) -> Self {
+        self.wgsl = Some(kernel);
         self
     }
 

@@ -21,7 +21,7 @@ use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::registry::KernelRegistry;
-use crate::wgsl::{self, Job, Kernel, Operand, Packing};
+use crate::wgsl::{self, Job, Kernel, Operand, Packing, Scratch, View};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
 pub(super) struct VulkanEncoder {
@@ -119,7 +119,41 @@ impl VulkanEncoder {
             device: self.context.info.name.clone(),
         })?;
         let groups = (text.groups)(&dispatch.bindings, &dispatch.params);
-        Ok(wgsl::Source::new(job).body(&text.body).build(groups))
+        let mut source = wgsl::Source::new(job).body(&text.body);
+        for &index in &text.quads {
+            if !job.operands.get(index).is_some_and(Operand::is_aligned) {
+                let message = format!("operand {index} is not there or not aligned for words");
+                return Err(GpuError::KernelCompile {
+                    kernel: dispatch.kernel.to_string(),
+                    device: self.context.info.name.clone(),
+                    message,
+                });
+            }
+            source = source.view(index, View::Quads);
+        }
+        if let Some(Scratch { bytes, tickets }) = text.scratch {
+            let count = job.operands.len() + SCRATCH_BINDINGS;
+            if count > MAX_BINDINGS {
+                let (op, what, expected) = ("custom kernel with scratch", "bindings", MAX_BINDINGS);
+                return Err(GpuError::Arity { op, what, found: count, expected });
+            }
+            if bytes > job.target.max_binding {
+                return Err(self.too_large(dispatch, "scratch", bytes));
+            }
+            // No binding may be empty.
+            source = source.scratch(bytes.max(4), tickets.max(1));
+        }
+        Ok(source.build(groups))
+    }
+
+    fn too_large(&self, dispatch: &Dispatch, operand: &'static str, bytes: u64) -> GpuError {
+        GpuError::BindingTooLarge {
+            kernel: dispatch.kernel.to_string(),
+            operand,
+            device: self.context.info.name.clone(),
+            bytes,
+            limit: self.context.adapter.target.max_binding,
+        }
     }
 
     /// The operands as kernels see them and the ranges to bind.
@@ -170,13 +204,7 @@ impl VulkanEncoder {
         operand: &'static str,
     ) -> Result<(vk::DescriptorBufferInfo, u32)> {
         let (piece, bytes) = (&memory.piece, view.layout.span_bytes());
-        let too_large = |bytes| GpuError::BindingTooLarge {
-            kernel: dispatch.kernel.to_string(),
-            operand,
-            device: self.context.info.name.clone(),
-            bytes,
-            limit: self.context.adapter.target.max_binding,
-        };
+        let too_large = |bytes| self.too_large(dispatch, operand, bytes);
         if memory.packing == Packing::Planes {
             if view.offset != 0 || bytes != view.buf_len {
                 return Err(GpuError::TransferMismatch {
@@ -239,6 +267,9 @@ impl VulkanEncoder {
         VulkanProgram::new(&self.context, lowered, memory)
     }
 }
+
+/// Bindings that scratch takes: floats and tickets.
+const SCRATCH_BINDINGS: usize = 2;
 
 /// Names of operands of user kernels.
 const OPERAND_NAMES: [&str; MAX_BINDINGS] = ["o0", "o1", "o2", "o3", "o4", "o5", "o6", "o7"];
