@@ -1,5 +1,7 @@
 //! `clearway bench --micro`: what a device costs, part by part.
 
+mod phases;
+
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,7 +46,8 @@ const TYPES: [DType; 13] = [
 struct Line {
     what: String,
     key: String,
-    value: f64,
+    /// The figure, or why there is none.
+    value: std::result::Result<f64, String>,
     unit: &'static str,
 }
 
@@ -55,17 +58,24 @@ pub fn run(device: Arc<dyn Device>, json: bool) -> Result<()> {
     dispatches(&executor, &mut lines)?;
     replay(&executor, &mut lines)?;
     let bandwidth = read_bandwidth(&executor)?;
-    push(&mut lines, "reading device memory", "read_gb_s", bandwidth, "GB/s");
+    push(&mut lines, "reading device memory", "read_gb_s", Ok(bandwidth), "GB/s");
     products(&executor, &ProductSizes::by(bandwidth), &mut lines)?;
+    phases::measure(&executor, bandwidth, &mut lines)?;
     if json {
-        let values: serde_json::Map<String, Value> =
-            lines.into_iter().map(|line| (line.key, json!(line.value))).collect();
+        let value = |line: Line| match line.value {
+            Ok(value) => (line.key, json!(value)),
+            Err(reason) => (line.key, json!(reason)),
+        };
+        let values: serde_json::Map<String, Value> = lines.into_iter().map(value).collect();
         return print_json(&json!({ "device": device.info().name, "micro": values }));
     }
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}: {}", device.info().name, device.info().description)?;
     for Line { what, value, unit, .. } in lines {
-        writeln!(out, "  {what:<52} {value:>10.2} {unit}")?;
+        match value {
+            Ok(value) => writeln!(out, "  {what:<52} {value:>10.2} {unit}")?,
+            Err(reason) => writeln!(out, "  {what:<52} {reason}")?,
+        }
     }
     Ok(())
 }
@@ -86,7 +96,7 @@ fn dispatches(executor: &GraphExecutor, lines: &mut Vec<Line>) -> Result<()> {
         } else {
             ("dispatch with a barrier after it", "barriered_dispatch_us")
         };
-        push(lines, what, key, total as f64 / 1e3 / DISPATCHES as f64, "us");
+        push(lines, what, key, Ok(total as f64 / 1e3 / DISPATCHES as f64), "us");
     }
     Ok(())
 }
@@ -105,17 +115,17 @@ fn replay(executor: &GraphExecutor, lines: &mut Vec<Line>) -> Result<()> {
     for _ in 0..20 {
         submit = submit.min(list.profile(ProfileMode::Groups)?.submit_ns);
     }
-    push(lines, "handing a recorded list over, host", "submit_us", submit as f64 / 1e3, "us");
+    push(lines, "handing a recorded list over, host", "submit_us", Ok(submit as f64 / 1e3), "us");
     let started = Instant::now();
     for _ in 0..REPLAYS {
         list.run()?;
     }
     let each = started.elapsed().as_secs_f64() * 1e6 / REPLAYS as f64;
-    push(lines, "replay of 9 phases, waited for each time", "replay_us", each, "us");
+    push(lines, "replay of 9 phases, waited for each time", "replay_us", Ok(each), "us");
     let started = Instant::now();
     list.run_many(REPLAYS)?;
     let each = started.elapsed().as_secs_f64() * 1e6 / REPLAYS as f64;
-    push(lines, "replay of 9 phases, many to a submission", "replay_together_us", each, "us");
+    push(lines, "replay of 9 phases, many to a submission", "replay_together_us", Ok(each), "us");
     Ok(())
 }
 
@@ -195,13 +205,19 @@ fn products(executor: &GraphExecutor, sizes: &ProductSizes, lines: &mut Vec<Line
             let what = format!("{rows}x{cols} {dtype} times a row{way}: {:.1} us", total / 1e3);
             let suffix = if elide { "" } else { "_barriered" };
             let key = format!("product_{dtype}{suffix}_gb_s");
-            push(lines, &what, &key, bytes as f64 / total, "GB/s");
+            push(lines, &what, &key, Ok(bytes as f64 / total), "GB/s");
         }
     }
     Ok(())
 }
 
-fn push(lines: &mut Vec<Line>, what: &str, key: &str, value: f64, unit: &'static str) {
+fn push(
+    lines: &mut Vec<Line>,
+    what: &str,
+    key: &str,
+    value: std::result::Result<f64, String>,
+    unit: &'static str,
+) {
     lines.push(Line { what: what.to_owned(), key: key.to_owned(), value, unit });
 }
 
