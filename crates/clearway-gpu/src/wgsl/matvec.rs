@@ -199,7 +199,7 @@ fn sums(shape: &Shape, cut: &Cut) -> u32 {
 const TEAM: &str = include_str!("kernels/team.wgsl");
 
 /// Whether an operand can be read four floats at a time: every row starts at a multiple of four.
-fn in_quads(job: &Job<'_>, operand: usize) -> bool {
+pub(super) fn in_quads(job: &Job<'_>, operand: usize) -> bool {
     let layout = job.layout(operand);
     let (shape, strides) = (layout.shape4(), layout.strides4());
     layout.dtype() == DType::F32
@@ -346,11 +346,11 @@ fn values(e: Eight) -> array<vec4<f32>, 2> {
 }
 ";
 
-const X_QUADS: &str = "
+pub(super) const X_QUADS: &str = "
 fn x_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_x[i / 4u]); }
 ";
 
-const X_ELEMENTS: &str = "
+pub(super) const X_ELEMENTS: &str = "
 fn x_four(i: u32) -> vec4<f32> {
     return vec4<f32>(get_x(i), get_x(i + 1u), get_x(i + 2u), get_x(i + 3u));
 }
