@@ -83,7 +83,7 @@ fn cut(rows: usize, outer: usize, target: &Target) -> Option<usize> {
     };
     let enough = |&s: &usize| tiles(rows, outer, s) * 8 >= u64::from(target.processors) * 7;
     let held = || TILES.into_iter().filter(holds);
-    held().find(enough).or(held().last())
+    held().find(enough).or(held().next_back())
 }
 
 fn threads(subgroups: usize) -> usize {
