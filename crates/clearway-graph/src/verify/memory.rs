@@ -127,7 +127,7 @@ impl<G: Fn(usize) -> Ground> Memory<G> {
             let end = self.buffers.get(buf_id).map_or(0, Intervals::end);
             let mut runs = Vec::new();
             self.read(buf_id, 0, end, &mut runs);
-            self.buffers.remove(buf_id);
+            self.buffers.forget(buf_id);
             all.push(Touched { buf_id, runs });
         }
         all

@@ -17,6 +17,7 @@ mod chain;
 mod fault;
 mod flow;
 mod groups;
+mod history;
 mod intervals;
 mod memory;
 mod structure;
@@ -95,31 +96,27 @@ pub fn verify(
 ) -> Result<VerifyStats, Fault> {
     let places = structure::Places::new(placement);
     let mut record = structure::Recorded::new(recorded);
-    let count = record.dispatches.len();
-    let mut run = flow::RecordedRun::new(recorded, count);
-    for position in 0..count {
-        let dispatch = record.dispatches[position];
-        record.note(dispatch, &places)?;
-        run.add(position as u32, dispatch);
-    }
-    let history = run.finish();
-    prove(recorded, &record, history, last, &places)
+    prove(recorded, &mut record, last, &places).or_else(|fault| {
+        // What is wrong with the record is told first.
+        while record.note_next(&places)?.is_some() {}
+        Err(fault)
+    })
 }
 
-/// Walks the final list once, all proofs side by side: a long list does not fit the caches, and each
-/// walk of its own would fetch it again. The faults are told in the order of the proofs, so one that
-/// a later proof finds first has to wait.
+/// Walks the final list once, all proofs side by side, and the recorded one just ahead of it: a long
+/// list does not fit the caches, and each walk of its own would fetch it again. The faults are told
+/// in the order of the proofs, so one that a later proof finds first has to wait.
 fn prove(
     graph: &ComputeGraph,
-    record: &structure::Recorded<'_>,
-    history: flow::History,
+    record: &mut structure::Recorded<'_>,
     last: &ComputeGraph,
     places: &structure::Places<'_>,
 ) -> Result<VerifyStats, Fault> {
     let dispatches = last.dispatch_table();
+    let mut past = history::RecordedRun::new(graph, record.dispatches.len());
     let mut carriers = structure::Carriers::none(record);
     let mut sweep = groups::Sweep::new(Proof::Groups);
-    let mut run = flow::FinalRun::new(graph, record, places, history, dispatches.len());
+    let mut run = flow::FinalRun::new(graph, places, dispatches.len());
     let mut chain = chain::Chain::for_list(dispatches.len());
     let (mut operands, mut groups, mut flow) = (Ok(()), Ok(()), Ok(()));
     let mut index = 0;
@@ -128,13 +125,23 @@ fn prove(
             groups = groups.and_then(|()| sweep.close());
             continue;
         };
+        let behind_members = dispatch.origins.iter().filter_map(|&id| record.position(id)).max();
+        while record.noted() <= behind_members.map_or(0, |position| position as usize)
+            && let Some((position, recorded)) = record.note_next(places)?
+        {
+            past.add(position, recorded);
+        }
         carriers.prove(record, index, &dispatches, places)?;
         operands = operands.and_then(|()| groups::prove_operands(record, dispatch));
         groups = groups.and_then(|()| sweep.add(dispatch));
-        flow = flow.and_then(|()| run.prove(index, dispatch, &carriers));
+        flow = flow.and_then(|()| run.prove(index, dispatch, &carriers, record, past.history()));
         chain.add(dispatch);
         index += 1;
     }
+    while let Some((position, recorded)) = record.note_next(places)? {
+        past.add(position, recorded);
+    }
+    let history = past.finish();
     carriers.prove_all(record, &dispatches)?;
     operands?;
     groups.and_then(|()| sweep.close())?;
@@ -142,11 +149,11 @@ fn prove(
     if replayed {
         groups::prove_seam(last)?;
     }
-    flow.and_then(|()| run.prove_end(replayed))?;
+    flow.and_then(|()| run.prove_end(replayed, record, &history))?;
     Ok(VerifyStats {
         dispatches: dispatches.len() as u32,
         groups: sweep.groups(),
-        barriers: last.barrier_count(),
+        barriers: (last.nodes().len() - dispatches.len()) as u32,
         longest_chain: chain.longest(),
     })
 }

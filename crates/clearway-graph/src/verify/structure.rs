@@ -23,32 +23,45 @@ use crate::layout::TensorView;
 use crate::node::{Access, Dispatch, Origin};
 use crate::range::MemRangeRole;
 
-/// The recorded list by position.
+/// The recorded list by position. What is known of a dispatch beyond that is [noted](Self::note_next)
+/// one by one, so that both lists can be walked side by side.
 pub(super) struct Recorded<'a> {
     pub(super) dispatches: Vec<&'a Dispatch>,
-    /// Whether ids count up from zero, as they mostly do.
-    counted: bool,
+    /// How many of those that are noted have ids that count up from zero, as mostly all have.
+    counted: u32,
     /// Made when they do not.
     positions: OnceCell<FxHashMap<DispatchId, u32>>,
-    /// Number of the first access of each dispatch, and one past the last of all.
+    /// Number of the first access of each dispatch that is noted, and one past the last of all.
     first_access: Vec<u32>,
-    /// Positions of those that nothing may cross.
+    /// Positions of those that are noted and that nothing may cross.
     fixed: Vec<u32>,
 }
 
 impl<'a> Recorded<'a> {
-    /// The list with room for what is [noted](Self::note) of its dispatches.
+    /// The list with room for what is noted of its dispatches.
     pub(super) fn new(graph: &'a ComputeGraph) -> Self {
         let dispatches = graph.dispatch_table();
         let mut first_access = Vec::with_capacity(dispatches.len() + 1);
         first_access.push(0);
         let positions = OnceCell::new();
-        Self { dispatches, counted: true, positions, first_access, fixed: Vec::new() }
+        Self { dispatches, counted: 0, positions, first_access, fixed: Vec::new() }
+    }
+
+    /// How many dispatches are noted.
+    pub(super) fn noted(&self) -> usize {
+        self.first_access.len() - 1
     }
 
     /// Notes the next dispatch of the list, which must be one that origins can name and that leaves
-    /// the slabs alone.
-    pub(super) fn note(&mut self, dispatch: &Dispatch, places: &Places<'_>) -> Result<(), Fault> {
+    /// the slabs alone, and gives it with its position; `None` if all are noted.
+    pub(super) fn note_next(
+        &mut self,
+        places: &Places<'_>,
+    ) -> Result<Option<(u32, &'a Dispatch)>, Fault> {
+        let position = self.noted() as u32;
+        let Some(&dispatch) = self.dispatches.get(position as usize) else {
+            return Ok(None);
+        };
         let accesses = dispatch.accesses().len();
         if accesses > usize::from(u16::MAX) {
             return Err(fault(Problem::Altered { what: "number of accesses" }, dispatch));
@@ -58,19 +71,20 @@ impl<'a> Recorded<'a> {
             let end = view.offset.saturating_add(view.layout.span_bytes());
             return Err(fault(Problem::SlabInUse, dispatch).on(view.buf_id, view.offset, end));
         }
-        let position = self.first_access.len() as u32 - 1;
-        self.counted &= dispatch.id.0 == position;
+        if (self.counted, dispatch.id.0) == (position, position) {
+            self.counted += 1;
+        }
         if !dispatch.is_movable() {
             self.fixed.push(position);
         }
         self.first_access.push((self.access_count() + accesses) as u32);
-        Ok(())
+        Ok(Some((position, dispatch)))
     }
 
     /// Position of a recorded dispatch.
     pub(super) fn position(&self, id: DispatchId) -> Option<u32> {
-        if self.counted {
-            return ((id.0 as usize) < self.dispatches.len()).then_some(id.0);
+        if id.0 < self.counted {
+            return Some(id.0);
         }
         // Those that were not moved are where their id says.
         if self.dispatches.get(id.0 as usize).is_some_and(|dispatch| dispatch.id == id) {
@@ -81,12 +95,22 @@ impl<'a> Recorded<'a> {
         positions.get(&id).copied()
     }
 
+    /// How many accesses a dispatch that is noted has.
+    fn accesses_of(&self, position: u32) -> u32 {
+        self.first_access[position as usize + 1] - self.first_access[position as usize]
+    }
+
+    /// Whether nothing may cross a dispatch that is noted.
+    fn is_fixed(&self, position: u32) -> bool {
+        self.fixed.binary_search(&position).is_ok()
+    }
+
     /// Number of an access among all recorded accesses.
     pub(super) fn access_number(&self, position: u32, access: u16) -> usize {
         self.first_access[position as usize] as usize + usize::from(access)
     }
 
-    /// How many accesses were recorded.
+    /// How many accesses those that are noted have.
     pub(super) fn access_count(&self) -> usize {
         self.first_access.last().map_or(0, |&n| n as usize)
     }
@@ -149,8 +173,10 @@ pub(super) struct Carriers {
     last: Vec<u32>,
     /// The other positions of those that were repeated.
     before: FxHashMap<u32, SmallVec<[u32; 4]>>,
-    /// Per recorded access: who in the final list carried it out last.
+    /// Per recorded access that is noted: who in the final list carried it out last.
     carried: Vec<u32>,
+    /// Per recorded dispatch: whether anybody in the final list writes what it wrote.
+    written: Vec<bool>,
 }
 
 const NOBODY: u32 = u32::MAX;
@@ -161,11 +187,14 @@ impl Carriers {
         Self {
             last: vec![NOBODY; recorded.dispatches.len()],
             before: FxHashMap::default(),
-            carried: vec![NOBODY; recorded.access_count()],
+            // Most dispatches have two or three operands and a result.
+            carried: Vec::with_capacity(4 * recorded.dispatches.len()),
+            written: vec![false; recorded.dispatches.len()],
         }
     }
 
-    /// Proves the next dispatch of the final list, the one at `index`.
+    /// Proves the next dispatch of the final list, the one at `index`. The recorded dispatches it
+    /// stands for are noted.
     pub(super) fn prove(
         &mut self,
         recorded: &Recorded<'_>,
@@ -173,6 +202,7 @@ impl Carriers {
         last: &[&Dispatch],
         places: &Places<'_>,
     ) -> Result<(), Fault> {
+        self.carried.resize(recorded.access_count(), NOBODY);
         self.claim(recorded, index, last)?;
         let dispatch = last[index as usize];
         match *dispatch.origins {
@@ -213,7 +243,8 @@ impl Carriers {
     /// A recorded dispatch that is carried out several times leaves nothing in memory.
     fn prove_repeated(&self, recorded: &Recorded<'_>, last: &[&Dispatch]) -> Result<(), Fault> {
         // In recorded order, so that of several faults the first is told.
-        let mut positions: Vec<u32> = self.before.keys().copied().collect();
+        let written = |position: &u32| self.written[*position as usize];
+        let mut positions: Vec<u32> = self.before.keys().copied().filter(written).collect();
         positions.sort_unstable();
         for position in positions {
             let member = recorded.dispatches[position as usize];
@@ -258,9 +289,13 @@ impl Carriers {
         for access in dispatch.accesses() {
             let Origin { dispatch: id, access: number } = access.origin;
             let position = recorded.position(id).filter(|&p| {
-                let accesses = recorded.dispatches[p as usize].accesses().len();
-                self.last[p as usize] == index && usize::from(number) < accesses
+                self.last[p as usize] == index && u32::from(number) < recorded.accesses_of(p)
             });
+            if let Some(position) = position
+                && access.range.role == MemRangeRole::Dst
+            {
+                self.written[position as usize] = true;
+            }
             let carried = position.map(|p| &mut self.carried[recorded.access_number(p, number)]);
             match carried {
                 Some(carried) if *carried != index => *carried = index,
@@ -326,9 +361,8 @@ fn prove_fused(
     dispatch: &Dispatch,
     places: &Places<'_>,
 ) -> Result<(), Fault> {
-    let members = dispatch.origins.iter().filter_map(|&id| recorded.position(id));
-    let mut members = members.map(|position| recorded.dispatches[position as usize]);
-    if !dispatch.is_annotated() || members.any(|member| !member.is_movable()) {
+    let mut members = dispatch.origins.iter().filter_map(|&id| recorded.position(id));
+    if !dispatch.is_annotated() || members.any(|position| recorded.is_fixed(position)) {
         return Err(fault(Problem::Altered { what: "set of members" }, dispatch));
     }
     for access in dispatch.accesses() {

@@ -521,6 +521,20 @@ fn values_need_a_place_inside_their_slab() {
 }
 
 #[test]
+fn what_is_wrong_with_the_record_is_told_before_what_is_wrong_with_the_list() {
+    let kernel = [read(3, 0, 8), writes(0)];
+    let recorded = graph_of(&[&kernel, &[reads(0), write(4, 0, LEN)]]);
+    let (last, plan) = placed(&recorded, &[0]);
+    let last = changed(&last, 0, |d| d.kind = CapturedOpKind::Copy);
+    let problem = |slab: usize| {
+        let placement = Placement { plan: &plan, slab_buf_ids: &[slab] };
+        verify(&recorded, &last, Some(placement)).unwrap_err().problem
+    };
+    assert_eq!(problem(7), Problem::Altered { what: "kind" });
+    assert_eq!(problem(4), Problem::SlabInUse, "of the last dispatch that was recorded");
+}
+
+#[test]
 fn replay_needs_the_end_ordered_before_the_beginning() {
     let mut recorded = chain();
     recorded.set_replayed(true);
