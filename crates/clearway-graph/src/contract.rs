@@ -121,7 +121,8 @@ impl KernelContract {
                 declared: declared.len(),
             });
         }
-        let mut list = SmallVec::new();
+        let updates = declared.iter().filter(|b| b.role == BindingRole::ReadWrite).count();
+        let mut list = SmallVec::with_capacity(declared.len() + updates);
         for (index, binding) in declared.iter().enumerate() {
             let view = views.get(index).ok_or_else(|| GraphError::MissingBinding {
                 kernel: self.kernel.to_string(),

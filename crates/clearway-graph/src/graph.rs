@@ -144,7 +144,8 @@ impl ComputeGraph {
             accesses,
             in_place: contract.in_place(),
             origins: SmallVec::from_slice(&[id]),
-            label: Arc::from(label),
+            // Of no bytes, all share one.
+            label: if label.is_empty() { Arc::default() } else { Arc::from(label) },
         }))
     }
 

@@ -226,7 +226,7 @@ impl<'a> Pair<'a> {
     /// through them. Only those to the intermediate may have no place there, and those that another
     /// serves.
     fn carry(&self, kept: bool) -> Result<Carried, Refusal> {
-        let mut bindings = SmallVec::new();
+        let mut bindings = SmallVec::with_capacity(self.rule.bindings.len());
         let mut taken = SmallVec::<[(Member, usize); 6]>::new();
         for source in self.rule.bindings.iter().map(|bind| bind.source) {
             if let Some((member, index)) = self.source(source, kept) {
