@@ -9,7 +9,7 @@
 //! none. Any conflict is a path in that graph, and the first step of a path between two slots is
 //! itself a conflict between them, so looking at direct neighbours is enough.
 //!
-//! Nearly always nobody between writes what would move, which the users of each value tell; the
+//! Nearly always nobody between conflicts with what would move, which the users of each value tell; the
 //! hazard graph is built only where that is not enough.
 //!
 //! What many questions need lies in tables, so that a dispatch, which is ten times as large, is
@@ -24,6 +24,8 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::matcher::Pair;
+use super::order::{KindSet, Order};
 use super::owners::Owners;
 use super::report::{Place, Refusal};
 use super::rules::RULES;
@@ -54,17 +56,21 @@ pub(super) struct List<'a> {
     walls: Vec<u32>,
     /// Whether an op that some rule starts with writes a real buffer.
     real_results: bool,
-    hazards: OnceCell<HazardGraph>,
+    /// With the length of its longest edge.
+    hazards: OnceCell<(HazardGraph, u32)>,
+    pub(super) order: Order,
     /// Neighbours looked at, so that a test sees what the search costs.
     #[cfg(test)]
     pub(super) looked_at: std::cell::Cell<u64>,
 }
 
-/// A rule and a consumer it may apply to. They are tried rule by rule and in the order of recording,
-/// wherever the consumers stand by now: of two norms that could take in one sum, a list that was
-/// reordered lets the same one have it.
+/// A rule and a consumer it may apply to. They are tried rule by rule ([`Order`]) and in the order of
+/// recording, wherever the consumers stand by now: of two norms that could take in one sum, a list that
+/// was reordered lets the same one have it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Candidate {
+    /// As the order says.
+    round: u32,
     /// Index of the rule.
     pub(super) rule: u32,
     recorded: DispatchId,
@@ -127,13 +133,23 @@ struct Uses {
     unknown: Option<u32>,
 }
 
-/// Writers of a value that are looked at one by one; a value that many write would cost the square.
-const FEW_WRITERS: usize = 4;
+impl Uses {
+    /// How far the last user, at `index`, is from the first; nothing as long as nobody writes the
+    /// value. Those of unknown access do not count, since nothing ever happens to them.
+    fn span_to(&self, index: u32) -> u32 {
+        let first = self.readers.first().copied().unwrap_or(index);
+        self.writers.first().map_or(0, |&writer| index - writer.min(first))
+    }
+}
+
+/// Users of a value that are looked at one by one; a value that many use would cost the square.
+const FEW_USERS: usize = 4;
 
 impl<'a> List<'a> {
     /// The list of a graph, and the candidates in it: for each rule the consumers that read what
-    /// an op of the producer's kind wrote last.
-    pub(super) fn new(graph: &'a ComputeGraph) -> (Self, Vec<Candidate>) {
+    /// an op of the producer's kind wrote last. They are tried rule by rule over the `whole` list, or
+    /// in an order as good as that.
+    pub(super) fn new(graph: &'a ComputeGraph, whole: bool) -> (Self, Vec<Candidate>) {
         let start = graph.dispatch_table();
         let count = start.len() as u32;
         let mut uses = vec![Uses::default(); graph.values().len()];
@@ -141,11 +157,14 @@ impl<'a> List<'a> {
         let mut candidates = Vec::with_capacity(start.len());
         let (mut walls, mut real_results) = (Vec::new(), false);
         let mut written = FxHashSet::default();
+        let (mut kinds, mut in_order, mut reach) = (KindSet::default(), true, 0);
         for (index, &dispatch) in (0..count).zip(&start) {
             if !dispatch.is_movable() {
                 walls.push(index);
             }
             let brief = Brief::of(dispatch);
+            kinds.insert(dispatch.kind);
+            in_order &= briefs.last().is_none_or(|before| before.id < brief.id);
             let in_buffer = brief.result == NO_VALUE && !dispatch.bindings.is_empty();
             real_results |= in_buffer && is_producer(dispatch.kind);
             let rules = RULES.iter().zip(0..).filter(|(r, _)| r.consumer == dispatch.kind);
@@ -155,11 +174,19 @@ impl<'a> List<'a> {
                     briefs[*uses.writers.last()? as usize].kind
                 };
                 let mut kinds = rule.operands.iter().map(written_by);
-                let candidate = Candidate { rule: number, recorded: dispatch.id, consumer: index };
+                let (recorded, consumer) = (dispatch.id, index);
+                let candidate = Candidate { round: 0, rule: number, recorded, consumer };
                 kinds.any(|kind| kind == Some(rule.producer)).then_some(candidate)
             }));
             briefs.push(brief);
-            note_uses(&mut uses, &mut written, index, dispatch);
+            reach = reach.max(note_uses(&mut uses, &mut written, index, dispatch));
+        }
+        let order = match whole || !in_order {
+            true => Order::whole(),
+            false => Order::tiled(count, kinds, reach),
+        };
+        for candidate in &mut candidates {
+            candidate.round = order.round(candidate.rule, candidate.consumer);
         }
         let list = Self {
             graph,
@@ -174,6 +201,7 @@ impl<'a> List<'a> {
             walls,
             real_results,
             hazards: OnceCell::new(),
+            order,
             #[cfg(test)]
             looked_at: std::cell::Cell::new(0),
             start,
@@ -206,8 +234,20 @@ impl<'a> List<'a> {
 
     /// A rule and a consumer, in the order in which they are tried.
     pub(super) fn candidate(&self, rule: usize, consumer: u32) -> Candidate {
-        let recorded = self.briefs[consumer as usize].id;
-        Candidate { rule: rule as u32, recorded, consumer }
+        let (rule, recorded) = (rule as u32, self.briefs[consumer as usize].id);
+        Candidate { round: self.order.round(rule, consumer), rule, recorded, consumer }
+    }
+
+    /// Whether a try for one consumer reaches further than the order allows for if it concerns this
+    /// pair.
+    pub(super) fn is_far(&self, consumer: u32, pair: &Pair<'_>) -> bool {
+        let mut members = self.members(pair.producer).chain(self.members(pair.consumer));
+        members.any(|member| self.order.is_far(consumer.abs_diff(member as u32)))
+    }
+
+    /// Whether the hazard graph was asked for and reaches further than the order allows for.
+    pub(super) fn is_order_lost(&self) -> bool {
+        self.hazards.get().is_some_and(|(_, longest)| self.order.is_far(*longest))
     }
 
     /// Who stands for the dispatch of this id; one of them, if it was repeated.
@@ -279,7 +319,7 @@ impl<'a> List<'a> {
             return Ok(Place::Consumer);
         }
         self.check_walls(first, last)?;
-        if self.nobody_writes(down, first, last) {
+        if self.nobody_conflicts(down, first, last) {
             return Ok(Place::Consumer);
         }
         // Neighbours count up, so the first of many that follow the producer is found at once.
@@ -303,7 +343,7 @@ impl<'a> List<'a> {
     /// The first slot behind the producer's at which its accesses `down` come too late, and what
     /// stands there.
     pub(super) fn too_late(&self, producer: u32, down: &[Access]) -> Option<(u32, Hazard)> {
-        if self.nobody_writes(down, self.slot(producer), u32::MAX) {
+        if self.nobody_conflicts(down, self.slot(producer), u32::MAX) {
             return None;
         }
         let hazards = self
@@ -342,21 +382,22 @@ impl<'a> List<'a> {
         }
     }
 
-    /// Whether these accesses are reads of what surely nobody between two slots writes. Said without
-    /// looking at any dispatch; `false` may also mean that it is not known.
-    fn nobody_writes(&self, accesses: &[Access], first: u32, last: u32) -> bool {
-        let outside = |writer: u32| !(first + 1..last).contains(&self.slot(writer));
+    /// Whether surely nobody between two slots conflicts with these accesses. Said without looking at
+    /// any dispatch; `false` may also mean that it is not known.
+    fn nobody_conflicts(&self, accesses: &[Access], first: u32, last: u32) -> bool {
+        let outside = |user: u32| !(first + 1..last).contains(&self.slot(user));
+        let all_outside = |users: &[u32]| {
+            users.len() <= FEW_USERS
+                && users.iter().flat_map(|&user| self.owners(user)).all(outside)
+        };
         accesses.iter().map(|access| &access.range).all(|range| {
-            let kept = match NodeId::from_buf_id(range.buf_id) {
-                Some(value) => {
-                    self.uses.get(value.index()).is_some_and(|Uses { writers, .. }| {
-                        writers.len() <= FEW_WRITERS
-                            && writers.iter().flat_map(|&writer| self.owners(writer)).all(outside)
-                    })
+            match NodeId::from_buf_id(range.buf_id).map(|value| self.uses.get(value.index())) {
+                Some(Some(Uses { writers, readers, .. })) => {
+                    all_outside(writers) && (!range.is_write() || all_outside(readers))
                 }
-                None => !self.written.contains(&range.buf_id),
-            };
-            kept && !range.is_write()
+                Some(None) => false,
+                None => !range.is_write() && !self.written.contains(&range.buf_id),
+            }
         })
     }
 
@@ -384,7 +425,12 @@ impl<'a> List<'a> {
     }
 
     fn hazards(&self) -> &HazardGraph {
-        self.hazards.get_or_init(|| HazardGraph::build(&self.start))
+        let (hazards, _) = self.hazards.get_or_init(|| {
+            let hazards = HazardGraph::build(&self.start);
+            let longest = hazards.longest_edge();
+            (hazards, longest)
+        });
+        hazards
     }
 
     /// The first hazard between accesses of one dispatch and another behind it.
@@ -466,10 +512,18 @@ fn is_producer(kind: CapturedOpKind) -> bool {
     RULES.iter().any(|rule| rule.producer == kind)
 }
 
-fn note_uses(uses: &mut [Uses], written: &mut FxHashSet<usize>, index: u32, dispatch: &Dispatch) {
+/// Notes what a dispatch uses; gives how far it is from others that use the same.
+fn note_uses(
+    uses: &mut [Uses],
+    written: &mut FxHashSet<usize>,
+    index: u32,
+    dispatch: &Dispatch,
+) -> u32 {
+    let mut span = 0;
     let mut note = |value: NodeId, add: &dyn Fn(&mut Uses)| {
         if let Some(uses) = uses.get_mut(value.index()) {
             add(uses);
+            span = span.max(uses.span_to(index));
         }
     };
     for range in dispatch.ranges() {
@@ -491,6 +545,7 @@ fn note_uses(uses: &mut [Uses], written: &mut FxHashSet<usize>, index: u32, disp
             note(value, &|uses| uses.readers.push(index));
         }
     }
+    span
 }
 
 /// The first hazard between two sets of accesses in execution order.

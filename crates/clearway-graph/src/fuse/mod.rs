@@ -28,6 +28,7 @@
 mod apart;
 mod list;
 mod matcher;
+mod order;
 mod owners;
 mod report;
 mod rules;
@@ -60,8 +61,13 @@ pub(crate) fn fuse<C: KernelCatalog>(
     catalog: &mut C,
     device: &C::Device,
 ) -> Result<FuseReport> {
-    let mut stage = Stage::new(graph);
-    stage.run(catalog, device)?;
+    let mut stage = Stage::new(graph, false);
+    let mut finished = stage.run(catalog, device);
+    if stage.list.order.is_tiled() && !matches!(finished, Ok(true)) {
+        stage = Stage::new(graph, true);
+        finished = stage.run(catalog, device);
+    }
+    finished?;
     let (nodes, mut report) = stage.finish();
     if report.fired() > 0 {
         report.stripped_barriers = graph.barrier_count();
@@ -76,25 +82,34 @@ struct Stage<'a> {
     refused: FxHashMap<Candidate, SmallVec<[RefusedPair; 1]>>,
     /// By dispatch: refused candidates to try again when it changes.
     waiting: FxHashMap<u32, SmallVec<[Candidate; 2]>>,
+    /// Whether something was tried that reaches further than the order allows for.
+    far: bool,
     report: FuseReport,
 }
 
 impl<'a> Stage<'a> {
-    fn new(graph: &'a ComputeGraph) -> Self {
+    fn new(graph: &'a ComputeGraph, whole: bool) -> Self {
         let rules = RULES.iter().map(|rule| RuleCount { rule: rule.name, fired: 0 });
-        let (list, candidates) = List::new(graph);
+        let (list, candidates) = List::new(graph, whole);
         let fusions = Vec::with_capacity(candidates.len());
         let report = FuseReport { rules: rules.collect(), fusions, ..FuseReport::default() };
         let (refused, waiting) = Default::default();
-        Self { queue: candidates.into_iter().collect(), list, refused, waiting, report }
+        Self { queue: candidates.into_iter().collect(), list, refused, waiting, far: false, report }
     }
 
-    /// Tries every candidate until none is left.
-    fn run<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<()> {
+    /// Tries every candidate until none is left, or until that may give something else than rule by
+    /// rule over the whole list would; says whether it came to the end.
+    fn run<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<bool> {
         while let Some(candidate) = self.queue.pop_first() {
+            if !self.list.order.holds_at(candidate) {
+                return Ok(false);
+            }
             self.attempt(candidate, catalog, device)?;
+            if self.far || self.list.is_order_lost() {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Fuses the candidate or notes why not.
@@ -123,6 +138,7 @@ impl<'a> Stage<'a> {
             let Some(pair) = Pair::find(&RULES[rule], &self.list, consumer, operand) else {
                 continue;
             };
+            self.far |= self.list.is_far(consumer, &pair);
             if refusals.iter().any(|refused| refused.producer == pair.first.id) {
                 continue; // both operands are the same value, which has two reads then
             }
@@ -166,6 +182,7 @@ impl<'a> Stage<'a> {
         };
         let producer = pair.producer;
         let (pairs, mut hindrance) = pair.copies(&self.list);
+        self.far |= pairs.iter().any(|(_, pair)| self.list.is_far(consumer, pair));
         let repeated = pairs.len() > 1;
         let reads: SmallVec<[Access; 4]> =
             pair.first.accesses().iter().filter(|a| !a.range.is_write()).copied().collect();
@@ -243,7 +260,7 @@ impl<'a> Stage<'a> {
         self.report.fusions.push(Fusion {
             rule: RULES[rule].name,
             result: fused.id,
-            members: fused.origins.to_vec(),
+            members: fused.origins.clone(),
             kept: plan.kept,
             place: plan.place,
             repeated,

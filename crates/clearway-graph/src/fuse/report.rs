@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use smallvec::SmallVec;
 
 use crate::ids::{DispatchId, buf_name, serialize_buf};
@@ -44,7 +44,8 @@ pub struct Fusion {
     /// The dispatch that takes their place: it has the consumer's id.
     pub result: DispatchId,
     /// Recorded dispatches it stands for, each behind those whose results it reads.
-    pub members: Vec<DispatchId>,
+    #[serde(serialize_with = "as_slice")]
+    pub members: SmallVec<[DispatchId; 4]>,
     /// Whether the intermediate is still written, because something else needs it.
     pub kept: bool,
     /// Where it stands.
@@ -246,6 +247,10 @@ impl Refusal {
             _ => SmallVec::new(),
         }
     }
+}
+
+fn as_slice<S: Serializer>(ids: &[DispatchId], serializer: S) -> Result<S::Ok, S::Error> {
+    ids.serialize(serializer)
 }
 
 /// A flag that most entries do not carry is left out of their data.

@@ -3,6 +3,7 @@
 mod chains;
 mod fires;
 mod meaning;
+mod order;
 mod random;
 mod refuses;
 mod repeats;

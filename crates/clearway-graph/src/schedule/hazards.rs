@@ -52,6 +52,12 @@ impl HazardGraph {
         self.succs.of(index)
     }
 
+    /// The most dispatches that one edge leads on.
+    pub(crate) fn longest_edge(&self) -> u32 {
+        let length = |index: usize| Some(index as u32 - self.preds(index).first()?);
+        (0..self.preds.len()).filter_map(length).max().unwrap_or(0)
+    }
+
     /// Length of the longest path that ends at each dispatch, counted from 0.
     pub fn asap_levels(&self) -> Vec<u32> {
         let mut levels = vec![0; self.preds.len()];

@@ -141,7 +141,7 @@ fn of_two_products_the_first_operand_is_taken() {
     list.op(Kind::Add, &[b, a]);
     let (graph, report) = list.fuse(&mut TestCatalog::new());
     assert_eq!(kinds(&graph), [Kind::MatMul, Kind::MatMulAdd]);
-    assert_eq!(report.fusions[0].members, [1, 2].map(DispatchId));
+    assert_eq!(*report.fusions[0].members, [1, 2].map(DispatchId));
 
     // Unless it cannot be: then the second is.
     let mut list = List::default();
@@ -150,7 +150,7 @@ fn of_two_products_the_first_operand_is_taken() {
     list.op(Kind::Add, &[b, a]);
     list.output(b);
     let (_, report) = list.fuse(&mut TestCatalog::new());
-    assert_eq!(report.fusions[0].members, [0, 2].map(DispatchId));
+    assert_eq!(*report.fusions[0].members, [0, 2].map(DispatchId));
     assert_eq!(report.refusals, []);
 }
 
@@ -327,4 +327,23 @@ fn the_report_reads_as_text_and_as_data() {
         "place": "producer",
     });
     assert_eq!(json["fusions"][1], fusion);
+}
+
+#[test]
+fn a_producer_does_not_pass_a_write_of_what_it_reads() {
+    let full = layout(&[ROWS, COLS]);
+    for in_buffer in [false, true] {
+        let mut graph = ComputeGraph::new();
+        let [x, up, gate, y] = [(); 4].map(|()| graph.declare_value(full));
+        for input in [x, up] {
+            graph.mark_input(input.value().unwrap()).unwrap();
+        }
+        let x = if in_buffer { TensorView { buf_id: 5, ..x } } else { x };
+        Step::new(Kind::Silu, &[x, gate]).record(&mut graph, "");
+        Step::new(Kind::Fill, &[x]).record(&mut graph, "");
+        Step::new(Kind::Mul, &[gate, up, y]).record(&mut graph, "");
+        assert_eq!(graph.fuse(&mut TestCatalog::new(), &()).unwrap(), 1);
+        let kinds: Vec<_> = graph.dispatches().map(|dispatch| dispatch.kind).collect();
+        assert_eq!(kinds, [Kind::SiluMul, Kind::Fill], "in a buffer: {in_buffer}");
+    }
 }

@@ -70,7 +70,7 @@ fn check_fused(rule: &Rule, setup: &Setup, kept: bool) -> Dispatch {
     assert_eq!(fused.origins.to_vec(), [Setup::PRODUCER, id], "{what}");
     assert_eq!(&*fused.label, "first+second", "{what}");
     let fusion = &report.fusions[0];
-    assert_eq!((fusion.result, &fusion.members), (id, &fused.origins.to_vec()), "{what}");
+    assert_eq!((fusion.result, &fusion.members), (id, &fused.origins), "{what}");
     assert_eq!(fusion.kept, kept, "{what}");
     assert!(!fusion.repeated && report.repeats == 0, "{what}");
     check_origins(rule, &recorded, &fused, setup, kept);

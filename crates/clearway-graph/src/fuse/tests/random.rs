@@ -49,19 +49,24 @@ fn check(recorded: &ComputeGraph, fused: &ComputeGraph, report: &FuseReport, wha
 }
 
 /// Ops of a model on values that are written once, with weights and caches in real buffers.
-struct Model {
+pub(super) struct Model {
     rng: Rng,
     graph: ComputeGraph,
     /// Values, and which op made them.
     made: Vec<(TensorView, Kind)>,
     buffers: usize,
     caches: Vec<TensorView>,
+    /// Values that may be operands, from the last one made on back, and how many of a hundred are one
+    /// of the last few.
+    window: usize,
+    few: u64,
 }
 
 impl Model {
     fn new(seed: u64) -> Self {
         let (rng, graph) = (Rng::new(seed), ComputeGraph::new());
-        let mut model = Self { rng, graph, made: Vec::new(), buffers: 0, caches: Vec::new() };
+        let (made, caches) = Default::default();
+        let mut model = Self { rng, graph, made, buffers: 0, caches, window: usize::MAX, few: 85 };
         for _ in 0..2 {
             let input = model.graph.declare_value(full());
             model.graph.mark_input(input.value().unwrap()).unwrap();
@@ -72,8 +77,13 @@ impl Model {
         model
     }
 
+    /// One in which no value is used long after it was made.
+    pub(super) fn of_short_lives(seed: u64) -> Self {
+        Self { window: 6, few: 60, ..Self::new(seed) }
+    }
+
     /// The list of this many ops.
-    fn list(mut self, ops: u64) -> ComputeGraph {
+    pub(super) fn list(mut self, ops: u64) -> ComputeGraph {
         for _ in 0..ops {
             self.op();
         }
@@ -105,6 +115,9 @@ impl Model {
         ];
         if self.rng.chance(12) {
             return self.products();
+        }
+        if self.window < usize::MAX && self.rng.chance(80) {
+            self.caches = [(); 2].map(|()| self.buffer(layout(&[6, 2, COLS / 2]))).to_vec();
         }
         let kind = KINDS[self.rng.below(KINDS.len() as u64) as usize];
         match kind {
@@ -209,16 +222,25 @@ impl Model {
 
     /// One of the last few values.
     fn recent(&mut self) -> (TensorView, Kind) {
-        let window = self.made.len().saturating_sub(4);
-        let pool = if self.rng.chance(85) { &self.made[window..] } else { &self.made[..] };
+        let made = self.alive();
+        let few = made.len().saturating_sub(4)..;
+        let pool = if self.rng.chance(self.few) { &made[few] } else { &made[..] };
         *self.rng.pick(pool).unwrap()
+    }
+
+    /// The values that may be operands.
+    fn alive(&self) -> Vec<(TensorView, Kind)> {
+        self.made[self.made.len().saturating_sub(self.window)..].to_vec()
     }
 
     /// A value that is no norm.
     fn plain(&mut self) -> TensorView {
         let mut plain = self.recent();
         while plain.1 == Kind::RmsNorm {
-            plain = *self.rng.pick(&self.made).unwrap();
+            plain = match self.made.iter().rev().take(self.window).find(|m| m.1 != Kind::RmsNorm) {
+                Some(_) => *self.rng.pick(&self.alive()).unwrap(),
+                None => (self.value(Kind::Silu, &[plain.0], full()), Kind::Silu),
+            };
         }
         plain.0
     }
@@ -307,7 +329,7 @@ fn the_search_costs_as_much_as_the_list_is_long() {
             (format!("{what}, every kernel"), TestCatalog::new()),
             (format!("{what}, no kernel"), no_kernels()),
         ] {
-            let mut stage = Stage::new(&graph);
+            let mut stage = Stage::new(&graph, true);
             stage.run(&mut catalog, &()).unwrap();
             let (asked, looked_at) = (catalog.requests.len(), stage.list.looked_at.get());
             assert!(asked <= COUNT && looked_at <= 4 * COUNT as u64, "{what}: {asked} {looked_at}");
