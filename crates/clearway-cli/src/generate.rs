@@ -127,7 +127,7 @@ impl Talker<'_> {
             let room = self.engine.context() - self.engine.position();
             let count = room.min(self.limit - 1);
             let options = *self.sampler.options();
-            self.engine.generate(token, count, &options, tokenizer.ends(), &mut |next| {
+            self.engine.generate(token, count, &options, &mut |next| {
                 answer.tokens.push(token);
                 token = next;
                 ended = tokenizer.is_end(next);

@@ -202,16 +202,6 @@ pub trait Program: Send {
         self.finish(runs)
     }
 
-    /// Allows the device to skip runs, or dispatches of them, while the first word of `flag` is 0. It
-    /// looks at the word when that is cheap, so runs may still be done: for a list that clears the flag
-    /// itself and then leaves alone what others read. Returns whether the device ever skips.
-    ///
-    /// # Errors
-    /// [`GpuError::ForeignBuffer`]; what the device reports.
-    fn skip_while_zero(&mut self, _flag: &Buffer) -> Result<bool> {
-        Ok(false)
-    }
-
     /// Runs it once, waits, and says how long its parts took. The memory afterwards is that of
     /// [`run`](Self::run) in both modes.
     ///

@@ -96,7 +96,7 @@ fn check(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions, some: usi
             looped.push(token);
             true
         };
-        engine.generate(first, 3, &options, &[], keep).unwrap();
+        engine.generate(first, 3, &options, keep).unwrap();
         assert_eq!(engine.position(), tokens.len() + 3);
         engine.truncate(tokens.len());
         let mut stepped = vec![first];

@@ -116,15 +116,6 @@ impl Executable {
         Ok(self.program.finish(runs)?)
     }
 
-    /// Allows the device to skip runs while the first word of `flag` is 0: see
-    /// [`clearway_gpu::Program::skip_while_zero`]. Returns whether it ever does.
-    ///
-    /// # Errors
-    /// What the device reports.
-    pub fn skip_while_zero(&mut self, flag: &Buffer) -> Result<bool> {
-        Ok(self.program.skip_while_zero(flag)?)
-    }
-
     /// Uploads an input.
     ///
     /// # Errors

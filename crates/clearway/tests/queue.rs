@@ -1,4 +1,4 @@
-//! Runs that are handed over before earlier ones are done, and runs that a flag lets the device skip.
+//! Runs that are handed over before earlier ones are done.
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use rustc_hash::FxHashMap;
@@ -14,16 +14,15 @@ use clearway::{
 
 const SLOTS: u32 = 64;
 
-/// The list of these tests: `work` counts its runs in a word; `post` counts its own, puts both counts
-/// into the mailbox and clears the flag when `work` has reached `limit`.
+/// A list that `work`s, counting its runs in a word, and `post`s: counts its own and puts both counts into
+/// the mailbox.
 struct Counting {
     executable: Executable,
     mailbox: Buffer,
-    flag: Buffer,
 }
 
 impl Counting {
-    fn new(device: Arc<dyn Device>, limit: u32) -> Self {
+    fn new(device: Arc<dyn Device>) -> Self {
         let executor = GraphExecutor::on(device.clone());
         let (work, post) = (work(), post());
         let contracts = (work.contract.clone(), post.contract.clone());
@@ -32,9 +31,7 @@ impl Counting {
         let count = device.alloc(4).unwrap();
         let posts = device.alloc(4).unwrap();
         let mailbox = device.alloc_mailbox(u64::from(SLOTS) * 8).unwrap();
-        let flag = device.alloc(4).unwrap();
-        flag.write_slice(0, &[1_u32]).unwrap();
-        let buffers = [&count, &posts, &mailbox, &flag];
+        let buffers = [&count, &posts, &mailbox];
         let view = |index: usize| -> TensorView {
             let buf_len = buffers[index].len();
             let layout = Layout::new(DType::U32, &[buf_len as usize / 4]).unwrap();
@@ -45,10 +42,10 @@ impl Counting {
         let mut graph = ComputeGraph::new();
         let kind = CapturedOpKind::Custom;
         graph.dispatch(kind, &contracts.0, &[view(0)], &[], "work").unwrap();
-        let views = [view(0), view(1), view(2), view(3)];
-        graph.dispatch(kind, &contracts.1, &views, &[limit], "post").unwrap();
+        let views = [view(0), view(1), view(2)];
+        graph.dispatch(kind, &contracts.1, &views, &[], "post").unwrap();
         let executable = executor.compile(&graph, &bound, &CompileOptions::default()).unwrap();
-        Self { executable, mailbox, flag }
+        Self { executable, mailbox }
     }
 
     /// What the mailbox holds in a slot: runs of `work` and of `post`.
@@ -75,20 +72,16 @@ fn post() -> CustomKernel {
         BindingContract::new("count", BindingRole::Read),
         BindingContract::new("posts", BindingRole::ReadWrite),
         BindingContract::new("mailbox", BindingRole::ReadWrite),
-        BindingContract::new("flag", BindingRole::ReadWrite),
     ];
     let cpu = CpuKernel::new(
         |_, _| Grid::rows(1, 1),
         |piece| {
-            let (count, limit) = (piece.src::<u32>(0)[0], piece.int(0));
+            let count = piece.src::<u32>(0)[0];
             let posts = piece.dst_row::<u32>(1, 0)[0] + 1;
             piece.dst_row::<u32>(1, 0)[0] = posts;
             let slot = (posts - 1) as usize * 2;
             piece.dst_row::<u32>(2, 0)[slot] = count;
             piece.dst_row::<u32>(2, 0)[slot + 1] = posts;
-            if count >= limit {
-                piece.dst_row::<u32>(3, 0)[0] = 0;
-            }
         },
     );
     let wgsl = "
@@ -98,7 +91,6 @@ fn main() {
     put_o1(0u, posts);
     put_o2(2u * posts - 2u, get_o0(0u));
     put_o2(2u * posts - 1u, posts);
-    if (get_o0(0u) >= arg(0u)) { put_o3(0u, 0u); }
 }
 ";
     CustomKernel::new(KernelContract::new("test.post", bindings))
@@ -115,7 +107,7 @@ fn devices() -> Vec<Arc<dyn Device>> {
 #[test]
 fn results_of_finished_runs_are_seen_while_others_are_under_way() {
     for device in devices() {
-        let mut counting = Counting::new(device, u32::MAX);
+        let mut counting = Counting::new(device);
         let first = counting.executable.start(3).unwrap();
         let second = counting.executable.start(40).unwrap();
         counting.executable.finish(first).unwrap();
@@ -126,41 +118,5 @@ fn results_of_finished_runs_are_seen_while_others_are_under_way() {
         counting.executable.finish(third).unwrap();
         assert_eq!(counting.slot(63), (64, 64));
         assert_eq!(counting.slot(0), (1, 1), "what was there stays");
-    }
-}
-
-#[test]
-fn a_flag_that_the_list_clears_lets_the_rest_of_the_queue_be_skipped() {
-    for device in devices() {
-        let info = device.info().clone();
-        let mut counting = Counting::new(device, 5);
-        let can = counting.executable.skip_while_zero(&counting.flag).unwrap();
-        println!("{}: {}", info.name, if can { "skips" } else { "cannot skip" });
-        assert!(can || !info.description.contains("llvmpipe"), "this driver can");
-        // The device may look at the flag only now and then, but it does look.
-        let runs = counting.executable.start(SLOTS as usize).unwrap();
-        counting.executable.finish(runs).unwrap();
-        let done = (0..SLOTS as usize).filter(|&slot| counting.slot(slot) != (0, 0)).count();
-        assert_eq!(counting.slot(4), (5, 5), "until then every run is whole");
-        if can {
-            assert!((5..40).contains(&done), "{done} runs after all");
-            counting.flag.write_slice(0, &[1_u32]).unwrap();
-            counting.executable.run().unwrap();
-            assert_ne!(counting.slot(done), (0, 0), "the flag decides anew");
-        } else {
-            assert_eq!(done, SLOTS as usize);
-        }
-    }
-}
-
-#[test]
-fn a_flag_that_is_set_skips_nothing() {
-    for device in devices() {
-        let mut counting = Counting::new(device, u32::MAX);
-        counting.executable.skip_while_zero(&counting.flag).unwrap();
-        let runs = counting.executable.start(50).unwrap();
-        counting.executable.run_many(14).unwrap();
-        counting.executable.finish(runs).unwrap();
-        assert_eq!(counting.slot(63), (64, 64));
     }
 }

@@ -207,7 +207,7 @@ impl Bench<'_> {
                 let temperature = self.args.temp;
                 let options =
                     SamplerOptions { temperature, min_p: 0.0, ..SamplerOptions::default() };
-                engine.generate(tokens[0], count, &options, &[], &mut |_| !interrupt::wanted())?;
+                engine.generate(tokens[0], count, &options, &mut |_| !interrupt::wanted())?;
                 interrupt::check()?;
             }
             Test::Prompt(_) => {

@@ -46,8 +46,6 @@ pub(super) struct Context {
     pub(super) buffers: Mutex<FxHashMap<usize, Weak<VulkanMemory>>>,
     /// Names commands for debuggers and for what the validation layer says.
     pub(super) labels: Option<ext::debug_utils::Device>,
-    /// Lets commands depend on a word in memory, where the device can.
-    pub(super) conditions: Option<ext::conditional_rendering::Device>,
     pub(super) instance: Arc<Instance>,
 }
 
@@ -80,12 +78,8 @@ impl Context {
         let tuner = Tuner::new(&adapter, instance.options);
         let labels =
             instance.options.validate.then(|| ext::debug_utils::Device::new(&instance.raw, &raw));
-        let conditions = adapter
-            .conditional
-            .then(|| ext::conditional_rendering::Device::new(&instance.raw, &raw));
         Ok(Arc::new(Self {
             labels,
-            conditions,
             info,
             adapter,
             raw,
@@ -226,9 +220,6 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     if adapter.target.cooperative {
         extensions.push(khr::cooperative_matrix::NAME.as_ptr());
     }
-    if adapter.conditional {
-        extensions.push(ext::conditional_rendering::NAME.as_ptr());
-    }
     let mut f11 = vk::PhysicalDeviceVulkan11Features::default()
         .storage_buffer16_bit_access(true)
         .uniform_and_storage_buffer16_bit_access(true);
@@ -253,11 +244,6 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .push_next(&mut f13);
     if adapter.target.cooperative {
         info = info.push_next(&mut matrix);
-    }
-    let mut conditional =
-        vk::PhysicalDeviceConditionalRenderingFeaturesEXT::default().conditional_rendering(true);
-    if adapter.conditional {
-        info = info.push_next(&mut conditional);
     }
     // SAFETY: the features and extensions asked for were found on this device.
     unsafe { instance.raw.create_device(adapter.raw, &info, None) }

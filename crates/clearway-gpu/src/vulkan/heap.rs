@@ -144,11 +144,12 @@ impl Heap {
         if size > context.adapter.max_buffer_bytes || size > context.available(self.heap) {
             return Err(self.out_of_memory(context, size));
         }
-        let (buffer, memory) = allocate(context, size, self.memory_type, buffer_usage(context))
-            .map_err(|error| match error {
+        let (buffer, memory) = allocate(context, size, self.memory_type, buffer_usage()).map_err(
+            |error| match error {
                 GpuError::OutOfMemory { .. } => self.out_of_memory(context, size),
                 other => other,
-            })?;
+            },
+        )?;
         let mapped = map(context, memory, self.flags)?;
         Ok(Block { id, buffer, memory, mapped, size, free: vec![(0, size)] })
     }
@@ -196,14 +197,11 @@ impl Block {
 }
 
 /// What blocks are used for.
-fn buffer_usage(context: &Context) -> vk::BufferUsageFlags {
-    use vk::BufferUsageFlags as Usage;
-    let usual =
-        Usage::STORAGE_BUFFER | Usage::UNIFORM_BUFFER | Usage::TRANSFER_SRC | Usage::TRANSFER_DST;
-    match context.conditions {
-        Some(_) => usual | Usage::CONDITIONAL_RENDERING_EXT,
-        None => usual,
-    }
+fn buffer_usage() -> vk::BufferUsageFlags {
+    vk::BufferUsageFlags::STORAGE_BUFFER
+        | vk::BufferUsageFlags::UNIFORM_BUFFER
+        | vk::BufferUsageFlags::TRANSFER_SRC
+        | vk::BufferUsageFlags::TRANSFER_DST
 }
 
 fn device_type(adapter: &Adapter) -> u32 {

@@ -41,8 +41,6 @@ pub(super) struct Adapter {
     pub(super) timestamp_bits: u32,
     pub(super) fixed_subgroup: bool,
     pub(super) target: Target,
-    /// Whether commands can depend on a word in memory.
-    pub(super) conditional: bool,
     /// Bytes of weights that groups may read ahead.
     pub(super) read_ahead: u64,
     /// What it lacks that cannot be done without.
@@ -191,11 +189,10 @@ impl Instance {
             (_, None) => Some("a compute queue"),
             _ => None,
         };
-        let (mut cooperative, mut packed_dot, mut conditional) = (false, false, false);
+        let (mut cooperative, mut packed_dot) = (false, false);
         if missing.is_none() {
-            let features = self.features(raw, &has);
+            let features = self.features(raw, has(khr::cooperative_matrix::NAME));
             missing = features.missing;
-            conditional = features.conditional;
             packed_dot = vulkan13.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
             cooperative = features.cooperative && self.has_square_tiles(raw);
             if !packed_dot {
@@ -243,7 +240,6 @@ impl Instance {
             timestamp_bits: family.map_or(0, |f| families[f].timestamp_valid_bits),
             fixed_subgroup: vulkan13.min_subgroup_size == vulkan13.max_subgroup_size,
             target,
-            conditional,
             read_ahead: self.options.read_ahead.unwrap_or(match properties.device_type {
                 vk::PhysicalDeviceType::DISCRETE_GPU => READ_AHEAD,
                 _ => 0, // memory that is shared with the host is never idle enough
@@ -262,7 +258,7 @@ impl Instance {
         std::array::from_fn(|heap| budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]))
     }
 
-    fn features(&self, raw: vk::PhysicalDevice, has: &dyn Fn(&CStr) -> bool) -> Found {
+    fn features(&self, raw: vk::PhysicalDevice, ask_cooperative: bool) -> Found {
         let mut f11 = vk::PhysicalDeviceVulkan11Features::default();
         let mut f12 = vk::PhysicalDeviceVulkan12Features::default();
         let mut f13 = vk::PhysicalDeviceVulkan13Features::default();
@@ -271,12 +267,8 @@ impl Instance {
             .push_next(&mut f11)
             .push_next(&mut f12)
             .push_next(&mut f13);
-        if has(khr::cooperative_matrix::NAME) {
+        if ask_cooperative {
             features = features.push_next(&mut matrix);
-        }
-        let mut conditional = vk::PhysicalDeviceConditionalRenderingFeaturesEXT::default();
-        if has(ext::conditional_rendering::NAME) {
-            features = features.push_next(&mut conditional);
         }
         // SAFETY: every structure in the chain is known to the device's version or extensions.
         unsafe { self.raw.get_physical_device_features2(raw, &mut features) };
@@ -293,11 +285,7 @@ impl Instance {
         ];
         let missing = needed.iter().find(|(has, _)| *has != vk::TRUE).map(|&(_, name)| name);
         let model = f12.vulkan_memory_model == vk::TRUE;
-        Found {
-            missing,
-            cooperative: matrix.cooperative_matrix == vk::TRUE && model,
-            conditional: conditional.conditional_rendering == vk::TRUE,
-        }
+        Found { missing, cooperative: matrix.cooperative_matrix == vk::TRUE && model }
     }
 
     /// Whether the device multiplies 16x16 tiles of f16 into f32 sums across a subgroup.
@@ -317,7 +305,6 @@ impl Instance {
 struct Found {
     missing: Option<&'static str>,
     cooperative: bool,
-    conditional: bool,
 }
 
 impl Adapter {

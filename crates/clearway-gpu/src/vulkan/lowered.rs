@@ -181,15 +181,6 @@ impl Lowered {
         Ok(vec![Arc::new(scratch), Arc::new(tickets)])
     }
 
-    /// What the steps of each group write.
-    pub(super) fn written(&self) -> Vec<Vec<Range>> {
-        let written = |step: &Step| -> Vec<Range> {
-            step.bound.written.iter().map(|&i| Range::of(&step.bound.ranges[i])).collect()
-        };
-        let groups = self.groups().into_iter();
-        groups.map(|group| self.steps[group].iter().flat_map(written).collect()).collect()
-    }
-
     /// Ranges of steps between barriers.
     pub(super) fn groups(&self) -> Vec<std::ops::Range<usize>> {
         let mut start = 0;

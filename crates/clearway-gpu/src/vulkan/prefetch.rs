@@ -21,7 +21,7 @@ impl Range {
         Self { buffer: info.buffer.as_raw(), start: info.offset, bytes: info.range }
     }
 
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
+    fn overlaps(&self, other: &Self) -> bool {
         self.buffer == other.buffer
             && self.start < other.start + other.bytes
             && other.start < self.start + self.bytes

@@ -12,9 +12,8 @@ use super::lowered::{Lowered, Role};
 use super::memory::VulkanMemory;
 use super::pace::Pace;
 use super::pipeline::Wanted;
-use super::prefetch::Range;
-use super::record::{Clock, Edge, Guard};
-use crate::device::{Buffer, DeviceMemory, Program, Ticket};
+use super::record::{Clock, Edge};
+use crate::device::{DeviceMemory, Program, Ticket};
 use crate::error::Result;
 use crate::profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
 use crate::wgsl::Packing;
@@ -30,15 +29,11 @@ pub(super) struct VulkanProgram {
     sets_pool: vk::DescriptorPool,
     pub(super) launches: Vec<Launch>,
     pub(super) groups: Vec<std::ops::Range<usize>>,
-    /// Ranges that dispatches of each group write.
-    written: Vec<Vec<Range>>,
-    /// The word that lets runs be skipped.
-    pub(super) guard: Option<Guard>,
     /// What was handed over last.
     running: Ticket,
     pace: Pace,
     /// Keeps operands and uniform blocks alive.
-    memory: Vec<Arc<VulkanMemory>>,
+    _memory: Vec<Arc<VulkanMemory>>,
 }
 
 /// Command buffers of one submission at most.
@@ -99,15 +94,13 @@ impl VulkanProgram {
             sets_pool: vk::DescriptorPool::null(),
             launches: Vec::with_capacity(lowered.steps.len()),
             groups: lowered.groups(),
-            written: lowered.written(),
-            guard: None,
             running: Ticket::default(),
             pace: Pace::default(),
-            memory: Vec::new(),
+            _memory: Vec::new(),
         };
         program.make_sets(&lowered, &blocks, &pipelines)?;
         memory.push(Arc::new(blocks));
-        program.memory = memory;
+        program._memory = memory;
         program.commands = program.allocate_commands()?;
         program.record(program.commands, 1, None)?;
         Ok(program)
@@ -336,25 +329,6 @@ impl Program for VulkanProgram {
     fn run_many(&mut self, times: usize) -> Result<()> {
         let runs = self.start(times)?;
         if times <= LONG { self.wait() } else { self.finish(runs) }
-    }
-
-    fn skip_while_zero(&mut self, flag: &Buffer) -> Result<bool> {
-        if self.context.conditions.is_none() {
-            return Ok(false);
-        }
-        let memory = self.context.memory(flag.id())?;
-        let (buffer, offset) = (memory.piece.buffer, memory.piece.offset);
-        let word = Range::of(&vk::DescriptorBufferInfo { buffer, offset, range: 4 });
-        let writes = |group: &Vec<Range>| group.iter().any(|range| range.overlaps(&word));
-        let group = self.written.iter().position(writes);
-        self.wait()?;
-        self.guard = Some(Guard { buffer, offset, group });
-        self.memory.push(memory);
-        self.record(self.commands, 1, None)?;
-        if let Some(many) = self.many {
-            self.record(many, MANY, None)?;
-        }
-        Ok(true)
     }
 
     fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {

@@ -7,15 +7,6 @@ use super::program::VulkanProgram;
 use crate::error::Result;
 use crate::profile::ProfileMode;
 
-/// A word that lets runs be skipped.
-#[derive(Clone, Copy)]
-pub(super) struct Guard {
-    pub(super) buffer: vk::Buffer,
-    pub(super) offset: u64,
-    /// The first group that writes it, if one does.
-    pub(super) group: Option<usize>,
-}
-
 /// Time stamps of one profiled run.
 pub(super) struct Clock {
     pub(super) pool: vk::QueryPool,
@@ -28,12 +19,8 @@ pub(super) struct Clock {
 pub(super) enum Edge {
     /// Before the first dispatch, against earlier submissions.
     Start,
-    /// Between two groups.
+    /// Between two groups, or two runs.
     Group,
-    /// Between two groups, the second of which writes the word that lets runs be skipped.
-    Guarded,
-    /// Between two runs.
-    Again,
     /// After the last dispatch, for host and transfers.
     End,
 }
@@ -55,16 +42,10 @@ impl VulkanProgram {
         // SAFETY: the commands are not in use.
         unsafe { raw.begin_command_buffer(commands, &begin) }
             .map_err(|e| self.context.error("vkBeginCommandBuffer", e))?;
-        // Looking at the word costs as much as several phases, so only many runs together do.
-        let guard = self.guard.filter(|_| runs > 1);
         for run in 0..runs {
-            self.barrier(commands, if run == 0 { Edge::Start } else { Edge::Again });
-            if run == 0 {
-                self.begin_guard(commands, guard);
-            }
+            self.barrier(commands, if run == 0 { Edge::Start } else { Edge::Group });
             self.record_run(commands, clock);
         }
-        self.end_guard(commands, guard);
         self.barrier(commands, Edge::End);
         // SAFETY: the commands are being recorded.
         unsafe { raw.end_command_buffer(commands) }
@@ -79,8 +60,7 @@ impl VulkanProgram {
         let mut bound = vk::Pipeline::null();
         for (index, group) in self.groups.iter().enumerate() {
             if index > 0 && !serialised {
-                let writes = self.guard.is_some_and(|guard| guard.group == Some(index));
-                self.barrier(commands, if writes { Edge::Guarded } else { Edge::Group });
+                self.barrier(commands, Edge::Group);
             }
             for launch in &self.launches[group.clone()] {
                 if serialised && launch.role == Role::Ahead {
@@ -129,36 +109,11 @@ impl VulkanProgram {
         }
     }
 
-    /// From here on dispatches are done only if the word is not 0.
-    fn begin_guard(&self, commands: vk::CommandBuffer, guard: Option<Guard>) {
-        let (Some(Guard { buffer, offset, .. }), Some(conditions)) =
-            (guard, &self.context.conditions)
-        else {
-            return;
-        };
-        let info = vk::ConditionalRenderingBeginInfoEXT::default().buffer(buffer).offset(offset);
-        // SAFETY: pieces start at multiples of 4 in buffers made for this, and the program keeps the
-        // memory. A run in between may write the word: whether what follows it is done is then up to
-        // the device, which is what was promised.
-        unsafe { (conditions.fp().cmd_begin_conditional_rendering_ext)(commands, &raw const info) };
-    }
-
-    fn end_guard(&self, commands: vk::CommandBuffer, guard: Option<Guard>) {
-        if let (Some(_), Some(conditions)) = (guard, &self.context.conditions) {
-            // SAFETY: the guard was begun in these commands.
-            unsafe { (conditions.fp().cmd_end_conditional_rendering_ext)(commands) };
-        }
-    }
-
     pub(super) fn barrier(&self, commands: vk::CommandBuffer, edge: Edge) {
         use vk::{AccessFlags2 as Access, PipelineStageFlags2 as Stage};
         let (shader, transfer) = (Stage::COMPUTE_SHADER, Stage::TRANSFER);
         let written = Access::SHADER_STORAGE_WRITE;
         let touched = written | Access::SHADER_STORAGE_READ;
-        let (guards, guarded) = match self.guard {
-            Some(_) => (Stage::CONDITIONAL_RENDERING_EXT, Access::CONDITIONAL_RENDERING_READ_EXT),
-            None => (Stage::NONE, Access::NONE),
-        };
         let barrier = vk::MemoryBarrier2::default();
         let barrier = [match edge {
             Edge::Group => barrier
@@ -166,22 +121,11 @@ impl VulkanProgram {
                 .src_access_mask(written)
                 .dst_stage_mask(shader)
                 .dst_access_mask(touched),
-            // The word was read before, and is written now.
-            Edge::Guarded => barrier
-                .src_stage_mask(shader | Stage::CONDITIONAL_RENDERING_EXT)
-                .src_access_mask(written)
-                .dst_stage_mask(shader)
-                .dst_access_mask(touched),
-            Edge::Again => barrier
-                .src_stage_mask(shader)
-                .src_access_mask(written)
-                .dst_stage_mask(shader | guards)
-                .dst_access_mask(touched | guarded),
             Edge::Start => barrier
                 .src_stage_mask(shader | transfer)
                 .src_access_mask(written | Access::TRANSFER_WRITE)
-                .dst_stage_mask(shader | guards)
-                .dst_access_mask(touched | Access::UNIFORM_READ | guarded),
+                .dst_stage_mask(shader)
+                .dst_access_mask(touched | Access::UNIFORM_READ),
             Edge::End => barrier
                 .src_stage_mask(shader)
                 .src_access_mask(written)

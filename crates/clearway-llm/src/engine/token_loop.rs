@@ -2,8 +2,7 @@
 //!
 //! One graph holds a whole step: embedding, layers, head, the choice of a token, and a small kernel
 //! that hands the token and the next position to the step after it. The host hands over several steps
-//! at a time, the next ones before the last ones are done, and reads their tokens from a ring. After a
-//! token that ends the text a flag lets the device skip what still stands in its queue.
+//! at a time, the next ones before the last ones are done, and reads their tokens from a ring.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -26,9 +25,6 @@ const AHEAD: usize = 2;
 const RING: usize = AHEAD * TOGETHER;
 /// How long steps that are handed over together may take: text must still flow.
 const PATIENCE: Duration = Duration::from_millis(60);
-/// Tokens that end the text which the device looks for, as many as a workgroup of the kernel has
-/// invocations; after others only the host stops.
-const STOPS: usize = 16;
 /// Best tokens among which the device draws at most; they are looked at one by one.
 const MOST_DRAWN: usize = 160;
 
@@ -63,9 +59,6 @@ impl Choice {
 pub(super) struct TokenLoop {
     step: Step,
     ring: Buffer,
-    /// 1 until a token of `stops` was chosen.
-    going: Buffer,
-    stops: Buffer,
     /// State of the random numbers, for draws.
     random: Buffer,
     pub(super) choice: Choice,
@@ -85,9 +78,9 @@ impl Engine {
         self.options.replay && self.executor.device().host_is_far()
     }
 
-    /// Reads `token` into the cache and generates `count` tokens after it, all on the device, or fewer
-    /// where one of them is in `stops`. `seen` gets each of them as soon as the host has it and says
-    /// whether to go on; what was generated beyond is forgotten.
+    /// Reads `token` into the cache and generates `count` tokens after it, all on the device. `seen` gets
+    /// each of them as soon as the host has it and says whether to go on. What the device generates
+    /// beyond a stop is forgotten; work that comes later waits for it, a tenth of a second at most.
     ///
     /// # Errors
     /// [`EngineError::ContextFull`] where the context ends first, with what was generated lost;
@@ -97,7 +90,6 @@ impl Engine {
         token: u32,
         count: usize,
         options: &SamplerOptions,
-        stops: &[u32],
         seen: &mut dyn FnMut(u32) -> bool,
     ) -> Result<()> {
         let Some(choice) = Choice::of(options) else {
@@ -115,23 +107,20 @@ impl Engine {
             Some(looped) => looped,
             None => self.compile_loop(choice)?,
         };
-        let outcome = self.begin_loop(&looped, token, options.seed, stops).and_then(|()| {
-            self.run_loop(&mut looped, count, &mut |next| seen(next) && !stops.contains(&next))
-        });
+        let outcome = self
+            .begin_loop(&looped, token, options.seed)
+            .and_then(|()| self.run_loop(&mut looped, count, seen));
         self.looped = Some(looped);
         outcome
     }
 
     /// Writes what the first step reads.
-    fn begin_loop(&self, looped: &TokenLoop, token: u32, seed: u64, stops: &[u32]) -> Result<()> {
+    fn begin_loop(&self, looped: &TokenLoop, token: u32, seed: u64) -> Result<()> {
         looped.step.tokens.write_slice(0, &[token])?;
         looped.step.positions.write_slice(0, &[self.position as u32])?;
         let fresh = (self.position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed;
         looped.random.write_slice(0, &[fresh as u32 | 1, (fresh >> 32) as u32])?;
-        let mut watched = [u32::MAX; STOPS];
-        watched.iter_mut().zip(stops).for_each(|(slot, &stop)| *slot = stop);
-        looped.stops.write_slice(0, &watched)?;
-        Ok(looped.going.write_slice(0, &[1_u32])?)
+        Ok(())
     }
 
     fn run_loop(
@@ -173,7 +162,6 @@ impl Engine {
         let device = self.executor.device().clone();
         let (tokens, positions) = (device.alloc(4)?, device.alloc(4)?);
         let (ring, random) = (device.alloc_mailbox(4 * RING as u64)?, device.alloc(8)?);
-        let (going, stops) = (device.alloc(4)?, device.alloc(4 * STOPS as u64)?);
         let mut bound = self.bind(&recorded, &tokens, &positions)?;
         let find = |name: &str| recorded.externals.iter().position(|e| e.name == name);
         let (Some(token_id), Some(position_id)) = (find(TOKENS), find(POSITIONS)) else {
@@ -189,12 +177,8 @@ impl Engine {
         };
         let ring_view = external(0, &ring, RING)?;
         let random_view = external(1, &random, 2)?;
-        let going_view = external(2, &going, 1)?;
-        let stops_view = external(3, &stops, STOPS)?;
         bound.insert(ring_view.buf_id, (ring.clone(), 0));
         bound.insert(random_view.buf_id, (random.clone(), 0));
-        bound.insert(going_view.buf_id, (going.clone(), 0));
-        bound.insert(stops_view.buf_id, (stops.clone(), 0));
 
         let graph = &mut recorded.graph;
         let id = graph.declare_value(Layout::new(DType::U32, &[1])?);
@@ -219,13 +203,11 @@ impl Engine {
                 )?;
             }
         }
-        let views = [id, token_view, position_view, ring_view, going_view, stops_view];
+        let views = [id, token_view, position_view, ring_view];
         graph.dispatch(CapturedOpKind::Custom, &advance_contract(), &views, &[], "advance")?;
-        let mut graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
-        // Where the device cannot, steps after the end compute what nobody reads.
-        graph.skip_while_zero(&going)?;
+        let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
         let step = Step { graph, recorded, tokens, positions };
-        Ok(TokenLoop { step, ring, going, stops, random, choice, together: 1 })
+        Ok(TokenLoop { step, ring, random, choice, together: 1 })
     }
 
     fn register_kernels(&self) -> Result<()> {
@@ -254,41 +236,27 @@ fn advance_contract() -> KernelContract {
             BindingContract::new("tokens", BindingRole::ReadWrite),
             BindingContract::new("positions", BindingRole::ReadWrite),
             BindingContract::new("ring", BindingRole::ReadWrite),
-            BindingContract::new("going", BindingRole::ReadWrite),
-            BindingContract::new("stops", BindingRole::Read),
         ],
     )
 }
 
-/// The chosen token becomes the next input and goes into the ring; the position moves on. After one
-/// of `stops` nothing moves any more: later steps were skipped, and what `id` holds is old.
+/// The chosen token becomes the next input and goes into the ring; the position moves on.
 fn advance_kernel() -> CustomKernel {
     let cpu = CpuKernel::new(
         |_, _| Grid::rows(1, 1),
         |piece| {
-            if piece.dst_row::<u32>(4, 0)[0] == 0 {
-                return;
-            }
             let id = piece.src::<u32>(0)[0];
             let position = piece.dst_row::<u32>(2, 0)[0];
-            piece.dst_row::<u32>(4, 0)[0] = u32::from(!piece.src::<u32>(5).contains(&id));
             piece.dst_row::<u32>(2, 0)[0] = position.wrapping_add(1);
             piece.dst_row::<u32>(1, 0)[0] = id;
             piece.dst_row::<u32>(3, 0)[position as usize % RING] = id;
         },
     );
-    // An invocation for each stop: one load after another would take longer than all the rest.
     let wgsl = "
-@compute @workgroup_size(16)
-fn main(@builtin(local_invocation_index) lane: u32) {
-    let going = get_o4(0u);
+@compute @workgroup_size(1)
+fn main() {
     let id = get_o0(0u);
-    let stops = get_o5(lane) == id;
     let position = get_o2(0u);
-    workgroupBarrier();
-    if (going == 0u) { return; }
-    if (stops) { put_o4(0u, 0u); }
-    if (lane != 0u) { return; }
     put_o2(0u, position + 1u);
     put_o1(0u, id);
     put_o3(position % P.o3.shape.w, id);
@@ -384,10 +352,6 @@ fn next_share(state: &mut [u32]) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use clearway::{Device, GraphExecutor, Upload};
-
     use super::*;
 
     #[test]
@@ -407,44 +371,6 @@ mod tests {
         let of = |micros: u64| fitting(Duration::from_micros(micros));
         let steps = [0, 700, 2_200, 7_000, 10_000, 100_000].map(of);
         assert_eq!(steps, [TOGETHER, TOGETHER, 24, 8, 6, 1]);
-    }
-
-    #[test]
-    fn after_a_stop_nothing_moves() {
-        let options = clearway::vulkan::VulkanOptions::default();
-        let vulkan = clearway::testkit::open_vulkan(options).unwrap();
-        let vulkan = vulkan.map(|device| Arc::new(device) as Arc<dyn Device>);
-        let cpu = Arc::new(clearway::cpu::CpuDevice::with_threads(1)) as Arc<dyn Device>;
-        for device in std::iter::once(cpu).chain(vulkan) {
-            let executor = GraphExecutor::on(device.clone());
-            executor.register(advance_kernel()).unwrap();
-            let (ring, mut stops) = ([0_u32; RING], [u32::MAX; STOPS]);
-            stops[STOPS - 1] = 9;
-            let words: [&[u32]; 6] = [&[7], &[5], &[RING as u32 + 3], &ring, &[1], &stops];
-            let buffers = words.map(|words| device.upload(words).unwrap());
-            let views = std::array::from_fn::<_, 6, _>(|i| {
-                buffers[i].tensor(DType::U32, &[words[i].len()]).unwrap()
-            });
-            let mut graph = clearway::ComputeGraph::new();
-            let kind = CapturedOpKind::Custom;
-            graph.dispatch(kind, &advance_contract(), &views, &[], "advance").unwrap();
-            let bound = views.iter().zip(&buffers).map(|(v, b)| (v.buf_id, (b.clone(), 0)));
-            let mut step = executor
-                .compile(&graph, &bound.collect(), &clearway::CompileOptions::default())
-                .unwrap();
-            let word = |buffer: usize, at: usize| -> u32 {
-                buffers[buffer].read_vec(4 * at as u64, 1).unwrap()[0]
-            };
-            let state = || [word(1, 0), word(2, 0), word(4, 0)];
-            step.run().unwrap();
-            assert_eq!((state(), word(3, 3)), ([7, RING as u32 + 4, 1], 7));
-            buffers[0].write_slice(0, &[9_u32]).unwrap();
-            step.run().unwrap();
-            assert_eq!((state(), word(3, 4)), ([9, RING as u32 + 5, 0], 9));
-            buffers[0].write_slice(0, &[6_u32]).unwrap();
-            step.run().unwrap();
-            assert_eq!((state(), word(3, 5)), ([9, RING as u32 + 5, 0], 0));
-        }
     }
 
     #[test]

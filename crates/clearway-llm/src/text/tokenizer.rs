@@ -279,11 +279,6 @@ impl Tokenizer {
         &self.ends
     }
 
-    /// The tokens that end an answer, in rising order.
-    pub fn ends(&self) -> &[u32] {
-        &self.ends
-    }
-
     /// Whether a token ends an answer.
     pub fn is_end(&self, id: u32) -> bool {
         self.ends.binary_search(&id).is_ok()
