@@ -28,8 +28,8 @@ chosen and fed back on the device.
 
 A generated token takes so many phases, each behind a barrier, fetches so many bytes (every weight
 it uses once, and the rows of the cache it looks at, on average), which makes this share of the
-bandwidth that a kernel that only reads has on the device, and costs so much time of all threads of
-the process, those of the driver included.")]
+bandwidth that a kernel that only reads has on the device, and costs so much time of the thread
+that waits for it and of all threads together, those of the driver included.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
@@ -100,8 +100,8 @@ struct Decode {
     bytes: TokenBytes,
     /// What the device reads in a nanosecond when it does nothing else; `None` if it cannot say.
     read_bytes_per_ns: Option<f64>,
-    /// Time on any core of this process, for one token; `None` where the system does not say.
-    cpu_us: Option<f64>,
+    /// Time on the processor for one token; `None` where the system does not say.
+    cpu_us: Option<Cpu<f64>>,
     /// What the host did for the device in all timed runs; `None` where it is not counted.
     work: Option<HostWork>,
 }
@@ -159,6 +159,14 @@ impl Test {
     }
 }
 
+/// Time on the processor: of all threads of the process, those of drivers included, and of the one
+/// that measures, which hands work to a GPU and waits for it.
+#[derive(Clone, Copy)]
+struct Cpu<T> {
+    all: T,
+    own: T,
+}
+
 /// Everything a measurement needs.
 struct Bench<'a> {
     engine: &'a mut Engine,
@@ -171,7 +179,7 @@ struct Bench<'a> {
 #[derive(Clone, Copy, Default)]
 struct Cost {
     time: Duration,
-    cpu: Option<Duration>,
+    cpu: Option<Cpu<Duration>>,
     work: Option<HostWork>,
 }
 
@@ -222,7 +230,10 @@ impl Bench<'_> {
             }
         }
         let time = started.elapsed();
-        let cpu = cpu.zip(cpu_time()).map(|(before, after)| after.saturating_sub(before));
+        let cpu = cpu.zip(cpu_time()).map(|(before, after)| Cpu {
+            all: after.all.saturating_sub(before.all),
+            own: after.own.saturating_sub(before.own),
+        });
         let work = work.zip(self.device.host_work()).map(|(before, after)| HostWork {
             encodings: after.encodings - before.encodings,
             allocations: after.allocations - before.allocations,
@@ -236,7 +247,10 @@ impl Bench<'_> {
         // The first token sees itself and what was there before, the last one all.
         let rows = self.args.n_depth + count.div_ceil(2);
         let tokens = (runs.len() * count) as f64;
-        let cpu: Option<Duration> = runs.iter().map(|run| run.cpu).sum();
+        let cpu: Option<Vec<Cpu<Duration>>> = runs.iter().map(|run| run.cpu).collect();
+        let us = |times: &[Cpu<Duration>], of: fn(&Cpu<Duration>) -> Duration| {
+            times.iter().map(of).sum::<Duration>().as_secs_f64() * 1e6 / tokens
+        };
         let work = runs.iter().map(|run| run.work).try_fold(HostWork::default(), |sum, run| {
             let run = run?;
             let encodings = sum.encodings + run.encodings;
@@ -247,18 +261,21 @@ impl Bench<'_> {
             barriers: stats.compile.barriers,
             bytes: self.engine.token_bytes(rows)?,
             read_bytes_per_ns: self.bandwidth,
-            cpu_us: cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / tokens),
+            cpu_us: cpu
+                .map(|cpu| Cpu { all: us(&cpu, |cpu| cpu.all), own: us(&cpu, |cpu| cpu.own) }),
             work,
         }))
     }
 }
 
-/// Time this process has had on all cores.
-fn cpu_time() -> Option<Duration> {
+/// Time this process and this thread have had on all cores.
+fn cpu_time() -> Option<Cpu<Duration>> {
     #[cfg(unix)]
     {
         use rustix::time::{ClockId, clock_gettime};
-        clock_gettime(ClockId::ProcessCPUTime).try_into().ok()
+        let all = clock_gettime(ClockId::ProcessCPUTime).try_into().ok()?;
+        let own = clock_gettime(ClockId::ThreadCPUTime).try_into().ok()?;
+        Some(Cpu { all, own })
     }
     #[cfg(not(unix))]
     None
@@ -333,7 +350,8 @@ mod tests {
         while started.elapsed() < Duration::from_millis(30) {
             std::hint::black_box(0);
         }
-        let busy = cpu_time().unwrap() - before;
-        assert!(busy > Duration::from_millis(1), "{busy:?}");
+        let after = cpu_time().unwrap();
+        let (all, own) = (after.all - before.all, after.own - before.own);
+        assert!(own > Duration::from_millis(1) && all >= own / 2, "{all:?}, {own:?}");
     }
 }

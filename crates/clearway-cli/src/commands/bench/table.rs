@@ -73,7 +73,8 @@ fn object(decode: &Decode, share: Option<f64>) -> Value {
         "cache_bytes_per_token": decode.bytes.cache,
         "read_gb_s": decode.read_bytes_per_ns,
         "bandwidth_share": share,
-        "cpu_us_per_token": decode.cpu_us,
+        "cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.all),
+        "own_cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.own),
         "encodings": decode.work.map(|work| work.encodings),
         "allocations": decode.work.map(|work| work.allocations),
     })
@@ -117,7 +118,7 @@ impl Table {
             number("barriers", 8),
             number("bytes/t", 9),
             number("of read", 7),
-            number("cpu us/t", 9),
+            number("cpu us/t, all", 16),
         ];
         Self { columns, notes: Vec::new() }
     }
@@ -184,7 +185,11 @@ fn cells(about: &About, measured: &Measured) -> [String; 12] {
         cell(decode.map(|decode| decode.barriers.to_string())),
         cell(decode.map(|decode| memory::size(decode.bytes.total()))),
         cell(measured.bandwidth_share().map(|share| format!("{:.1} %", share * 100.0))),
-        cell(decode.and_then(|decode| decode.cpu_us).map(|us| format!("{us:.1}"))),
+        cell(
+            decode
+                .and_then(|decode| decode.cpu_us)
+                .map(|us| format!("{:.1}, {:.1}", us.own, us.all)),
+        ),
     ]
 }
 
@@ -200,7 +205,7 @@ mod tests {
     use clearway::HostWork;
     use clearway_llm::engine::TokenBytes;
 
-    use super::super::Test;
+    use super::super::{Cpu, Test};
     use super::*;
 
     fn about() -> About {
@@ -214,7 +219,7 @@ mod tests {
             barriers: 181,
             bytes: TokenBytes { weights: 96 << 20, cache: 4 << 20 },
             read_bytes_per_ns: Some(4_000.0),
-            cpu_us: Some(12.34),
+            cpu_us: Some(Cpu { all: 12.34, own: 2.46 }),
             work: Some(HostWork { encodings: 0, allocations: 1 }),
         };
         Measured { test: Test::Generate(128), samples: vec![1_000.0; 5], decode: Some(decode) }
@@ -235,7 +240,7 @@ mod tests {
             assert_eq!(bars(&line), bars(&head), "\n{head}\n{line}");
         }
         let of = |measured: &Measured| cells(&about(), measured)[7..].join(" ");
-        assert_eq!(of(&generated()), "182 181 100.0 MiB 2.6 % 12.3");
+        assert_eq!(of(&generated()), "182 181 100.0 MiB 2.6 % 2.5, 12.3");
         assert_eq!(of(&prompt).trim(), "");
         table.row(&about(), &prompt).unwrap();
         assert!(table.notes.is_empty(), "a prompt has nothing to say");
