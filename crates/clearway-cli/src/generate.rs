@@ -64,6 +64,17 @@ pub struct Talker<'a> {
     pub limit: usize,
 }
 
+/// Compiles what decoding will need, where that stays on the device.
+///
+/// # Errors
+/// What the device reports.
+pub fn prepare(engine: &mut Engine, sampler: &Sampler) -> Result<()> {
+    if engine.feeds_back() && sampler.runs_on_device() {
+        engine.prepare(sampler.options())?;
+    }
+    Ok(())
+}
+
 impl Talker<'_> {
     /// Reads a prompt and passes the answer on as it comes, in whole characters.
     ///

@@ -179,7 +179,7 @@ fn tokens_fed_back_on_a_device_are_those_the_host_chooses() {
     for device in [cpu()].into_iter().chain(vulkan) {
         let name = device.info().name.clone();
         let options = EngineOptions { context: Some(256), ..EngineOptions::default() };
-        let mut engine = Engine::new(&gguf, device, options).unwrap();
+        let mut engine = Engine::new(&gguf, device.clone(), options).unwrap();
         let prompt = [5, 17, 40];
         let mut logits = engine.eval(&prompt).unwrap();
         let mut expected = vec![Sampler::new(greedy).sample(&logits)];
@@ -198,6 +198,10 @@ fn tokens_fed_back_on_a_device_are_those_the_host_chooses() {
             assert_eq!(engine.position(), prompt.len() + from + found.len(), "{name}");
             found
         };
+        engine.prepare(&greedy).unwrap();
+        let before = device.host_work();
+        assert_eq!(generate(&mut engine, 0, 4, u32::MAX), expected[1..5], "{name}");
+        assert_eq!(device.host_work(), before, "{name}: what was prepared is only run");
         assert_eq!(generate(&mut engine, 0, COUNT, u32::MAX), expected[1..], "{name}");
 
         // The text ends where the host says, wherever that is in what was handed over, and can be

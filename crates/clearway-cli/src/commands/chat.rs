@@ -14,7 +14,7 @@ use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use serde_json::json;
 
-use crate::generate::{Answer, End, Talker};
+use crate::generate::{self, Answer, End, Talker};
 use crate::model::ModelArgs;
 use crate::sampling::Sampling;
 use crate::{interrupt, stats};
@@ -68,6 +68,8 @@ pub fn run(args: &Args) -> Result<()> {
     let tokenizer = engine::tokenizer(&gguf)?;
     let template = engine::chat_template(&gguf, &tokenizer)?;
     let (mut engine, device) = args.model.engine(&gguf)?;
+    let sampler = args.sampling.sampler();
+    generate::prepare(&mut engine, &sampler)?;
     let load = started.elapsed();
     interrupt::catch();
     let mut chat = Chat {
@@ -77,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
         tokenizer: &tokenizer,
         cached: Vec::new(),
         engine: &mut engine,
-        sampler: args.sampling.sampler(),
+        sampler,
         limit: args.n_predict,
     };
     chat.clear();

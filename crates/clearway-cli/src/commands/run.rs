@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clearway_llm::engine;
 use clearway_llm::text::{ChatMessage, ChatOptions, EncodeOptions};
 
-use crate::generate::{End, Talker};
+use crate::generate::{self, End, Talker};
 use crate::model::ModelArgs;
 use crate::sampling::Sampling;
 use crate::{interrupt, stats};
@@ -67,9 +67,10 @@ pub fn run(args: &Args) -> Result<()> {
         tokenizer.encode_chat(&template.render(&messages, &ChatOptions::default())?)?
     };
     let (mut engine, device) = args.model.engine(&gguf)?;
+    let mut sampler = args.sampling.sampler();
+    generate::prepare(&mut engine, &sampler)?;
     let load = started.elapsed();
     interrupt::catch();
-    let mut sampler = args.sampling.sampler();
     let (engine, limit) = (&mut engine, args.n_predict);
     let mut talker =
         Talker { engine: &mut *engine, tokenizer: &tokenizer, sampler: &mut sampler, limit };

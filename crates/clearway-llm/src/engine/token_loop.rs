@@ -78,6 +78,23 @@ impl Engine {
         self.options.replay && self.executor.device().host_is_far()
     }
 
+    /// Compiles what [`generate`](Self::generate) runs for these options, so that the first tokens need
+    /// not wait for it. Does nothing where only the host can choose tokens as they say.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn prepare(&mut self, options: &SamplerOptions) -> Result<()> {
+        match Choice::of(options) {
+            Some(choice) if self.looped.as_ref().is_none_or(|looped| looped.choice != choice) => {
+                // Two would need twice the memory.
+                self.looped = None;
+                self.looped = Some(self.compile_loop(choice)?);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Reads `token` into the cache and generates `count` tokens after it, all on the device. `seen` gets
     /// each of them as soon as the host has it and says whether to go on. What the device generates
     /// beyond a stop is forgotten; work that comes later waits for it, a tenth of a second at most.
@@ -92,9 +109,9 @@ impl Engine {
         options: &SamplerOptions,
         seen: &mut dyn FnMut(u32) -> bool,
     ) -> Result<()> {
-        let Some(choice) = Choice::of(options) else {
+        if Choice::of(options).is_none() {
             return Err(EngineError::NotOnDevice);
-        };
+        }
         let vocab = self.shape.vocab;
         if token as usize >= vocab {
             return Err(EngineError::TokenOutOfRange { token, vocab });
@@ -103,10 +120,8 @@ impl Engine {
         if wanted > self.context {
             return Err(EngineError::ContextFull { wanted, context: self.context });
         }
-        let mut looped = match self.looped.take().filter(|looped| looped.choice == choice) {
-            Some(looped) => looped,
-            None => self.compile_loop(choice)?,
-        };
+        self.prepare(options)?;
+        let Some(mut looped) = self.looped.take() else { return Err(EngineError::NotOnDevice) };
         let outcome = self
             .begin_loop(&looped, token, options.seed)
             .and_then(|()| self.run_loop(&mut looped, count, seen));
