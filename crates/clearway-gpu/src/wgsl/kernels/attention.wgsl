@@ -1,16 +1,14 @@
-// QUERIES queries that share a head of the cache go through it together, a block of 32 rows at a
+// Sixteen queries that share a head of the cache go through it together, a block of 32 rows at a
 // time, and the softmax is kept up as they come: with each block that raises the largest score, what
-// was summed so far is scaled down. Heads are taken 64 elements at a time. An invocation has OWN of the
-// queries, with seven others: what it fetches from workgroup memory serves all of them.
+// was summed so far is scaled down. Heads are taken 64 elements at a time.
 //
 // Query number i of a head of the cache is token i / share, head i % share of those that use it.
-// Constants: CHUNKS of a head, OWN, HELD (all chunks of the queries stay in workgroup memory).
-const QUERIES = 16u * OWN;
+const QUERIES = 16u;
 const KEYS = 32u;
 const CHUNK = 16u; // quads
 const PITCH = CHUNK + 1u; // against conflicts of banks
 const THREADS = 128u;
-var<workgroup> queries: array<vec4<f32>, QUERIES * PITCH * HELD>;
+var<workgroup> queries: array<vec4<f32>, QUERIES * PITCH>;
 var<workgroup> rows: array<vec4<f32>, KEYS * PITCH>;
 var<workgroup> weights: array<f32, QUERIES * (KEYS + 1u)>;
 
@@ -22,13 +20,28 @@ fn seen_by(token: u32) -> vec2<u32> {
     return vec2<u32>(select(0u, position - window + 1u, window > 0u && position >= window), end);
 }
 
-fn stage_queries(chunk: u32, first: u32, last: u32, share: u32, kv_head: u32, head: u32) {
-    for (var i = thread; i < QUERIES * CHUNK; i += THREADS) {
-        let q = min(first + i / CHUNK, last);
-        let at = at_q(vec4<u32>(0u, q / share, kv_head * share + q % share, 0u));
-        let place = (chunk % HELD * QUERIES + i / CHUNK) * PITCH + i % CHUNK;
-        queries[place] = q_four(at, (chunk * CHUNK + i % CHUNK) * 4u, head);
+fn q_four(at: u32, d: u32, head: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    for (var i = 0u; i < 4u; i++) {
+        if (d + i < head) { four[i] = get_q(at + d + i); }
     }
+    return four;
+}
+
+fn k_four(at: u32, d: u32, head: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    for (var i = 0u; i < 4u; i++) {
+        if (d + i < head) { four[i] = get_k(at + d + i); }
+    }
+    return four;
+}
+
+fn v_four(at: u32, d: u32, head: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    for (var i = 0u; i < 4u; i++) {
+        if (d + i < head) { four[i] = get_v(at + d + i); }
+    }
+    return four;
 }
 
 @compute @workgroup_size(THREADS)
@@ -57,31 +70,25 @@ fn main(
             end_row = max(end_row, seen.y);
         }
     }
-    // The queries of this invocation, one of eight that share them, are 16 apart; beyond the last one
-    // comes the last again.
+    // The query of this invocation, one of eight that share it; beyond the last one, the last again.
     let own = thread / 8u;
     let part = thread % 8u;
-    var own_seen: array<vec2<u32>, OWN>;
-    var largest: array<f32, OWN>;
-    var sum: array<f32, OWN>;
-    var out: array<vec4<f32>, OWN * 2u * CHUNKS>;
-    for (var o = 0u; o < OWN; o++) {
-        own_seen[o] = seen_by(min(first + own + 16u * o, last) / share);
-        largest[o] = LEAST;
-        sum[o] = 0.0;
-        for (var i = 0u; i < 2u * CHUNKS; i++) { out[o * 2u * CHUNKS + i] = vec4<f32>(); }
-    }
-    for (var chunk = 0u; chunk < HELD && HELD == CHUNKS; chunk++) {
-        stage_queries(chunk, first, last, share, kv_head, head);
-    }
+    let query = min(first + own, last);
+    let own_seen = seen_by(query / share);
+
+    var largest = LEAST;
+    var sum = 0.0;
+    var out: array<vec4<f32>, 2u * CHUNKS>;
+    for (var i = 0u; i < 2u * CHUNKS; i++) { out[i] = vec4<f32>(); }
 
     // Blocks start at multiples of their length, so that the order of a sum depends on positions alone.
     for (var block = from_row / KEYS * KEYS; block < end_row; block += KEYS) {
-        var scores: array<vec4<f32>, OWN>;
-        for (var o = 0u; o < OWN; o++) { scores[o] = vec4<f32>(); }
+        var scores = vec4<f32>();
         for (var chunk = 0u; chunk < CHUNKS; chunk++) {
-            if (HELD != CHUNKS) {
-                stage_queries(chunk, first, last, share, kv_head, head);
+            for (var i = thread; i < QUERIES * CHUNK; i += THREADS) {
+                let q = min(first + i / CHUNK, last);
+                let at = at_q(vec4<u32>(0u, q / share, kv_head * share + q % share, 0u));
+                queries[i / CHUNK * PITCH + i % CHUNK] = q_four(at, (chunk * CHUNK + i % CHUNK) * 4u, head);
             }
             for (var i = thread; i < KEYS * CHUNK; i += THREADS) {
                 let row = block + i / CHUNK;
@@ -93,59 +100,43 @@ fn main(
                 rows[i / CHUNK * PITCH + i % CHUNK] = four;
             }
             workgroupBarrier();
-            var dots: array<vec4<f32>, OWN * 4u>;
-            for (var i = 0u; i < OWN * 4u; i++) { dots[i] = vec4<f32>(); }
+            var dots = array<vec4<f32>, 4>();
             for (var d = 0u; d < CHUNK; d++) {
-                var keys: array<vec4<f32>, 4>;
-                for (var i = 0u; i < 4u; i++) { keys[i] = rows[(part + 8u * i) * PITCH + d]; }
-                for (var o = 0u; o < OWN; o++) {
-                    let q = queries[(chunk % HELD * QUERIES + own + 16u * o) * PITCH + d];
-                    for (var i = 0u; i < 4u; i++) { dots[o * 4u + i] = fma(q, keys[i], dots[o * 4u + i]); }
-                }
+                let q = queries[own * PITCH + d];
+                dots[0] = fma(q, rows[part * PITCH + d], dots[0]);
+                dots[1] = fma(q, rows[(part + 8u) * PITCH + d], dots[1]);
+                dots[2] = fma(q, rows[(part + 16u) * PITCH + d], dots[2]);
+                dots[3] = fma(q, rows[(part + 24u) * PITCH + d], dots[3]);
             }
-            for (var o = 0u; o < OWN; o++) {
-                for (var i = 0u; i < 4u; i++) {
-                    let d = dots[o * 4u + i];
-                    scores[o][i] += (d.x + d.y) + (d.z + d.w);
-                }
+            for (var i = 0u; i < 4u; i++) {
+                scores[i] += (dots[i].x + dots[i].y) + (dots[i].z + dots[i].w);
             }
             workgroupBarrier();
         }
         let cap = argf(2u);
-        for (var o = 0u; o < OWN; o++) {
-            for (var i = 0u; i < 4u; i++) {
-                let key = part + 8u * i;
-                var score = scores[o][i] * argf(0u);
-                if (cap > 0.0) { score = soft_cap(score, cap); }
-                let row = block + key;
-                let hidden = row < own_seen[o].x || row >= own_seen[o].y;
-                weights[(own + 16u * o) * (KEYS + 1u) + key] = select(score, LEAST, hidden);
-            }
+        for (var i = 0u; i < 4u; i++) {
+            let key = part + 8u * i;
+            var score = scores[i] * argf(0u);
+            if (cap > 0.0) { score = soft_cap(score, cap); }
+            let row = block + key;
+            let hidden = row < own_seen.x || row >= own_seen.y;
+            weights[own * (KEYS + 1u) + key] = select(score, LEAST, hidden);
         }
         workgroupBarrier();
-        var highest: array<f32, OWN>;
-        for (var o = 0u; o < OWN; o++) {
-            let at = (own + 16u * o) * (KEYS + 1u);
-            highest[o] = largest[o];
-            for (var key = 0u; key < KEYS; key++) { highest[o] = max(highest[o], weights[at + key]); }
-        }
+        var highest = largest;
+        for (var key = 0u; key < KEYS; key++) { highest = max(highest, weights[own * (KEYS + 1u) + key]); }
         workgroupBarrier();
-        for (var o = 0u; o < OWN; o++) {
-            for (var i = 0u; i < 4u; i++) {
-                let at = (own + 16u * o) * (KEYS + 1u) + part + 8u * i;
-                // A query that has seen nothing has no weights, though all differences are 0.
-                weights[at] = select(exp_of(weights[at] - highest[o]), 0.0, weights[at] <= LEAST);
-            }
-            let shrink = exp_of(largest[o] - highest[o]);
-            largest[o] = highest[o];
-            sum[o] *= shrink;
-            for (var i = 0u; i < 2u * CHUNKS; i++) { out[o * 2u * CHUNKS + i] *= shrink; }
+        for (var i = 0u; i < 4u; i++) {
+            let at = own * (KEYS + 1u) + part + 8u * i;
+            // A query that has seen nothing has no weights, though all differences are 0.
+            weights[at] = select(exp_of(weights[at] - highest), 0.0, weights[at] <= LEAST);
         }
+        let shrink = exp_of(largest - highest);
+        largest = highest;
+        sum *= shrink;
+        for (var i = 0u; i < 2u * CHUNKS; i++) { out[i] *= shrink; }
         workgroupBarrier();
-        for (var o = 0u; o < OWN; o++) {
-            let at = (own + 16u * o) * (KEYS + 1u);
-            for (var key = 0u; key < KEYS; key++) { sum[o] += weights[at + key]; }
-        }
+        for (var key = 0u; key < KEYS; key++) { sum += weights[own * (KEYS + 1u) + key]; }
         for (var chunk = 0u; chunk < CHUNKS; chunk++) {
             for (var i = thread; i < KEYS * CHUNK; i += THREADS) {
                 let row = block + i / CHUNK;
@@ -158,29 +149,21 @@ fn main(
             }
             workgroupBarrier();
             for (var key = 0u; key < KEYS; key++) {
-                let near = rows[key * PITCH + part];
-                let far = rows[key * PITCH + 8u + part];
-                for (var o = 0u; o < OWN; o++) {
-                    let weight = vec4<f32>(weights[(own + 16u * o) * (KEYS + 1u) + key]);
-                    let at = o * 2u * CHUNKS + 2u * chunk;
-                    out[at] = fma(weight, near, out[at]);
-                    out[at + 1u] = fma(weight, far, out[at + 1u]);
-                }
+                let weight = vec4<f32>(weights[own * (KEYS + 1u) + key]);
+                out[2u * chunk] = fma(weight, rows[key * PITCH + part], out[2u * chunk]);
+                out[2u * chunk + 1u] = fma(weight, rows[key * PITCH + 8u + part], out[2u * chunk + 1u]);
             }
             workgroupBarrier();
         }
     }
-    for (var o = 0u; o < OWN; o++) {
-        let query = first + own + 16u * o;
-        if (query > last) { return; }
-        let at = at_y(vec4<u32>(0u, query / share, kv_head * share + query % share, 0u));
-        let divisor = select(1.0, sum[o], sum[o] != 0.0);
-        for (var i = 0u; i < 2u * CHUNKS; i++) {
-            let four = out[o * 2u * CHUNKS + i] / divisor;
-            let d = (i * 8u + part) * 4u;
-            for (var j = 0u; j < 4u; j++) {
-                if (d + j < head) { put_y(at + d + j, four[j]); }
-            }
+    if (first + own > last) { return; }
+    let at = at_y(vec4<u32>(0u, query / share, kv_head * share + query % share, 0u));
+    let divisor = select(1.0, sum, sum != 0.0);
+    for (var i = 0u; i < 2u * CHUNKS; i++) {
+        let four = out[i] / divisor;
+        let d = (i * 8u + part) * 4u;
+        for (var j = 0u; j < 4u; j++) {
+            if (d + j < head) { put_y(at + d + j, four[j]); }
         }
     }
 }
