@@ -28,8 +28,8 @@ chosen and fed back on the device.
 
 A generated token takes so many phases, each behind a barrier, fetches so many bytes (every weight
 it uses once, and the rows of the cache it looks at, on average), which makes this share of the
-bandwidth that a kernel that only reads has on the device, and costs so much time of the thread
-that waits for it and of all threads together, those of the driver included.")]
+bandwidth that a kernel that only reads has on the device, and costs so much time of all threads of
+the process, less what those of the driver take while nothing runs.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
@@ -101,7 +101,7 @@ struct Decode {
     /// What the device reads in a nanosecond when it does nothing else; `None` if it cannot say.
     read_bytes_per_ns: Option<f64>,
     /// Time on the processor for one token; `None` where the system does not say.
-    cpu_us: Option<Cpu<f64>>,
+    cpu_us: Option<CpuUs>,
     /// What the host did for the device in all timed runs; `None` where it is not counted.
     work: Option<HostWork>,
 }
@@ -120,6 +120,7 @@ pub fn run(args: &Args) -> Result<()> {
     let gguf = args.name.open()?;
     let device = args.device.open()?;
     let generates = tests.iter().any(|test| matches!(test, Test::Generate(_)));
+    let idle = if generates && device.host_is_far() { idle_share() } else { 0.0 };
     // Before the weights take the memory.
     let bandwidth = generates.then(|| micro::read_bandwidth(&GraphExecutor::on(device.clone())));
     let bandwidth = bandwidth.and_then(Result::ok);
@@ -131,7 +132,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut table = (!args.json).then(|| Table::new(&about)).transpose()?;
     let mut objects = Vec::new();
     for test in tests {
-        let mut bench = Bench { engine: &mut engine, device: &*device, args, bandwidth };
+        let mut bench = Bench { engine: &mut engine, device: &*device, args, bandwidth, idle };
         let measured = bench.measure(test)?;
         match &mut table {
             Some(table) => table.row(&about, &measured)?,
@@ -162,10 +163,24 @@ impl Test {
 /// Time on the processor: of all threads of the process, those of drivers included, and of the one
 /// that measures, which hands work to a GPU and waits for it.
 #[derive(Clone, Copy)]
-struct Cpu<T> {
-    all: T,
-    own: T,
+struct Cpu {
+    all: Duration,
+    own: Duration,
 }
+
+/// Time on the processor for a token, in microseconds.
+#[derive(Clone, Copy)]
+struct CpuUs {
+    /// What all threads take more than while nothing runs.
+    token: f64,
+    /// What all threads take.
+    all: f64,
+    /// What the thread that measures takes.
+    own: f64,
+}
+
+/// How long a device is left alone to see what its driver does meanwhile.
+const IDLE: Duration = Duration::from_millis(500);
 
 /// Everything a measurement needs.
 struct Bench<'a> {
@@ -173,13 +188,15 @@ struct Bench<'a> {
     device: &'a dyn Device,
     args: &'a Args,
     bandwidth: Option<f64>,
+    /// Part of a core that threads of the driver take while nothing runs.
+    idle: f64,
 }
 
 /// What one run, or all of them, took.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     time: Duration,
-    cpu: Option<Cpu<Duration>>,
+    cpu: Option<Cpu>,
     work: Option<HostWork>,
 }
 
@@ -247,10 +264,14 @@ impl Bench<'_> {
         // The first token sees itself and what was there before, the last one all.
         let rows = self.args.n_depth + count.div_ceil(2);
         let tokens = (runs.len() * count) as f64;
-        let cpu: Option<Vec<Cpu<Duration>>> = runs.iter().map(|run| run.cpu).collect();
-        let us = |times: &[Cpu<Duration>], of: fn(&Cpu<Duration>) -> Duration| {
-            times.iter().map(of).sum::<Duration>().as_secs_f64() * 1e6 / tokens
-        };
+        let us = |times: Duration| times.as_secs_f64() * 1e6 / tokens;
+        let time = us(runs.iter().map(|run| run.time).sum());
+        let all = runs.iter().map(|run| run.cpu.map(|cpu| cpu.all)).sum::<Option<Duration>>();
+        let own = runs.iter().map(|run| run.cpu.map(|cpu| cpu.own)).sum::<Option<Duration>>();
+        let cpu_us = all.zip(own).map(|(all, own)| {
+            let (all, own) = (us(all), us(own));
+            CpuUs { token: (all - self.idle * time).max(own), all, own }
+        });
         let work = runs.iter().map(|run| run.work).try_fold(HostWork::default(), |sum, run| {
             let run = run?;
             let encodings = sum.encodings + run.encodings;
@@ -261,15 +282,23 @@ impl Bench<'_> {
             barriers: stats.compile.barriers,
             bytes: self.engine.token_bytes(rows)?,
             read_bytes_per_ns: self.bandwidth,
-            cpu_us: cpu
-                .map(|cpu| Cpu { all: us(&cpu, |cpu| cpu.all), own: us(&cpu, |cpu| cpu.own) }),
+            cpu_us,
             work,
         }))
     }
 }
 
+/// The part of a core that this process takes while it does nothing: drivers have threads that wake up
+/// now and then, whether there is work or not. Asked before any work: they are busier for a while after it.
+fn idle_share() -> f64 {
+    let (before, started) = (cpu_time(), Instant::now());
+    std::thread::sleep(IDLE);
+    let spent = before.zip(cpu_time()).map(|(before, after)| after.all.saturating_sub(before.all));
+    spent.map_or(0.0, |spent| spent.as_secs_f64() / started.elapsed().as_secs_f64())
+}
+
 /// Time this process and this thread have had on all cores.
-fn cpu_time() -> Option<Cpu<Duration>> {
+fn cpu_time() -> Option<Cpu> {
     #[cfg(unix)]
     {
         use rustix::time::{ClockId, clock_gettime};

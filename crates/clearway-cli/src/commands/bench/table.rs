@@ -7,7 +7,7 @@ use clearway_llm::engine::Engine;
 use clearway_llm::gguf::Gguf;
 use serde_json::{Value, json};
 
-use super::{Args, Decode, Measured};
+use super::{Args, CpuUs, Decode, Measured};
 use crate::memory;
 
 /// What all tests of a run share.
@@ -73,8 +73,9 @@ fn object(decode: &Decode, share: Option<f64>) -> Value {
         "cache_bytes_per_token": decode.bytes.cache,
         "read_gb_s": decode.read_bytes_per_ns,
         "bandwidth_share": share,
-        "cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.all),
-        "own_cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.own),
+        "cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.token),
+        "cpu_us_per_token_with_idle": decode.cpu_us.map(|cpu| cpu.all),
+        "cpu_us_per_token_of_caller": decode.cpu_us.map(|cpu| cpu.own),
         "encodings": decode.work.map(|work| work.encodings),
         "allocations": decode.work.map(|work| work.allocations),
     })
@@ -118,7 +119,7 @@ impl Table {
             number("barriers", 8),
             number("bytes/t", 9),
             number("of read", 7),
-            number("cpu us/t, all", 16),
+            number("cpu us/t", 9),
         ];
         Self { columns, notes: Vec::new() }
     }
@@ -136,6 +137,14 @@ impl Table {
                 measured.test.name(),
                 work.encodings,
                 work.allocations
+            ));
+        }
+        // Where the caller does the work itself there is nothing to tell apart.
+        if let Some(CpuUs { token, all, own }) = decode.cpu_us.filter(|cpu| cpu.all > cpu.token) {
+            self.notes.push(format!(
+                "{}: {token:.1} us of CPU time a token, {own:.1} of the thread that waits; {all:.1} with what \
+                 the driver takes while nothing runs",
+                measured.test.name(),
             ));
         }
         Ok(())
@@ -185,11 +194,7 @@ fn cells(about: &About, measured: &Measured) -> [String; 12] {
         cell(decode.map(|decode| decode.barriers.to_string())),
         cell(decode.map(|decode| memory::size(decode.bytes.total()))),
         cell(measured.bandwidth_share().map(|share| format!("{:.1} %", share * 100.0))),
-        cell(
-            decode
-                .and_then(|decode| decode.cpu_us)
-                .map(|us| format!("{:.1}, {:.1}", us.own, us.all)),
-        ),
+        cell(decode.and_then(|decode| decode.cpu_us).map(|us| format!("{:.1}", us.token))),
     ]
 }
 
@@ -205,7 +210,7 @@ mod tests {
     use clearway::HostWork;
     use clearway_llm::engine::TokenBytes;
 
-    use super::super::{Cpu, Test};
+    use super::super::Test;
     use super::*;
 
     fn about() -> About {
@@ -219,7 +224,7 @@ mod tests {
             barriers: 181,
             bytes: TokenBytes { weights: 96 << 20, cache: 4 << 20 },
             read_bytes_per_ns: Some(4_000.0),
-            cpu_us: Some(Cpu { all: 12.34, own: 2.46 }),
+            cpu_us: Some(CpuUs { token: 12.34, all: 15.04, own: 2.46 }),
             work: Some(HostWork { encodings: 0, allocations: 1 }),
         };
         Measured { test: Test::Generate(128), samples: vec![1_000.0; 5], decode: Some(decode) }
@@ -240,7 +245,7 @@ mod tests {
             assert_eq!(bars(&line), bars(&head), "\n{head}\n{line}");
         }
         let of = |measured: &Measured| cells(&about(), measured)[7..].join(" ");
-        assert_eq!(of(&generated()), "182 181 100.0 MiB 2.6 % 2.5, 12.3");
+        assert_eq!(of(&generated()), "182 181 100.0 MiB 2.6 % 12.3");
         assert_eq!(of(&prompt).trim(), "");
         table.row(&about(), &prompt).unwrap();
         assert!(table.notes.is_empty(), "a prompt has nothing to say");
@@ -249,7 +254,9 @@ mod tests {
             table.notes,
             [
                 "read: 4000.0 GB/s by a kernel that only reads",
-                "tg128: 0 lists encoded and 1 buffers allocated in all timed runs"
+                "tg128: 0 lists encoded and 1 buffers allocated in all timed runs",
+                "tg128: 12.3 us of CPU time a token, 2.5 of the thread that waits; 15.0 with what the \
+                 driver takes while nothing runs"
             ]
         );
     }
