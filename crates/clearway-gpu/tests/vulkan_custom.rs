@@ -10,17 +10,11 @@ use clearway_graph::{
     Layout, TensorView,
 };
 
-/// The best device, or a line that says why there is none.
+mod vulkan;
+
 fn open() -> Option<VulkanDevice> {
     let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
-    match VulkanDevice::open(options) {
-        Ok(device) => Some(device),
-        Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    vulkan::open(options)
 }
 
 /// A program of one call that reads all of its operands and writes the last.

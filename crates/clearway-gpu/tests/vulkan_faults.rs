@@ -23,17 +23,8 @@ const PLAIN: VulkanOptions = VulkanOptions {
     tuning: Tuning::Hardware,
 };
 
-/// The best device, or a line that says why there is none.
-fn open(options: VulkanOptions) -> Option<VulkanDevice> {
-    match VulkanDevice::open(options) {
-        Ok(device) => Some(device),
-        Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+mod vulkan;
+use vulkan::open;
 
 /// Doubles some numbers on a device.
 fn doubled(device: &dyn Device) -> Result<Vec<f32>> {

@@ -12,18 +12,13 @@ use clearway_graph::{
     TensorView,
 };
 
+mod vulkan;
+
 /// The best device; says so once where there is none.
 fn device() -> Option<&'static VulkanDevice> {
     static DEVICE: LazyLock<Option<VulkanDevice>> = LazyLock::new(|| {
         let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
-        match VulkanDevice::open(options) {
-            Ok(device) => Some(device),
-            Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
-                println!("skipped: {error}");
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
+        vulkan::open(options)
     });
     DEVICE.as_ref()
 }

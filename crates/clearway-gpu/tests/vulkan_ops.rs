@@ -5,20 +5,11 @@ use std::sync::LazyLock;
 
 use clearway_gpu::ops::suite::{self, DEFAULT_SEED, OpCase};
 use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
-use clearway_gpu::{Buffer, Device, DeviceInfo, Encoder, GpuError, KernelRegistry, Result};
+use clearway_gpu::{Buffer, Device, DeviceInfo, Encoder, KernelRegistry, Result};
 use clearway_graph::FusedRequest;
 
-/// The best device, or a line that says why there is none.
-fn open(options: VulkanOptions) -> Option<VulkanDevice> {
-    match VulkanDevice::open(options) {
-        Ok(device) => Some(device),
-        Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+mod vulkan;
+use vulkan::open;
 
 /// Tests share a device, and with it the kernels that are compiled.
 fn device() -> Option<&'static VulkanDevice> {

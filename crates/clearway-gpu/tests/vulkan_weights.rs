@@ -3,8 +3,10 @@
 
 use clearway_gpu::ops::reference::{RefTensor, reference};
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
-use clearway_gpu::{Device, GpuError, KernelRegistry, Upload, quant, record};
+use clearway_gpu::{Device, KernelRegistry, Upload, quant, record};
 use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout};
+
+mod vulkan;
 
 const TYPES: [DType; 13] = [
     DType::F32,
@@ -37,18 +39,7 @@ impl Random {
 }
 
 fn open() -> Option<VulkanDevice> {
-    open_with(VulkanOptions { disk_cache: false, ..VulkanOptions::default() })
-}
-
-fn open_with(options: VulkanOptions) -> Option<VulkanDevice> {
-    match VulkanDevice::open(options) {
-        Ok(device) => Some(device),
-        Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    vulkan::open(VulkanOptions { disk_cache: false, ..VulkanOptions::default() })
 }
 
 /// A weight tensor on the device, and its exact values.
@@ -140,7 +131,7 @@ fn products_agree_in_every_way() {
     for way in 1..=3 {
         let tuning = Tuning::Way(way);
         let options = VulkanOptions { disk_cache: false, tuning, ..VulkanOptions::default() };
-        let Some(device) = open_with(options) else { return };
+        let Some(device) = vulkan::open(options) else { return };
         // Few rows of weights, and more than a device has processors for.
         check_products(&device, &TYPES, &[(1, 37, 512), (1, 700, 256)]);
     }
@@ -150,7 +141,7 @@ fn products_agree_in_every_way() {
 fn a_product_is_timed_once_and_stays_right() {
     let options =
         VulkanOptions { disk_cache: false, tuning: Tuning::Always, ..VulkanOptions::default() };
-    let Some(device) = open_with(options) else { return };
+    let Some(device) = vulkan::open(options) else { return };
     let mut random = Random(11);
     let (outer, inner) = (2100, 1024);
     let (w, _keep, w_ref) = weights(&device, DType::F16, &[outer, inner], &mut random);
@@ -265,7 +256,7 @@ fn tensors_larger_than_a_binding_are_split_by_rows() {
         max_binding: Some(32 << 10),
         ..VulkanOptions::default()
     };
-    let Some(device) = open_with(options) else { return };
+    let Some(device) = vulkan::open(options) else { return };
     let mut random = Random(10);
     let (outer, inner) = (200, 256);
     for dtype in [DType::F16, DType::Q4_1, DType::Q6_K] {
