@@ -183,7 +183,7 @@ fn bench_measures_every_length() {
     // Rotary factors are no tensor of the file, but they are read.
     let weights = show["memory"]["weight_bytes"].as_u64().unwrap() + 8 * 4;
     assert_eq!(decode["weight_bytes_per_token"], weights);
-    for key in ["read_gb_s", "bandwidth_share", "cpu_us_per_token"] {
+    for key in ["read_gb_s", "bandwidth_share", "cpu_us_per_token", "own_cpu_us_per_token"] {
         assert!(decode[key].as_f64().unwrap() > 0.0, "{key}: {decode}");
     }
     assert_eq!((&decode["encodings"], &decode["allocations"]), (&0.into(), &0.into()));
@@ -192,7 +192,7 @@ fn bench_measures_every_length() {
     assert!(anew[0]["decode"]["allocations"].as_u64().unwrap() >= 3 * 4);
     let table = stdout(&clearway(&["bench", "-m", m, "-p", "8", "-n", "2", "-r", "2"]));
     let rows: Vec<_> = table.lines().collect();
-    assert_eq!(rows.len(), 7, "{table}");
+    assert_eq!(rows.len(), 8, "{table}");
     let head = ["model", "size", "params", "device", "threads", "t/s", "phases", "barriers"];
     for (row, words) in [
         (0, &head[..]),
@@ -200,6 +200,7 @@ fn bench_measures_every_length() {
         (3, &["tg2", " ± ", " 21 |", " % |"]),
         (5, &["GB/s"]),
         (6, &["tg2: 0 lists encoded and 0 buffers allocated in all timed runs"]),
+        (7, &["tg2: ", " us of the CPU time of a token are those of the thread that generates"]),
     ] {
         assert!(words.iter().all(|word| rows[row].contains(word)), "{table}");
     }

@@ -184,7 +184,7 @@ pub trait Program: Send {
         Ok(Ticket::default())
     }
 
-    /// Waits for runs that were handed over, and for those before them. Where more were handed over
+    /// Waits for runs of this program that were handed over, and for those before them. Where more were handed over
     /// since, the host may sleep a little longer than they take.
     ///
     /// # Errors
@@ -305,11 +305,7 @@ impl Buffer {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_vec<T: Pod>(&self, offset: u64, count: usize) -> Result<Vec<T>> {
-        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
-        self.check_transfer(offset, bytes)?;
-        let mut elems = vec![T::zeroed(); count];
-        self.memory.read(offset, bytemuck::cast_slice_mut(&mut elems))?;
-        Ok(elems)
+        self.copy_vec(offset, count, |bytes| self.memory.read(offset, bytes))
     }
 
     /// As [`read_vec`](Self::read_vec), of what finished work has left and without waiting for work
@@ -318,10 +314,19 @@ impl Buffer {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn peek_vec<T: Pod>(&self, offset: u64, count: usize) -> Result<Vec<T>> {
+        self.copy_vec(offset, count, |bytes| self.memory.peek(offset, bytes))
+    }
+
+    fn copy_vec<T: Pod>(
+        &self,
+        offset: u64,
+        count: usize,
+        copy: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<Vec<T>> {
         let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
         self.check_transfer(offset, bytes)?;
         let mut elems = vec![T::zeroed(); count];
-        self.memory.peek(offset, bytemuck::cast_slice_mut(&mut elems))?;
+        copy(bytemuck::cast_slice_mut(&mut elems))?;
         Ok(elems)
     }
 

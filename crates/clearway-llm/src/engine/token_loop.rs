@@ -97,7 +97,8 @@ impl Engine {
 
     /// Reads `token` into the cache and generates `count` tokens after it, all on the device. `seen` gets
     /// each of them as soon as the host has it and says whether to go on. What the device generates
-    /// beyond a stop is forgotten; work that comes later waits for it, a tenth of a second at most.
+    /// beyond a stop is forgotten; work that comes later waits for it: about a tenth of a second, or
+    /// two steps that are slower.
     ///
     /// # Errors
     /// [`EngineError::ContextFull`] where the context ends first, with what was generated lost;

@@ -7,7 +7,7 @@ use clearway_llm::engine::Engine;
 use clearway_llm::gguf::Gguf;
 use serde_json::{Value, json};
 
-use super::{Args, CpuUs, Decode, Measured};
+use super::{Args, Decode, Measured};
 use crate::memory;
 
 /// What all tests of a run share.
@@ -73,9 +73,8 @@ fn object(decode: &Decode, share: Option<f64>) -> Value {
         "cache_bytes_per_token": decode.bytes.cache,
         "read_gb_s": decode.read_bytes_per_ns,
         "bandwidth_share": share,
-        "cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.token),
-        "cpu_us_per_token_with_idle": decode.cpu_us.map(|cpu| cpu.all),
-        "cpu_us_per_token_of_caller": decode.cpu_us.map(|cpu| cpu.own),
+        "cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.all),
+        "own_cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.own),
         "encodings": decode.work.map(|work| work.encodings),
         "allocations": decode.work.map(|work| work.allocations),
     })
@@ -139,12 +138,11 @@ impl Table {
                 work.allocations
             ));
         }
-        // Where the caller does the work itself there is nothing to tell apart.
-        if let Some(CpuUs { token, all, own }) = decode.cpu_us.filter(|cpu| cpu.all > cpu.token) {
+        if let Some(cpu) = decode.cpu_us {
             self.notes.push(format!(
-                "{}: {token:.1} us of CPU time a token, {own:.1} of the thread that waits; {all:.1} with what \
-                 the driver takes while nothing runs",
+                "{}: {:.1} us of the CPU time of a token are those of the thread that generates",
                 measured.test.name(),
+                cpu.own
             ));
         }
         Ok(())
@@ -194,7 +192,7 @@ fn cells(about: &About, measured: &Measured) -> [String; 12] {
         cell(decode.map(|decode| decode.barriers.to_string())),
         cell(decode.map(|decode| memory::size(decode.bytes.total()))),
         cell(measured.bandwidth_share().map(|share| format!("{:.1} %", share * 100.0))),
-        cell(decode.and_then(|decode| decode.cpu_us).map(|us| format!("{:.1}", us.token))),
+        cell(decode.and_then(|decode| decode.cpu_us).map(|us| format!("{:.1}", us.all))),
     ]
 }
 
@@ -210,7 +208,7 @@ mod tests {
     use clearway::HostWork;
     use clearway_llm::engine::TokenBytes;
 
-    use super::super::Test;
+    use super::super::{Cpu, Test};
     use super::*;
 
     fn about() -> About {
@@ -224,7 +222,7 @@ mod tests {
             barriers: 181,
             bytes: TokenBytes { weights: 96 << 20, cache: 4 << 20 },
             read_bytes_per_ns: Some(4_000.0),
-            cpu_us: Some(CpuUs { token: 12.34, all: 15.04, own: 2.46 }),
+            cpu_us: Some(Cpu { all: 12.34, own: 2.46 }),
             work: Some(HostWork { encodings: 0, allocations: 1 }),
         };
         Measured { test: Test::Generate(128), samples: vec![1_000.0; 5], decode: Some(decode) }
@@ -255,8 +253,7 @@ mod tests {
             [
                 "read: 4000.0 GB/s by a kernel that only reads",
                 "tg128: 0 lists encoded and 1 buffers allocated in all timed runs",
-                "tg128: 12.3 us of CPU time a token, 2.5 of the thread that waits; 15.0 with what the \
-                 driver takes while nothing runs"
+                "tg128: 2.5 us of the CPU time of a token are those of the thread that generates"
             ]
         );
     }
