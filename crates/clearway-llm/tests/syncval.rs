@@ -233,7 +233,9 @@ fn random_graphs_are_silent(checked: &mut Checked) {
         };
         let options = CompileOptions { fuse, reorder, ..CompileOptions::default() };
         let mut graph = session.compile(&options).unwrap();
-        checked.submit(&mut graph, &format!("random graph of seed {seed}"));
+        let what = format!("random graph of seed {seed}");
+        checked.submit(&mut graph, &what);
+        checked.submit_ahead(&mut graph, &format!("{what}, handed over ahead"));
     }
     println!("{} random graphs: silent ({:.1} s)", run.cases, start.elapsed().as_secs_f64());
 }
@@ -248,8 +250,8 @@ fn no_submission_has_a_race() {
     random_graphs_are_silent(&mut checked);
     let Checked { graphs, dispatches, barriers, device, .. } = &checked;
     println!(
-        "{graphs} graphs with {dispatches} dispatches and {barriers} barriers, each submitted alone \
-         and twice in a row: no message ({} kernels)",
+        "{graphs} graphs with {dispatches} dispatches and {barriers} barriers, each submitted alone, \
+         twice in a row and ahead: no message ({} kernels)",
         device.pipeline_count()
     );
 }
