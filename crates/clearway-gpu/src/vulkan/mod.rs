@@ -5,7 +5,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `instance` | the loader, devices and what they can do |
+//! | `instance`, `slack` | the loader, devices and what they can do; threads a driver starts |
 //! | `handle` | the device itself, destroyed after all that was made from it |
 //! | `context`, `counts` | one opened device: queue, clock of finished work, errors, what it did |
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
@@ -28,6 +28,7 @@ mod pipeline;
 mod prefetch;
 mod program;
 mod record;
+mod slack;
 mod split;
 mod transfer;
 mod tune;
@@ -128,12 +129,11 @@ impl VulkanDevice {
     /// # Errors
     /// [`GpuError::NoDevice`] where there is none; [`GpuError::Unsupported`] if none can be used.
     pub fn open(options: VulkanOptions) -> Result<Self> {
-        let instance = Arc::new(Instance::load(options)?);
-        let mut adapters = instance.adapters()?;
-        adapters.sort_by_key(|adapter| (adapter.missing.is_some(), adapter.rank(), adapter.index));
-        let adapter = adapters.into_iter().next();
-        let adapter = adapter.ok_or_else(|| no_driver("no driver reports a device"))?;
-        Ok(Self { context: Context::open(instance, adapter)? })
+        Self::open_one(options, |mut adapters| {
+            adapters.sort_by_key(|a| (a.missing.is_some(), a.rank(), a.index));
+            let best = adapters.into_iter().next();
+            best.ok_or_else(|| no_driver("no driver reports a device"))
+        })
     }
 
     /// The device `vulkan:index`.
@@ -141,13 +141,23 @@ impl VulkanDevice {
     /// # Errors
     /// As [`open`](Self::open); [`GpuError::NoDevice`] names how many there are.
     pub fn open_index(index: usize, options: VulkanOptions) -> Result<Self> {
-        let instance = Arc::new(Instance::load(options)?);
-        let adapters = instance.adapters()?;
-        let count = adapters.len();
-        let adapter = adapters.into_iter().nth(index).ok_or_else(|| {
-            no_driver(&format!("there is no device vulkan:{index}, {count} in all"))
-        })?;
-        Ok(Self { context: Context::open(instance, adapter)? })
+        Self::open_one(options, |adapters| {
+            let count = adapters.len();
+            adapters.into_iter().nth(index).ok_or_else(|| {
+                no_driver(&format!("there is no device vulkan:{index}, {count} in all"))
+            })
+        })
+    }
+
+    fn open_one(
+        options: VulkanOptions,
+        choose: impl FnOnce(Vec<Adapter>) -> Result<Adapter>,
+    ) -> Result<Self> {
+        slack::with_slack(|| {
+            let instance = Arc::new(Instance::load(options)?);
+            let adapter = choose(instance.adapters()?)?;
+            Ok(Self { context: Context::open(instance, adapter)? })
+        })
     }
 
     /// Takes what the validation layer has reported since the last call.
