@@ -28,8 +28,19 @@ fn every_op_agrees_with_the_reference_on_the_cpu() {
     // What has no kernel is counted as skipped, and nothing else is.
     for (op, count) in OPS.iter().zip(&summary.ops) {
         let (ran, skipped) = (count.passed > 0, count.skipped > 0);
-        assert_eq!((ran, skipped), (on_cpu(op.kind), !on_cpu(op.kind)), "{}", op.name);
+        let rounded = matches!(op.kind, Kind::MatMul | Kind::MatMulAdd);
+        assert_eq!((ran, skipped), (on_cpu(op.kind), !on_cpu(op.kind) || rounded), "{}", op.name);
     }
+}
+
+/// Whether the CPU has a kernel for a case: of those it has for the op, for all in which nothing is rounded
+/// between products.
+fn runs_on_cpu(case: &OpCase) -> bool {
+    on_cpu(case.kind) && !is_rounded(case)
+}
+
+fn is_rounded(case: &OpCase) -> bool {
+    case.operands.iter().any(|operand| operand.dtype == DType::A8)
 }
 
 /// Whether the CPU has a kernel for an op: for all but products that hold a norm or a gate.
@@ -47,6 +58,10 @@ fn on_cpu(kind: Kind) -> bool {
             | Kind::NormMatMulRope
             | Kind::NormMatMulRopeKv
             | Kind::NormMatMulKv
+            | Kind::MatMulRope
+            | Kind::MatMulRopeKv
+            | Kind::MatMulKv
+            | Kind::MatMulAddNorm
     )
 }
 
@@ -54,7 +69,7 @@ fn on_cpu(kind: Kind) -> bool {
 fn plain_ops_stay_within_what_fused_products_are_allowed() {
     let device = CpuDevice::new();
     let mut products = suite::cases(DEFAULT_SEED);
-    products.retain(|case| !on_cpu(case.kind));
+    products.retain(|case| !on_cpu(case.kind) && !is_rounded(case));
     let mut worst: BTreeMap<Kind, (f64, f64)> = BTreeMap::new();
     for case in &products {
         let outcome = suite::run_case_unfused(&device, case);
@@ -64,7 +79,7 @@ fn plain_ops_stay_within_what_fused_products_are_allowed() {
         *worst = (worst.0.max(outcome.share), worst.1.max(outcome.share_16));
     }
     println!("{} cases, largest error of what is allowed: {worst:?}", products.len());
-    assert_eq!(worst.len(), 11);
+    assert_eq!(worst.len(), 14);
     // And what is wrong is seen, at least where nothing is stored in 16 bits or rounded to 8 and the
     // sums are short: errors of long ones may hide a small change.
     products.retain(|case| {
@@ -73,7 +88,7 @@ fn plain_ops_stay_within_what_fused_products_are_allowed() {
         plain && case.operands[0].shape[1] <= 32
     });
     let samples = a_few_of_each(products, 4);
-    assert_eq!(samples.iter().map(|case| case.kind).collect::<BTreeSet<_>>().len(), 11);
+    assert_eq!(samples.iter().map(|case| case.kind).collect::<BTreeSet<_>>().len(), 14);
     for sabotage in [Sabotage::FirstElement, Sabotage::LastElement, Sabotage::NoRun] {
         let device = Saboteur { inner: Arc::new(CpuDevice::with_threads(1)), sabotage };
         for case in &samples {
@@ -153,7 +168,7 @@ fn a_byte_written_elsewhere_is_reported_for_every_op() {
     let with_inputs: Vec<OpCase> = samples().into_iter().filter(|c| c.kind != Kind::Fill).collect();
     assert_all_reported(Sabotage::Input, &with_inputs);
     let mut strided = suite::cases(DEFAULT_SEED);
-    strided.retain(|case| on_cpu(case.kind) && has_gap_behind_first_row(case));
+    strided.retain(|case| runs_on_cpu(case) && has_gap_behind_first_row(case));
     let strided = a_few_of_each(strided, 3);
     let covered: BTreeSet<Kind> = strided.iter().map(|case| case.kind).collect();
     let most = OPS.iter().filter(|op| on_cpu(op.kind)).count() - 1;
@@ -166,8 +181,10 @@ fn a_changed_constant_is_reported_for_every_constant() {
     let cases = suite::cases(DEFAULT_SEED);
     for op in OPS.iter().filter(|op| on_cpu(op.kind)) {
         // In f16 the change of an epsilon is lost in rounding.
-        let exact =
-            |c: &&OpCase| c.kind == op.kind && c.operands.iter().all(|o| o.dtype != DType::F16);
+        let exact = |c: &&OpCase| {
+            c.kind == op.kind
+                && c.operands.iter().all(|o| ![DType::F16, DType::A8].contains(&o.dtype))
+        };
         let some: Vec<OpCase> = cases.iter().filter(exact).take(40).cloned().collect();
         for (index, param) in op.params.iter().enumerate() {
             let summary = run_with(Sabotage::Constant(index), &some);
@@ -188,7 +205,7 @@ fn the_list_runs_clean_without_sabotage() {
 fn samples() -> Vec<OpCase> {
     let mut apart = suite::cases(DEFAULT_SEED);
     apart
-        .retain(|case| on_cpu(case.kind) && case.operands.iter().all(|operand| operand.offset > 0));
+        .retain(|case| runs_on_cpu(case) && case.operands.iter().all(|operand| operand.offset > 0));
     let samples = a_few_of_each(apart, 8);
     let kinds: BTreeSet<Kind> = samples.iter().map(|case| case.kind).collect();
     assert_eq!(kinds.len(), OPS.iter().filter(|op| on_cpu(op.kind)).count());

@@ -19,6 +19,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     checks: false,
     disk_cache: false,
     max_binding: None,
+    processors: None,
     read_ahead: None,
     tuning: Tuning::Hardware,
 };

@@ -24,7 +24,11 @@ fn every_op_agrees_with_the_reference_on_vulkan() {
     let seed = seed.unwrap_or(DEFAULT_SEED);
     let Some(device) = device() else { return };
     let start = std::time::Instant::now();
-    let summary = suite::run_cases(device, &suite::cases(seed));
+    let mut cases = suite::cases(seed);
+    // Some of them, while a kernel is being worked on.
+    let some = std::env::var("CLEARWAY_CASES").ok();
+    cases.retain(|case| some.as_ref().is_none_or(|some| case.to_string().contains(some)));
+    let summary = suite::run_cases(device, &cases);
     let seconds = start.elapsed().as_secs_f64();
     let kernels = device.pipeline_count();
     println!(
@@ -32,7 +36,7 @@ fn every_op_agrees_with_the_reference_on_vulkan() {
         device.info().description
     );
     assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
-    assert!(summary.passed >= 2_000);
+    assert!(summary.passed >= 2_000 || some.is_some());
 }
 
 /// Weights stay as files have them, and nothing is rounded on the way.

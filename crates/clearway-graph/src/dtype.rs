@@ -41,10 +41,17 @@ pub enum DType {
     IQ4_NL,
     /// 256 weights: 6-bit scales, 4-bit indices into a non-linear table.
     IQ4_XS,
+    /// 32 activations on their way from one product to the next, rounded to 8 bits: a type of kernels
+    /// alone, in no file. A row takes the bytes of as many floats, and the first three eighths of them
+    /// hold something: the quants of the first halves of all chunks, those of the second halves,
+    /// then four floats for each chunk: its scale, the scale times the sum of the first half, of the
+    /// second half, and a part of what the row is still to be divided by, which is the root of the mean of
+    /// these parts. It is one where there is nothing to divide by.
+    A8,
 }
 
 impl DType {
-    /// Every type, in a fixed order.
+    /// Every type that data comes in, in a fixed order.
     pub const ALL: [Self; 16] = [
         Self::F32,
         Self::F16,
@@ -68,7 +75,13 @@ impl DType {
     pub const fn block_elems(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::U32 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
+            Self::Q4_0
+            | Self::Q4_1
+            | Self::Q5_0
+            | Self::Q5_1
+            | Self::Q8_0
+            | Self::IQ4_NL
+            | Self::A8 => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
         }
     }
@@ -89,6 +102,7 @@ impl DType {
             Self::Q5_K => 176,
             Self::Q6_K => 210,
             Self::IQ4_XS => 136,
+            Self::A8 => 128,
         }
     }
 
@@ -116,6 +130,7 @@ impl DType {
             Self::Q6_K => "q6_k",
             Self::IQ4_NL => "iq4_nl",
             Self::IQ4_XS => "iq4_xs",
+            Self::A8 => "a8",
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::layout::{Layout, TensorView};
 use crate::node::{BarrierReason, CapturedNode, CapturedOpKind, Dispatch, Params};
 use crate::place::{Address, MemoryPlan};
 use crate::range::{BufferRange, MemRangeRole, View};
+use crate::round::RoundReport;
 use crate::schedule::{ScheduleReport, Strategy};
 
 /// Unused value numbers a hand-built list may have beyond one per binding.
@@ -47,6 +48,7 @@ pub struct ComputeGraph {
     next_id: u32,
     replayed: bool,
     pub(crate) fuse_report: Option<FuseReport>,
+    pub(crate) round_report: Option<RoundReport>,
     pub(crate) schedule_report: Option<ScheduleReport>,
 }
 
@@ -269,6 +271,11 @@ impl ComputeGraph {
         self.fuse_report.as_ref()
     }
 
+    /// What the round stage did, if it ran.
+    pub fn round_report(&self) -> Option<&RoundReport> {
+        self.round_report.as_ref()
+    }
+
     /// What the schedule stage did, if it ran.
     pub fn schedule_report(&self) -> Option<&ScheduleReport> {
         self.schedule_report.as_ref()
@@ -284,6 +291,39 @@ impl ComputeGraph {
         let fired = report.fired();
         self.fuse_report = Some(report);
         Ok(fired)
+    }
+
+    /// Puts norms into the products in front of them, whose results are rounded, where the device has
+    /// the kernels; returns how many. This comes before [`fuse`](Self::fuse), which lets products behind a
+    /// norm carry it out. The report stays with the graph. Barriers are stripped if there were any.
+    ///
+    /// # Errors
+    /// [`GraphError::Kernel`] if a kernel fails to compile; the list is unchanged then.
+    pub fn norms_ahead<C: KernelCatalog>(
+        &mut self,
+        catalog: &mut C,
+        device: &C::Device,
+    ) -> Result<u32> {
+        let report = crate::round::norms_ahead(self, catalog, device)?;
+        Ok(self.note_rounded(report))
+    }
+
+    /// Rounds values between fused products where the device has the kernels; returns how many. The report
+    /// stays with the graph.
+    ///
+    /// # Errors
+    /// [`GraphError::Kernel`] if a kernel fails to compile; the list is unchanged then.
+    pub fn round<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<u32> {
+        let report = crate::round::round(self, catalog, device)?;
+        Ok(self.note_rounded(report))
+    }
+
+    fn note_rounded(&mut self, report: RoundReport) -> u32 {
+        let rounded = report.rounded.len() as u32;
+        let all = self.round_report.get_or_insert_default();
+        all.rounded.extend(report.rounded);
+        all.refusals.extend(report.refusals);
+        rounded
     }
 
     /// Strips barriers and orders the list for concurrency; returns how many dispatches moved
@@ -352,6 +392,11 @@ impl ComputeGraph {
 
     pub(crate) fn set_nodes(&mut self, nodes: Vec<CapturedNode>) {
         self.nodes = nodes;
+    }
+
+    /// Puts another dispatch with the same id and ranges where one stands.
+    pub(crate) fn replace(&mut self, node: usize, dispatch: Dispatch) {
+        self.nodes[node] = CapturedNode::Dispatch(Arc::new(dispatch));
     }
 
     fn value_mut(&mut self, value: NodeId) -> Result<&mut Value> {

@@ -92,6 +92,14 @@ impl Layout {
         Ok(layout)
     }
 
+    /// The same tensor with its elements rounded for products ([`DType::A8`]), in the same bytes; `None`
+    /// if it is not dense, not of f32, or its rows are no whole chunks.
+    pub fn rounded(&self) -> Option<Self> {
+        let chunks = self.cols().is_multiple_of(DType::A8.block_elems());
+        let ok = self.dtype == DType::F32 && chunks && self.is_dense();
+        ok.then_some(Self { dtype: DType::A8, ..*self })
+    }
+
     /// Element type.
     pub const fn dtype(&self) -> DType {
         self.dtype

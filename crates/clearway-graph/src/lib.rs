@@ -39,6 +39,7 @@ pub mod fuse;
 pub mod pack;
 pub mod pipeline;
 pub mod place;
+pub mod round;
 pub mod schedule;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

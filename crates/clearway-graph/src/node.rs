@@ -94,6 +94,16 @@ pub enum CapturedOpKind {
     NormMatMulRopeKv,
     /// Fused: rms_norm with its weight, then matrix product written straight into the KV cache.
     NormMatMulKv,
+    /// Fused: matrix product, then rotary embedding of its heads.
+    MatMulRope,
+    /// Fused: [`MatMulRope`](Self::MatMulRope) written straight into the KV cache.
+    MatMulRopeKv,
+    /// Fused: matrix product written straight into the KV cache.
+    MatMulKv,
+    /// Fused: matrix product, sum with a residual, rms_norm of it with its weight; the sum is kept where it
+    /// is needed. The norm is one of whole rows, so it exists only for a result that is
+    /// [rounded](crate::DType::A8) and carries what the rows are still to be divided by.
+    MatMulAddNorm,
     /// A user's kernel.
     Custom,
     /// A user's kernel with an effect outside memory (a time stamp, a host signal): it keeps its
@@ -150,6 +160,10 @@ impl CapturedOpKind {
             Self::NormMatMulRope => "norm_matmul_rope",
             Self::NormMatMulRopeKv => "norm_matmul_rope_kv",
             Self::NormMatMulKv => "norm_matmul_kv",
+            Self::MatMulRope => "matmul_rope",
+            Self::MatMulRopeKv => "matmul_rope_kv",
+            Self::MatMulKv => "matmul_kv",
+            Self::MatMulAddNorm => "matmul_add_norm",
             Self::Custom => "custom",
             Self::Pinned => "pinned",
         }

@@ -14,7 +14,7 @@ use crate::verify::{Fault, Placement, VerifyStats, verify};
 /// Which stages run. Each is a switch of its own, so that a wrong result is bisected in minutes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CompileOptions {
-    /// Apply the fusion rules.
+    /// Apply the fusion rules, and round values between the products that come of them.
     pub fuse: bool,
     /// How to order the list; `None` keeps the recorded order.
     pub reorder: Option<Strategy>,
@@ -75,6 +75,8 @@ pub struct Scheduled {
     pub graph: ComputeGraph,
     /// Fusions that fired.
     pub fusions: u32,
+    /// Values that go rounded from one product to the next.
+    pub rounded: u32,
     /// Dispatches that moved earlier.
     pub moved: u32,
     /// Dispatches on the longest chain of true dependences.
@@ -106,6 +108,8 @@ pub struct CompileStats {
     pub false_barriers: u32,
     /// Fusions that fired.
     pub fusions: u32,
+    /// Values that go rounded from one product to the next.
+    pub rounded: u32,
     /// Dispatches that moved earlier.
     pub moved: u32,
     /// Bytes of the arena.
@@ -163,7 +167,7 @@ where
     let mut recorded = recorded.clone();
     recorded.set_replayed(options.replay);
     let scheduled = schedule(&recorded, catalog, device, options).map_err(graph_error)?;
-    let Scheduled { graph, fusions, moved, longest_chain } = scheduled;
+    let Scheduled { graph, fusions, rounded, moved, longest_chain } = scheduled;
 
     // Place with lifetimes counted in groups, so that sharing adds no barrier.
     let (mut graph, plan) = place(graph, options).map_err(graph_error)?;
@@ -184,6 +188,7 @@ where
         longest_chain,
         false_barriers,
         fusions,
+        rounded,
         moved,
         arena_bytes: plan.total_bytes(),
         arena_lower_bound: plan.lower_bound(),
@@ -191,7 +196,7 @@ where
     Ok(Compiled { graph, plan, stats })
 }
 
-/// The stages before a value has an address: fuse, schedule, barriers.
+/// The stages before a value has an address: fuse, round, schedule, barriers.
 ///
 /// # Errors
 /// A malformed list, or a fused kernel that fails to compile.
@@ -207,8 +212,14 @@ pub fn schedule<C: KernelCatalog>(
     let mut graph = recorded.clone();
     graph.set_replayed(options.replay);
 
-    // Fuse: fewer dispatches, fewer bytes.
-    let fusions = if options.fuse { graph.fuse(catalog, device)? } else { 0 };
+    // Fuse: fewer dispatches, fewer bytes. What goes from one product to the next is rounded, with its norm
+    // where the product before can see to that.
+    let (mut fusions, mut rounded) = (0, 0);
+    if options.fuse {
+        rounded += graph.norms_ahead(catalog, device)?;
+        fusions += graph.fuse(catalog, device)?;
+        rounded += graph.round(catalog, device)?;
+    }
 
     // Schedule on values without addresses, so that only true dependences count.
     let longest_chain = crate::schedule::longest_chain(&graph);
@@ -217,7 +228,7 @@ pub fn schedule<C: KernelCatalog>(
         true => graph.place_barriers(),
         false => graph.place_barriers_everywhere(),
     };
-    Ok(Scheduled { graph, fusions, moved, longest_chain })
+    Ok(Scheduled { graph, fusions, rounded, moved, longest_chain })
 }
 
 /// The list, split where the budget asks for it, and its plan.

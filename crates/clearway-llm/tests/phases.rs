@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use clearway::cpu::CpuDevice;
-use clearway::fuse::RULES;
+use clearway::fuse::{RULES, Refusal};
 use clearway::pipeline::{Compiled, compile};
 use clearway::{
-    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, ComputeGraph, Device, DeviceInfo,
-    Encoder, GpuError, KernelRegistry, MemoryPlan,
+    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, ComputeGraph, DType, Device,
+    DeviceInfo, Encoder, GpuError, KernelRegistry, MemoryPlan,
 };
 use clearway_graph::FusedRequest;
 use clearway_llm::model::{self, Arch, ModelShape, RecordOptions};
@@ -30,6 +30,8 @@ enum Kernels {
     /// All but products that turn what they give or write it to a cache.
     Apart,
     All,
+    /// And products that give and take rounded activations.
+    Rounded,
 }
 
 /// A device that is only asked what it has.
@@ -54,10 +56,13 @@ impl Device for Asked {
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
         let few = request.bindings[0].layout.rows() <= FEW_ROWS;
         let turns = RULES.iter().any(|rule| rule.fused == request.kind && rule.reshaped);
+        let rounded = request.bindings.iter().any(|view| view.layout.dtype() == DType::A8);
         match self.kernels {
-            Kernels::Plain => !holds_more(request.kind),
-            Kernels::Apart => !holds_more(request.kind) || (few && !turns),
-            Kernels::All => !holds_more(request.kind) || few,
+            Kernels::Plain => !rounded && !holds_more(request.kind),
+            Kernels::Apart => !rounded && (!holds_more(request.kind) || (few && !turns)),
+            Kernels::All => !rounded && (!holds_more(request.kind) || few),
+            Kernels::Rounded if rounded => request.bindings[0].layout.rows() == 1,
+            Kernels::Rounded => !holds_more(request.kind) || few,
         }
     }
 
@@ -131,6 +136,47 @@ fn a_layer_of_one_token_is_five_phases() {
         assert_eq!(report.repeats, 2 * shape.layers as u32, "{}", shape.name);
         assert_eq!(stats.recorded - stats.dispatches, report.fired() - report.repeats);
     }
+}
+
+#[test]
+fn norms_go_ahead_and_the_phases_stay_five() {
+    for shape in model::builtin_shapes().iter().filter(|shape| shape.arch == Arch::Llama) {
+        let compiled = compiled(shape, 1, Some(Kernels::Rounded));
+        // The first norm of all has no product in front of it.
+        let first = ["norm_matmul_kv", "norm_matmul_rope", "norm_matmul_rope_kv"];
+        let others = ["matmul_kv", "matmul_rope", "matmul_rope_kv"];
+        let layer = |products: [&'static str; 3]| {
+            let last = ["attention", "matmul_add_norm", "matmul_silu_gated", "matmul_add_norm"];
+            std::iter::once(products.to_vec()).chain(last.map(|kind| vec![kind]))
+        };
+        let expected: Vec<_> = layer(first).chain(layer(others)).collect();
+        assert_eq!(first_layer(compiled.graph(), 10), expected, "{}", shape.name);
+        let stats = compiled.stats();
+        assert_eq!(per_layer(shape, 1, Some(Kernels::Rounded)), (7, 5), "{}", shape.name);
+        assert_eq!(stats.groups, 5 * shape.layers as u32 + 2, "{}", shape.name);
+        assert_eq!(
+            (stats.groups, stats.false_barriers),
+            (stats.longest_chain, 0),
+            "{}",
+            shape.name
+        );
+        // Two norms and the gated product of each layer.
+        assert_eq!(stats.rounded, 3 * shape.layers as u32, "{}", shape.name);
+        let report = compiled.graph().round_report().unwrap();
+        assert_eq!(report.refusals, [], "{}", shape.name);
+    }
+}
+
+#[test]
+fn nothing_is_rounded_where_the_device_has_no_kernel_for_it() {
+    let shape = cut(&model::builtin_shape("llama-1b").unwrap(), 3);
+    let compiled = compiled(&shape, 1, Some(Kernels::All));
+    assert_eq!(compiled.stats().rounded, 0);
+    let report = compiled.graph().round_report().unwrap();
+    // Two norms and the gated product of each layer.
+    let reasons = report.refusals.iter().map(|pair| &pair.reason);
+    assert!(reasons.clone().all(|reason| matches!(reason, Refusal::NoKernel { .. })), "{report}");
+    assert_eq!(reasons.count(), 3 * shape.layers, "{report}");
 }
 
 #[test]

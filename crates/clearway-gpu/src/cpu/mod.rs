@@ -31,11 +31,12 @@ pub use piece::{CpuKernel, Grid, Piece};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use clearway_graph::{FusedRequest, Layout};
+use clearway_graph::{DType, FusedRequest, Layout};
 use rustc_hash::FxHashMap;
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
+use crate::ops::OpSpec;
 use crate::registry::KernelRegistry;
 use memory::{HostMemory, WeightMemory};
 use pool::Pool;
@@ -148,7 +149,9 @@ impl Device for CpuDevice {
     }
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
-        crate::ops::spec(request.kind).is_some_and(|spec| kernels::builtin(spec.name).is_some())
+        let rounded = request.bindings.iter().any(|view| view.layout.dtype() == DType::A8);
+        let builtin = |spec: &OpSpec| kernels::builtin(spec.name).is_some();
+        !rounded && crate::ops::spec(request.kind).is_some_and(builtin)
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {

@@ -1,7 +1,8 @@
 //! Shapes, element types and constants of each op, checked when it is called.
 //!
 //! Activations of one op share a type (f32 or f16). Weights may have any type where the op says so.
-//! Rows are contiguous everywhere but in `copy` and `fill`; outer strides are free.
+//! Rows are contiguous everywhere but in `copy` and `fill`; outer strides are free. Between two products f32
+//! activations may be rounded, where the first is gated.
 
 use clearway_graph::{BindingRole, DType, TensorView};
 
@@ -90,7 +91,7 @@ impl Call<'_> {
     /// Any type that holds weights.
     fn want_weight(&self, i: usize) -> Result<()> {
         let found = self.view(i).layout.dtype();
-        if found != DType::U32 {
+        if !matches!(found, DType::U32 | DType::A8) {
             return Ok(());
         }
         let expected = "a float or block type is needed".into();
@@ -106,6 +107,14 @@ impl Call<'_> {
             self.contiguous_rows(i)?;
         }
         Ok(())
+    }
+
+    /// Whether activations are rounded; those lie densely.
+    fn is_rounded(&self, i: usize) -> Result<bool> {
+        let layout = &self.view(i).layout;
+        let rounded = layout.dtype() == DType::A8;
+        self.shape(i, !rounded || layout.is_dense(), || "dense rows are needed".into())?;
+        Ok(rounded)
     }
 
     fn contiguous_rows(&self, i: usize) -> Result<()> {
@@ -207,81 +216,156 @@ pub(super) fn soft_cap(c: &Call<'_>) -> Result<()> {
 }
 
 pub(super) fn matmul(c: &Call<'_>) -> Result<()> {
-    product(c, 1, c.views.len() - 1)
+    product(c, 1, c.views.len() - 1, MayRound::Input)
 }
 
 pub(super) fn matmul_add(c: &Call<'_>) -> Result<()> {
-    product(c, 1, 3)?;
+    product(c, 1, 3, MayRound::Input)?;
     addend(c, 2, 3)
 }
 
 /// A product that is the gate of operand 2.
 pub(super) fn matmul_gate(c: &Call<'_>) -> Result<()> {
-    product(c, 1, 3)?;
-    c.activations(&[0, 2])?;
+    product(c, 1, 3, MayRound::Input)?;
+    c.activations(&[3, 2])?;
     c.same_dims(2, 3)
 }
 
 /// Two products of the same rows.
 pub(super) fn matmul_gated(c: &Call<'_>) -> Result<()> {
-    product(c, 1, 3)?;
+    product(c, 1, 3, MayRound::Both)?;
     like_weight(c, 2, 1)
 }
 
 pub(super) fn norm_matmul(c: &Call<'_>) -> Result<()> {
-    product(c, 2, 3)?;
+    product(c, 2, 3, MayRound::Nothing)?;
     norm_weight(c)
 }
 
 pub(super) fn norm_matmul_add(c: &Call<'_>) -> Result<()> {
-    product(c, 2, 4)?;
+    product(c, 2, 4, MayRound::Nothing)?;
     norm_weight(c)?;
     addend(c, 3, 4)
 }
 
 pub(super) fn norm_matmul_gated(c: &Call<'_>) -> Result<()> {
-    product(c, 2, 4)?;
+    product(c, 2, 4, MayRound::Result)?;
     norm_weight(c)?;
     like_weight(c, 3, 2)
 }
 
+/// A product that is added to operand 2, and the norm of that with the weight in operand 3.
+pub(super) fn matmul_add_norm(c: &Call<'_>) -> Result<()> {
+    let y = c.views.len() - 1;
+    product(c, 1, y, MayRound::Both)?;
+    addend(c, 2, y)?;
+    row_of_weights(c, 3, c.view(y).layout.cols())?;
+    if y == 5 {
+        c.activations(&[4])?;
+        c.same_dims(4, y)?;
+    }
+    c.epsilon(0)
+}
+
 /// The heads of a product, turned.
 pub(super) fn norm_matmul_rope(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0, 5])?;
-    let (rows, outer) = factors_of_product(c, 2)?;
     norm_weight(c)?;
-    let head = heads(c, 5, outer)?;
-    c.want_dims(5, &[rows, c.dims(5)[1], head])?;
-    rotation(c, (rows, head), 3, 1)
+    turned_heads(c, 2)
 }
 
 /// The heads of a product, turned and written to a cache.
 pub(super) fn norm_matmul_rope_kv(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0])?;
-    let (rows, outer) = factors_of_product(c, 2)?;
     norm_weight(c)?;
-    cache(c, 6)?;
-    let head = heads(c, 6, outer)?;
-    rotation(c, (rows, head), 3, 1)?;
-    c.ids(5, &[rows])
+    turned_heads_to_cache(c, 2)
 }
 
 /// The heads of a product, written to a cache.
 pub(super) fn norm_matmul_kv(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0])?;
-    let (rows, outer) = factors_of_product(c, 2)?;
     norm_weight(c)?;
-    c.ids(3, &[rows])?;
-    cache(c, 4)?;
-    heads(c, 4, outer).map(drop)
+    heads_to_cache(c, 2)
+}
+
+/// As [`norm_matmul_rope`] without a norm.
+pub(super) fn matmul_rope(c: &Call<'_>) -> Result<()> {
+    turned_heads(c, 1)
+}
+
+/// As [`norm_matmul_rope_kv`] without a norm.
+pub(super) fn matmul_rope_kv(c: &Call<'_>) -> Result<()> {
+    turned_heads_to_cache(c, 1)
+}
+
+/// As [`norm_matmul_kv`] without a norm.
+pub(super) fn matmul_kv(c: &Call<'_>) -> Result<()> {
+    heads_to_cache(c, 1)
+}
+
+/// What of a product may be rounded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MayRound {
+    Nothing,
+    Input,
+    Result,
+    Both,
 }
 
 /// Operand 0 times the weight `w`, transposed, gives `y`.
-fn product(c: &Call<'_>, w: usize, y: usize) -> Result<()> {
-    c.activations(&[0, y])?;
+fn product(c: &Call<'_>, w: usize, y: usize, may: MayRound) -> Result<()> {
+    let input = matches!(may, MayRound::Input | MayRound::Both) && c.is_rounded(0)?;
+    let result = matches!(may, MayRound::Result | MayRound::Both) && c.is_rounded(y)?;
+    if !input && !result {
+        c.activations(&[0, y])?;
+    }
+    for (rounded, i) in [(input, 0), (result, y)] {
+        if (input || result) && !rounded {
+            c.want_dtype(i, &[DType::F32])?;
+            c.contiguous_rows(i)?;
+        }
+    }
     c.want_rank(y, 2)?;
     let (rows, outer) = factors_of_product(c, w)?;
     c.want_dims(y, &[rows, outer])
+}
+
+/// Activations in operand 0, and of the same type in those that are named; or rounded ones, which without
+/// a norm may come, and f32.
+fn activations_of_heads(c: &Call<'_>, w: usize, like: &[usize]) -> Result<()> {
+    if w == 1 && c.is_rounded(0)? {
+        return like.iter().try_for_each(|&i| {
+            c.want_dtype(i, &[DType::F32])?;
+            c.contiguous_rows(i)
+        });
+    }
+    c.activations(&[&[0], like].concat())
+}
+
+/// The rotation's operands stand behind the weight `w`, its constants behind that of a norm.
+fn turned_heads(c: &Call<'_>, w: usize) -> Result<()> {
+    let y = w + 3;
+    activations_of_heads(c, w, &[y])?;
+    let (rows, outer) = factors_of_product(c, w)?;
+    let head = heads(c, y, outer)?;
+    c.want_dims(y, &[rows, c.dims(y)[1], head])?;
+    rotation(c, (rows, head), w + 1, w - 1)
+}
+
+fn turned_heads_to_cache(c: &Call<'_>, w: usize) -> Result<()> {
+    let to = w + 4;
+    activations_of_heads(c, w, &[])?;
+    let (rows, outer) = factors_of_product(c, w)?;
+    cache(c, to)?;
+    let head = heads(c, to, outer)?;
+    rotation(c, (rows, head), w + 1, w - 1)?;
+    c.ids(w + 3, &[rows])
+}
+
+fn heads_to_cache(c: &Call<'_>, w: usize) -> Result<()> {
+    let to = w + 2;
+    activations_of_heads(c, w, &[])?;
+    let (rows, outer) = factors_of_product(c, w)?;
+    c.ids(w + 1, &[rows])?;
+    cache(c, to)?;
+    heads(c, to, outer).map(drop)
 }
 
 /// Operand 0 and the weight `w` of a product, which has this many rows and columns.
@@ -321,12 +405,16 @@ fn like_weight(c: &Call<'_>, i: usize, first: usize) -> Result<()> {
 /// The weight of a norm in front of a product, operand 1: one row, since the kernel may apply it to
 /// the columns of the product's weight just as well. Its epsilon is the first constant.
 fn norm_weight(c: &Call<'_>) -> Result<()> {
-    c.want_dtype(1, ACTIVATIONS)?;
-    c.contiguous_rows(1)?;
-    let (layout, cols) = (&c.view(1).layout, c.view(0).layout.cols());
-    let row = layout.rows() == 1 && layout.cols() == cols;
-    c.shape(1, row, || format!("one row of {cols} is needed"))?;
+    row_of_weights(c, 1, c.view(0).layout.cols())?;
     c.epsilon(0)
+}
+
+fn row_of_weights(c: &Call<'_>, i: usize, cols: usize) -> Result<()> {
+    c.want_dtype(i, ACTIVATIONS)?;
+    c.contiguous_rows(i)?;
+    let layout = &c.view(i).layout;
+    let row = layout.rows() == 1 && layout.cols() == cols;
+    c.shape(i, row, || format!("one row of {cols} is needed"))
 }
 
 pub(super) fn matmul_experts(c: &Call<'_>) -> Result<()> {

@@ -135,5 +135,9 @@ pub static OPS: &[OpSpec] = &[
     op(Kind::NormMatMulRope, "norm_matmul_rope", &[read("x"), read("g"), read("w"), read("positions"), read("factors"), write("y")], NORM_ROPE_PARAMS, check::norm_matmul_rope),
     op(Kind::NormMatMulRopeKv, "norm_matmul_rope_kv", &[read("x"), read("g"), read("w"), read("positions"), read("factors"), read("kv_positions"), update("cache")], NORM_ROPE_PARAMS, check::norm_matmul_rope_kv),
     op(Kind::NormMatMulKv, "norm_matmul_kv", &[read("x"), read("g"), read("w"), read("positions"), update("cache")], &[float("eps")], check::norm_matmul_kv),
+    op(Kind::MatMulRope, "matmul_rope", &[read("x"), read("w"), read("positions"), read("factors"), write("y")], ROPE_PARAMS, check::matmul_rope),
+    op(Kind::MatMulRopeKv, "matmul_rope_kv", &[read("x"), read("w"), read("positions"), read("factors"), read("kv_positions"), update("cache")], ROPE_PARAMS, check::matmul_rope_kv),
+    op(Kind::MatMulKv, "matmul_kv", &[read("x"), read("w"), read("positions"), update("cache")], &[], check::matmul_kv),
+    op(Kind::MatMulAddNorm, "matmul_add_norm", &[read("x"), read("w"), read("c"), read("next"), write_if_read("sum"), write("y")], &[float("eps")], check::matmul_add_norm),
     op(Kind::RopeKvWrite, "rope_kv_write", &[read("x"), read("positions"), read("factors"), read("kv_positions"), update("cache")], ROPE_PARAMS, check::rope_kv_write),
 ];

@@ -23,7 +23,7 @@ pub struct Codes {
     /// |---|---|
     /// | Q4_0, Q5_0, Q8_0 | scale |
     /// | Q4_1, Q5_1 | scale, minimum |
-    /// | Q4_K, Q5_K | scale, minimum, then for each of 8 runs 12 bits: scale below, minimum above |
+    /// | Q4_K, Q5_K | a byte of scale and one of minimum for each of 8 runs; then scale, minimum |
     /// | Q2_K | for each of 16 runs scale below, minimum above; then scale, minimum |
     /// | Q3_K, Q6_K | a byte for each of 16 runs, that of Q3_K 32 too large; then scale |
     pub scales: SmallVec<[u8; 24]>,
@@ -66,11 +66,11 @@ pub fn codes(dtype: DType, block: &[u8]) -> Option<Codes> {
         }
         DType::Q4_K => {
             let b: BlockQ4K = read(block)?;
-            new(&unpack_nibble_runs(&b.qs), &[&b.d, &b.dmin, &twelves(&b.scales)])
+            new(&unpack_nibble_runs(&b.qs), &[&runs(&b.scales), &b.d, &b.dmin])
         }
         DType::Q5_K => {
             let b: BlockQ5K = read(block)?;
-            new(&unpack_five_runs(&b), &[&b.d, &b.dmin, &twelves(&b.scales)])
+            new(&unpack_five_runs(&b), &[&runs(&b.scales), &b.d, &b.dmin])
         }
         DType::Q6_K => {
             let b: BlockQ6K = read(block)?;
@@ -84,12 +84,8 @@ fn read<T: Pod>(block: &[u8]) -> Option<T> {
     bytemuck::try_pod_read_unaligned(block).ok()
 }
 
-/// Eight runs of 12 bits.
-fn twelves(packed: &[u8; 12]) -> [u8; 12] {
+/// Scale and minimum of eight runs, a byte each.
+fn runs(packed: &[u8; 12]) -> [u8; 16] {
     let (scales, mins) = unpack_scale_mins(packed);
-    let runs = scales.iter().zip(&mins).enumerate();
-    let bits = runs.fold(0_u128, |bits, (run, (&scale, &min))| {
-        bits | u128::from(u32::from(scale) | u32::from(min) << 6) << (12 * run)
-    });
-    std::array::from_fn(|byte| (bits >> (8 * byte)) as u8)
+    std::array::from_fn(|at| if at % 2 == 0 { scales[at / 2] } else { mins[at / 2] })
 }

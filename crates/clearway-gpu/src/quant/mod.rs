@@ -8,12 +8,15 @@
 //! Encoding of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 gives the reference's bytes; for the others scales are
 //! searched for the least squared error.
 //!
+//! [`DType::A8`] is no format of files: activations between two products, a row of them to a call.
+//!
 //! Invariant: what [`encode`] writes for a block format is finite when decoded. Input that no block
 //! can hold is an error, never an infinite scale.
 
 pub mod blocks;
 pub mod codes;
 
+mod activations;
 mod fit;
 mod fit_affine;
 mod fit_signed;
@@ -187,6 +190,7 @@ pub fn block_decoder(dtype: DType) -> Option<BlockDecoder> {
         DType::Q6_K => decode_row::<BlockQ6K, _>,
         DType::IQ4_NL => decode_row::<BlockIq4Nl, _>,
         DType::IQ4_XS => decode_row::<BlockIq4Xs, _>,
+        DType::A8 => activations::decode,
     })
 }
 
@@ -219,6 +223,7 @@ fn row_encoder(dtype: DType) -> Option<RowEncoder> {
         DType::Q6_K => encode_row::<BlockQ6K, _>,
         DType::IQ4_NL => encode_row::<BlockIq4Nl, _>,
         DType::IQ4_XS => encode_row::<BlockIq4Xs, _>,
+        DType::A8 => activations::encode,
     })
 }
 

@@ -203,7 +203,9 @@ impl Instance {
             }
         }
         let limits = properties.limits;
-        let processors = if sm.shader_sm_count > 0 {
+        let processors = if let Some(processors) = self.options.processors {
+            processors.max(1)
+        } else if sm.shader_sm_count > 0 {
             sm.shader_sm_count
         } else if properties.device_type == vk::PhysicalDeviceType::CPU {
             std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32

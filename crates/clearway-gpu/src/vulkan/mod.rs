@@ -60,6 +60,9 @@ pub struct VulkanOptions {
     pub disk_cache: bool,
     /// Bytes one binding may cover, if less than the device allows.
     pub max_binding: Option<u64>,
+    /// Processors that work is cut for, if not those of the device: kernels for large models are taken for small
+    /// ones, too, where there are few.
+    pub processors: Option<u32>,
     /// Bytes of weights that idle groups read ahead, if not what suits the device.
     pub read_ahead: Option<u64>,
     /// Where products are timed to find the fastest way to do them.
@@ -87,6 +90,7 @@ impl Default for VulkanOptions {
             checks: false,
             disk_cache: true,
             max_binding: None,
+            processors: None,
             read_ahead: None,
             tuning: Tuning::Hardware,
         }

@@ -1,9 +1,9 @@
 //! The fastest kernel for a job.
 
-use clearway_graph::{CapturedOpKind as Kind, FusedRequest, TensorView};
+use clearway_graph::{CapturedOpKind as Kind, DType, FusedRequest, TensorView};
 
 use super::{Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar};
-use crate::error::Result;
+use crate::error::{GpuError, Result};
 use crate::ops;
 
 /// The kernel for an op call: one made for its case, or the general one.
@@ -11,6 +11,12 @@ use crate::ops;
 /// # Errors
 /// As the general kernel: an op that is not in the table, or weights in planes that no kernel reads.
 pub fn lower(job: &Job<'_>) -> Result<Kernel> {
+    if job.operands.iter().any(|operand| operand.layout.dtype() == DType::A8) {
+        return matvec::lower(job).ok_or_else(|| GpuError::KernelFailed {
+            kernel: ops::spec(job.kind).map_or("custom", |spec| spec.name).into(),
+            message: "no kernel reads or writes rounded activations like these".into(),
+        });
+    }
     let special = match job.kind {
         kind if few_rows_only(kind) => matvec::lower(job),
         Kind::MatMul | Kind::MatMulAdd => {
@@ -43,15 +49,19 @@ pub fn has_fused(
             .find(|&index| ops::operand_name(request.kind, count, index) == Some(name))
             .map(|index| &request.bindings[index])
     };
-    !few_rows_only(request.kind)
-        || (matvec::has_fused(target, |name| find(name).map(|view| &view.layout))
-            && ["w", "u"].into_iter().filter_map(find).all(suits))
+    let layout = |name: &str| find(name).map(|view| &view.layout);
+    let suit = || ["w", "u"].into_iter().filter_map(find).all(suits);
+    if request.bindings.iter().any(|view| view.layout.dtype() == DType::A8) {
+        return matvec::has_rounded(target, layout) && suit();
+    }
+    !few_rows_only(request.kind) || (matvec::has_fused(target, layout) && suit())
 }
 
 /// Fused ops that exist only as products of few rows.
 fn few_rows_only(kind: Kind) -> bool {
     ops::spec(kind).is_some_and(|spec| {
         let has = |name: &str| spec.operands.iter().any(|operand| operand.name == name);
-        has("w") && has("x") && (has("g") || has("u") || has("up"))
+        let fused = ["g", "u", "up", "factors", "cache", "next"].into_iter().any(has);
+        has("w") && has("x") && fused
     })
 }

@@ -89,14 +89,14 @@ fn format_of(dtype: DType) -> Option<Format> {
     return Chunk(q.lo, q.hi, scale, -4.0 * scale);",
         ),
         DType::Q4_K => (
-            "q: vec4<u32>, s: vec4<u32>",
-            "b_$[c], b_$[P.$.place.y / 4u + c / 8u]",
-            "return runs(nibbles(r.q), r.s, c % 8u);",
+            "q: vec4<u32>, s: u32, d: u32",
+            "b_$[c], s_$[P.$.place.y + c / 2u], s_$[P.$.place.z + c / 8u]",
+            "return runs(nibbles(r.q), word16(r.s, c), unpack2x16float(r.d));",
         ),
         DType::Q5_K => (
-            "q: vec4<u32>, h: u32, s: vec4<u32>",
-            "b_$[c], s_$[P.$.place.y + c], b_$[P.$.place.z / 4u + c / 8u]",
-            "return runs(fives(r.q, r.h), r.s, c % 8u);",
+            "q: vec4<u32>, h: u32, s: u32, d: u32",
+            "b_$[c], s_$[P.$.place.y + c], s_$[P.$.place.z + c / 2u], s_$[P.$.place.w + c / 8u]",
+            "return runs(fives(r.q, r.h), word16(r.s, c), unpack2x16float(r.d));",
         ),
         DType::Q6_K => (
             "q: vec4<u32>, h: vec2<u32>, s: u32, d: u32",
@@ -145,18 +145,9 @@ fn offset(q: Quants, d: f32, zero: f32) -> Chunk {
 fn affine(q: Quants, dm: vec2<f32>) -> Chunk {
     return Chunk(q.lo, q.hi, dm.xx, dm.yy);
 }
-// Scale and minimum of run `run`, 12 bits of the last three words.
-fn runs(q: Quants, s: vec4<u32>, run: u32) -> Chunk {
-    let dm = unpack2x16float(s.x);
-    let bit = 12u * run;
-    let first = select(select(s.w, s.z, bit < 64u), s.y, bit < 32u);
-    let second = select(s.w, s.z, bit < 32u);
-    let at = bit % 32u;
-    let both = first >> at;
-    let six = select(both, both | (second << (32u - max(at, 1u))), at > 20u);
-    let scale = dm.x * f32(six & 63u);
-    let low = dm.y * f32((six >> 6u) & 63u);
-    return Chunk(q.lo, q.hi, vec2<f32>(scale), vec2<f32>(-low));
+// A byte of scale and one of minimum, times those of the block.
+fn runs(q: Quants, s: u32, dm: vec2<f32>) -> Chunk {
+    return Chunk(q.lo, q.hi, vec2<f32>(dm.x * f32(s & 255u)), vec2<f32>(-(dm.y * f32(s >> 8u))));
 }
 // Byte `j` of 16 as a signed number: those of Q8_0 have a sign, all others stay below 128.
 fn quant(words: vec4<u32>, j: u32) -> f32 {

@@ -1,10 +1,14 @@
 //! What a product of few rows does with its sums, and which rows of weights a team takes for that.
 //!
-//! Kernels call `weight_row` and `has_row` for the rows of a team, `prepare` before they wait for weights,
-//! and `finish_team` once for each row of activations.
+//! Kernels call `weight_row` and `has_row` for the rows of a team, `early` when they load their first weights, `prepare`
+//! while these are under way,
+//! `finish_team` once for each row of activations, and those that can give a rounded result `close_early` at the
+//! start and `close_group` at the end.
+
+use clearway_graph::DType;
 
 use super::elementwise::MATH;
-use super::{Job, Source, rows};
+use super::{Job, Source, View, rows};
 
 /// Whether a team takes two rows of weights that belong together: those of a pair that is rotated.
 pub(super) fn in_pairs(job: &Job<'_>) -> bool {
@@ -13,9 +17,9 @@ pub(super) fn in_pairs(job: &Job<'_>) -> bool {
 
 /// Adds the functions for a product that is not of experts.
 pub(super) fn plain<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
-    let source = source.body(PLAIN).body(MATH);
+    let source = source.body(PLAIN).body(MATH).body(EARLY).body(&extra(job));
     match job.find("cache") {
-        None if in_pairs(job) => rotated(source, job).body(TO_RESULT),
+        None if in_pairs(job) => rotated(source, job).body(NO_CACHE).body(TO_RESULT),
         Some(_) if in_pairs(job) => {
             rotated(source, job).body(&TO_CACHE.replace("$positions", "kv_positions"))
         }
@@ -23,8 +27,8 @@ pub(super) fn plain<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
             .body(ANY_ROWS)
             .body(&TO_CACHE.replace("$positions", "positions"))
             .constant("HEAD", head(job))
-            .body("fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) { store(t, n / HEAD, n % HEAD, sum); }\n"),
-        None => source.body(ANY_ROWS).body(&one_by_one(job)),
+            .body(&finish("store(t, n / HEAD, n % HEAD, sum, row)")),
+        None => source.body(ANY_ROWS).body(NO_CACHE).body(&one_by_one(job)),
     }
 }
 
@@ -37,8 +41,12 @@ pub(super) fn experts<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
     };
     source
         .body(EXPERTS)
+        .body(EARLY)
+        .body(&extra(job))
         .body(&format!("fn x_row(t: u32, r: u32) -> u32 {{ return {x_row}; }}\n"))
         .body(ANY_ROWS)
+        .body(NO_CACHE)
+        .body(&finish("put_y(row_y(expert.row) + n, select(0.0, sum, expert.chosen))"))
 }
 
 /// A sum goes to its element of the result.
@@ -48,21 +56,61 @@ fn one_by_one(job: &Job<'_>) -> String {
     let value = if job.find("u").is_some() {
         format!("{activation}(sum) * other")
     } else if job.find("up").is_some() {
-        format!("{activation}(sum) * get_up(row_up(t) + n)")
-    } else if let Some(c) = job.find("c") {
-        let row = if job.layout(c).rows() == 1 { "0u" } else { "t" };
-        format!("sum + get_c(row_c({row}) + n)")
+        format!("{activation}(sum) * extra")
+    } else if job.find("c").is_some() {
+        "sum + extra".into()
     } else {
         "sum".into()
     };
+    match (rounds(job), job.find("sum")) {
+        (true, None) => finish(&format!("results[n % SPAN] = {value}")),
+        (true, Some(_)) => finish(&format!(
+            "let value = {value};
+    put_sum(row_sum(t) + n, value);
+    results[n % SPAN] = value"
+        )),
+        (false, _) => finish(&format!("put_y(row_y(t) + n, {value})")),
+    }
+}
+
+/// What becomes of a sum of row `t` of activations and row `n` of weights.
+fn finish(what: &str) -> String {
     format!(
-        "fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) {{ put_y(row_y(t) + n, {value}); }}\n"
+        "fn finish(t: u32, n: u32, sum: f32, other: f32, extra: f32, row: u32, expert: Expert) {{
+    {what};
+}}\n"
     )
 }
 
+/// The operand that a sum meets at the end, if there is one.
+fn extra(job: &Job<'_>) -> String {
+    let text = if job.find("up").is_some() {
+        "get_up(row_up(t) + n)"
+    } else if let Some(c) = job.find("c") {
+        if job.layout(c).rows() == 1 { "get_c(n)" } else { "get_c(row_c(t) + n)" }
+    } else {
+        return "const EXTRA = false;\nfn extra_of(t: u32, n: u32) -> f32 { return 0.0; }\n".into();
+    };
+    format!("const EXTRA = true;\nfn extra_of(t: u32, n: u32) -> f32 {{ return {text}; }}\n")
+}
+
+/// Whether the result is to be rounded for the product that reads it.
+pub(super) fn rounds(job: &Job<'_>) -> bool {
+    job.dtype(job.result()) == DType::A8
+}
+
+/// Adds what a workgroup does when all of its teams are done, and what it asks for early for that.
+pub(super) fn close<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
+    match (rounds(job), job.find("next")) {
+        (false, _) => source.body(NOTHING),
+        (true, None) => source.view(job.result(), View::Quads).body(AS_IT_IS).body(ROUNDED),
+        (true, Some(_)) => source.view(job.result(), View::Quads).body(NORMED).body(ROUNDED),
+    }
+}
+
 fn rotated<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
-    // The constant of the norm stands before those of the rotation.
-    let first = 1;
+    // The constant of a norm stands before those of the rotation.
+    let first = usize::from(job.find("g").is_some());
     rows::angles(source, job, first)
         .constant("HEAD", head(job))
         .constant("TURNED", job.params[first] / 2)
@@ -74,6 +122,55 @@ fn rotated<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
 fn head(job: &Job<'_>) -> u32 {
     job.operands.last().map_or(1, |result| result.layout.cols() as u32)
 }
+
+const NOTHING: &str = "
+fn close_early(place: u32, lid: u32) -> vec4<f32> { return vec4<f32>(); }
+fn close_group(place: u32, lid: u32, weight: vec4<f32>) {}
+";
+
+/// The workgroup has SPAN elements of the result, whole chunks. Eight lanes share a chunk, so that they stay together.
+const ROUNDED: &str = "
+const RESULT_CHUNKS = P.y.shape.w / 32u;
+var<workgroup> results: array<f32, SPAN>;
+fn close_early(place: u32, lid: u32) -> vec4<f32> {
+    let n = place * SPAN + 4u * min(lid, SPAN / 4u - 1u);
+    return weight_of(min(n, P.y.shape.w - 4u));
+}
+fn close_group(place: u32, lid: u32, weight: vec4<f32>) {
+    workgroupBarrier();
+    let chunk = place * (SPAN / 32u) + lid / 8u;
+    if (lid < SPAN / 4u && chunk < RESULT_CHUNKS) {
+        let i = 4u * lid;
+        let v = vec4<f32>(results[i], results[i + 1u], results[i + 2u], results[i + 3u]);
+        let part = part_of(v);
+        let r = round_quad(v * weight);
+        b_y[chunk + (lid % 8u) / 4u * RESULT_CHUNKS][lid % 4u] = r.quants;
+        if (lid % 8u == 0u) {
+            b_y[chunk + 2u * RESULT_CHUNKS] = bitcast<vec4<u32>>(vec4<f32>(r.scales.xyz, part));
+        }
+    }
+}
+";
+
+/// The row is to be divided by nothing.
+const AS_IT_IS: &str = "
+fn weight_of(n: u32) -> vec4<f32> { return vec4<f32>(1.0); }
+fn part_of(v: vec4<f32>) -> f32 { return 1.0; }
+";
+
+/// The weight of the norm behind, and what a chunk adds to the mean square.
+const NORMED: &str = "
+fn weight_of(n: u32) -> vec4<f32> {
+    return vec4<f32>(get_next(n), get_next(n + 1u), get_next(n + 2u), get_next(n + 3u));
+}
+fn part_of(v: vec4<f32>) -> f32 {
+    var sum = dot(v, v);
+    sum += subgroupShuffleXor(sum, 1u);
+    sum += subgroupShuffleXor(sum, 2u);
+    sum += subgroupShuffleXor(sum, 4u);
+    return sum / 32.0 + argf(0u);
+}
+";
 
 const PLAIN: &str = "
 struct Expert { first: u32, row: u32, chosen: bool }
@@ -91,23 +188,50 @@ fn expert_of(group: vec3<u32>) -> Expert {
     return Expert(min(id, P.w.shape.y - 1u) * P.w.shape.z, group.z, id < P.w.shape.y);
 }
 fn group_row(group: vec3<u32>) -> u32 { return group.x + group.y * WIDTH; }
-fn finish(t: u32, n: u32, sum: f32, other: f32, expert: Expert) {
-    put_y(row_y(expert.row) + n, select(0.0, sum, expert.chosen));
+";
+
+/// What a team can ask for before it has anything to compute, so that it need not wait for it at the end: for the
+/// row of activations whose sums a lane will finish. `prepare` computes with it while weights are under way.
+const EARLY: &str = "
+struct Ends { sums: array<f32, ROWS>, gates: array<f32, ROWS> }
+struct Early { extra: array<f32, ROWS>, row: u32, position: u32, factor: f32, turn: vec2<f32> }
+// Whether each row of activations has a lane.
+const LANE_EACH = COLS <= TEAM;
+fn early(place: u32, team: u32, lane: u32) -> Early {
+    let t = min(lane, COLS - 1u);
+    var e: Early;
+    for (var r = 0u; r < ROWS; r++) {
+        if (EXTRA && LANE_EACH && has_row(place, team, r)) {
+            e.extra[r] = extra_of(t, weight_row(place, team, r));
+        }
+    }
+    e.row = cache_row(t);
+    turn_early(place, team, t, &e);
+    return e;
 }
 ";
 
+const NO_CACHE: &str = "
+fn cache_row(t: u32) -> u32 { return 0u; }
+";
+
 const ANY_ROWS: &str = "
-struct Ends { sums: array<f32, ROWS>, gates: array<f32, ROWS> }
 fn weight_row(place: u32, team: u32, r: u32) -> u32 { return place * SPAN + r * TEAMS + team; }
 fn has_row(place: u32, team: u32, r: u32) -> bool {
     let i = r * TEAMS + team;
     return i < SPAN && place * SPAN + i < P.w.shape.z;
 }
-fn prepare(place: u32, team: u32, lane: u32) -> vec2<f32> { return vec2<f32>(); }
-fn finish_team(t: u32, place: u32, team: u32, ends: ptr<function, Ends>, prepared: vec2<f32>, expert: Expert) {
+fn turn_early(place: u32, team: u32, t: u32, e: ptr<function, Early>) {}
+fn prepare(place: u32, team: u32, e: ptr<function, Early>) {}
+fn finish_team(t: u32, place: u32, team: u32, ends: ptr<function, Ends>, e: ptr<function, Early>, expert: Expert) {
     for (var r = 0u; r < ROWS; r++) {
         if (has_row(place, team, r)) {
-            finish(t, weight_row(place, team, r), (*ends).sums[r], (*ends).gates[r], expert);
+            let n = weight_row(place, team, r);
+            var extra = (*e).extra[r];
+            if (!LANE_EACH) {
+                extra = extra_of(t, n);
+            }
+            finish(t, n, (*ends).sums[r], (*ends).gates[r], extra, (*e).row, expert);
         }
     }
 }
@@ -115,7 +239,6 @@ fn finish_team(t: u32, place: u32, team: u32, ends: ptr<function, Ends>, prepare
 
 /// A pair of elements of a head to a team: TURNED of them turn, the others stay as they are.
 const PAIRS: &str = "
-struct Ends { sums: array<f32, ROWS>, gates: array<f32, ROWS> }
 fn element(pair: u32, r: u32) -> u32 {
     return select(2u * pair + r, pair + r * TURNED, pair < TURNED && !NEIGHBOURS);
 }
@@ -127,15 +250,19 @@ fn weight_row(place: u32, team: u32, r: u32) -> u32 {
 fn has_row(place: u32, team: u32, r: u32) -> bool {
     return (place * TEAMS + team) * 2u < P.w.shape.z;
 }
-// Sine and cosine for the token whose sums this lane will finish.
-fn prepare(place: u32, team: u32, lane: u32) -> vec2<f32> {
-    let pair = pair_of(place, team);
-    if (pair >= TURNED) {
-        return vec2<f32>(0.0, 1.0);
-    }
-    return angle_of(pair, get_positions(min(lane, COLS - 1u)));
+fn turn_early(place: u32, team: u32, t: u32, e: ptr<function, Early>) {
+    (*e).position = get_positions(t);
+    (*e).factor = get_factors(min(pair_of(place, team), TURNED - 1u));
 }
-fn finish_team(t: u32, place: u32, team: u32, ends: ptr<function, Ends>, prepared: vec2<f32>, expert: Expert) {
+// Sine and cosine.
+fn prepare(place: u32, team: u32, e: ptr<function, Early>) {
+    let pair = pair_of(place, team);
+    (*e).turn = vec2<f32>(0.0, 1.0);
+    if (pair < TURNED) {
+        (*e).turn = angle_of(pair, (*e).position, (*e).factor);
+    }
+}
+fn finish_team(t: u32, place: u32, team: u32, ends: ptr<function, Ends>, e: ptr<function, Early>, expert: Expert) {
     if (!has_row(place, team, 0u)) {
         return;
     }
@@ -144,22 +271,23 @@ fn finish_team(t: u32, place: u32, team: u32, ends: ptr<function, Ends>, prepare
     let pair = pair_of(place, team);
     let head = head_of(place, team);
     let turned = pair < TURNED;
-    store(t, head, element(pair, 0u), select(a, fma(a, prepared.y, -(b * prepared.x)), turned));
-    store(t, head, element(pair, 1u), select(b, fma(a, prepared.x, b * prepared.y), turned));
+    let turn = (*e).turn;
+    store(t, head, element(pair, 0u), select(a, fma(a, turn.y, -(b * turn.x)), turned), (*e).row);
+    store(t, head, element(pair, 1u), select(b, fma(a, turn.x, b * turn.y), turned), (*e).row);
 }
 ";
 
 const TO_RESULT: &str = "
-fn store(t: u32, head: u32, i: u32, v: f32) { put_y(at_y(vec4<u32>(0u, t, head, i)), v); }
+fn store(t: u32, head: u32, i: u32, v: f32, row: u32) { put_y(at_y(vec4<u32>(0u, t, head, i)), v); }
 ";
 
 /// Where two tokens have one row the last one wins; a row beyond the cache is left out.
 const TO_CACHE: &str = "
-fn store(t: u32, head: u32, i: u32, v: f32) {
-    let row = get_$positions(t);
+fn cache_row(t: u32) -> u32 { return get_$positions(t); }
+fn store(t: u32, head: u32, i: u32, v: f32, row: u32) {
     var last = row < P.cache.shape.y;
     for (var later = t + 1u; later < COLS; later++) {
-        last = last && get_$positions(later) != row;
+        last = last && cache_row(later) != row;
     }
     if (last) {
         put_cache(at_cache(vec4<u32>(0u, row, head, i)), v);

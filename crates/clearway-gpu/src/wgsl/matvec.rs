@@ -16,6 +16,8 @@ const CHUNK_BYTES: u32 = 48;
 const RESIDENT: u32 = 2048;
 /// Invocations that keep a processor busy with loads.
 const BUSY: u32 = 1024;
+/// Teams of a workgroup that rounds its results, of which each has two.
+const LEAST_TEAMS: u32 = CHUNK as u32 / 2;
 
 /// What the text needs to know of a product.
 struct Shape {
@@ -54,8 +56,26 @@ pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(&str) -> Option<&'a L
     let result = find("cache").or(find("y"));
     let even = result.is_some_and(|result| result.cols().is_multiple_of(2));
     let whole = whole && (find("factors").is_none() || even);
-    let fits = x.rows() <= MAX_COLS && target.subgroup >= MAX_COLS as u32;
+    // The norm of a row that nobody has as a whole exists only rounded.
+    let fits = x.rows() <= MAX_COLS && target.subgroup >= MAX_COLS as u32 && find("next").is_none();
     fits && alike && readable && (!heads || whole)
+}
+
+/// Whether a product of one row has a kernel here that finds its activations rounded, or gives its result so.
+pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(&str) -> Option<&'a Layout>) -> bool {
+    let (Some(x), Some(w)) = (find("x"), find("w")) else { return false };
+    // Rows that share a scale or belong together must not be cut apart.
+    let whole = w.span_bytes() <= target.max_binding / 2;
+    let planes = super::planes::supports(w) && find("u").is_none_or(|u| u.dtype() == w.dtype());
+    let even = |result: &Layout| find("factors").is_none() || result.cols().is_multiple_of(2);
+    let even = find("cache").or(find("y")).is_none_or(even);
+    // Enough teams for a chunk of results; and a chunk for nearly every processor, since those without one
+    // wait for longer than rounding takes.
+    let teams = target.max_invocations >= LEAST_TEAMS * target.subgroup;
+    let busy = |y: &Layout| 5 * (y.cols() / CHUNK) >= 4 * target.processors as usize;
+    let writes = find("y").filter(|y| y.dtype() == DType::A8);
+    let writes = writes.map_or(find("next").is_none(), |y| teams && busy(y));
+    x.rows() == 1 && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
 }
 
 /// In how many ways a product of one row can be done.
@@ -76,6 +96,10 @@ enum Way {
     /// One row of weights to a team where there were several, two where there was one.
     OtherRows,
 }
+
+/// How many ways there are.
+#[cfg(all(test, feature = "vulkan"))]
+pub(super) const WAYS: u8 = Way::ALL.len() as u8;
 
 impl Way {
     const ALL: [Self; 4] = [Self::Expected, Self::Deeper, Self::Smaller, Self::OtherRows];
@@ -112,7 +136,50 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
             return None;
         }
     }
-    if w.in_planes() { blocks(job, &shape) } else { floats(job, &shape) }
+    let one = shape.cols * shape.pairs == 1 && !experts;
+    match job.dtype(0) {
+        _ if (job.dtype(0) == DType::A8 || ends::rounds(job)) && !(one && w.in_planes()) => None,
+        DType::A8 => rounded(job, &shape),
+        _ if w.in_planes() => blocks(job, &shape),
+        _ => floats(job, &shape),
+    }
+}
+
+/// A product of activations that came rounded.
+fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
+    let aligned = |operand: usize| job.operands[operand].is_aligned();
+    if !aligned(0) || (ends::rounds(job) && !aligned(job.result())) {
+        return None;
+    }
+    let dtype = job.dtype(shape.weights);
+    let cut = cut_rounded(job, shape);
+    let steps = (shape.inner / CHUNK as u32).div_ceil(cut.team);
+    // The largest workgroups leave few registers to each invocation.
+    let loads = if cut.workgroup > 512 { 5 } else { 8 };
+    let loads = if Way::of(job) == Way::Deeper { 2 * loads } else { loads };
+    let depth = (loads / sums(shape, &cut)).max(1);
+    let even = (1..=depth).rev().find(|&u| steps.is_multiple_of(u) && 2 * u > depth);
+    let mut source = Source::new(job)
+        .view(0, View::Quads)
+        .view(shape.weights, View::Quads)
+        .words_too(shape.weights);
+    let gated = match shape.gate {
+        Some(gate) => {
+            source = source.view(gate, View::Quads).words_too(gate);
+            load_chunk(dtype, "u")?
+        }
+        None => "fn fetch_u(c: u32) -> Raw { return fetch_w(c); }\n".into(),
+    };
+    let source = common(source, job, shape, &cut)
+        .constant("UNROLL", even.unwrap_or(depth).min(steps))
+        .body(&chunk_type(dtype)?)
+        .body(&load_chunk(dtype, "w")?)
+        .body(&gated)
+        .constant("SUMS", sums(shape, &cut) + 1)
+        .body(TEAM)
+        .body(ROUNDED);
+    let source = ends::close(source, job).body(include_str!("kernels/matvec_rounded.wgsl"));
+    Some(source.build(groups(job, shape, &cut)))
 }
 
 fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
@@ -123,6 +190,9 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let alone = cut.rows * shape.cols == 1 && shape.gate.is_none();
     let depth = if alone { 2 } else { 1 } * if Way::of(job) == Way::Deeper { 2 } else { 1 };
     let unroll = depth.min(chunks.div_ceil(cut.team));
+    if ends::rounds(job) && !job.operands[job.result()].is_aligned() {
+        return None;
+    }
     let quads = in_quads(job, 0);
     let memory = ACTIVATION_BYTES.min(job.target.shared_bytes / 2);
     let tile = chunks.min(memory / (CHUNK_BYTES * shape.cols)).max(1);
@@ -146,7 +216,8 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(&load_chunk(dtype, "w")?)
         .body(&gated)
         .body(if quads { X_QUADS } else { X_ELEMENTS });
-    let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM);
+    let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM).body(ROUNDED);
+    let source = ends::close(source, job);
     Some(source.body(include_str!("kernels/matvec_blocks.wgsl")).build(groups(job, shape, &cut)))
 }
 
@@ -197,6 +268,7 @@ fn sums(shape: &Shape, cut: &Cut) -> u32 {
 }
 
 const TEAM: &str = include_str!("kernels/team.wgsl");
+const ROUNDED: &str = include_str!("kernels/rounded.wgsl");
 
 /// Whether an operand can be read four floats at a time: every row starts at a multiple of four.
 pub(super) fn in_quads(job: &Job<'_>, operand: usize) -> bool {
@@ -246,6 +318,9 @@ fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Cut {
     if ends::in_pairs(job) {
         return Cut { workgroup, team, rows: 2, span: 2 * teams };
     }
+    if ends::rounds(job) {
+        return cut_for_chunks(job, shape, workgroup, team);
+    }
     // The largest workgroups leave few registers to each invocation, and types of four planes need more.
     let light = !matches!(job.dtype(shape.weights), DType::Q3_K | DType::Q6_K);
     let slots = target.processors * (RESIDENT / workgroup).max(1);
@@ -260,6 +335,46 @@ fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Cut {
     } else {
         Cut { workgroup, team, rows: 2, span: 2 * teams }
     }
+}
+
+/// As [`cut_blocks`], where a workgroup rounds its results: whole chunks of them. Two rows to a team, unless that
+/// leaves processors without a workgroup.
+fn cut_for_chunks(job: &Job<'_>, shape: &Shape, workgroup: u32, team: u32) -> Cut {
+    let least = LEAST_TEAMS * team;
+    let few = shape.outer.div_ceil(2 * workgroup.max(least) / team) < job.target.processors;
+    let most = job.target.max_invocations;
+    let one_row = few != (Way::of(job) == Way::OtherRows) && 2 * least <= most;
+    let rows = if one_row { 1 } else { 2 };
+    let workgroup = workgroup.max(2 * least / rows);
+    let span = workgroup / team * rows / CHUNK as u32 * CHUNK as u32;
+    Cut { workgroup, team, rows, span }
+}
+
+/// Small workgroups: nothing is shared that more of them would have to do again, unless they round what they give.
+/// More lanes to a row where rows are few.
+fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Cut {
+    let (target, way) = (job.target, Way::of(job));
+    let chunks = shape.inner / CHUNK as u32;
+    let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
+    let mut team = chunks.next_power_of_two().min(target.subgroup);
+    if ends::rounds(job) {
+        // One row to a team where that makes a chunk.
+        let two = way == Way::OtherRows || CHUNK as u32 * team > most;
+        let rows = if two { 2 } else { 1 };
+        let workgroup = CHUNK as u32 / rows * team;
+        return Cut { workgroup, team, rows, span: CHUNK as u32 };
+    }
+    let rows = if ends::in_pairs(job) || way == Way::OtherRows { 2 } else { 1 };
+    while team >= target.subgroup
+        && team * 2 <= chunks.min(most / 2)
+        && shape.outer / rows * team * 2 <= target.processors * BUSY
+        && shape.gate.is_none()
+    {
+        team *= 2;
+    }
+    let teams = if way == Way::Smaller { 2 } else { 4 };
+    let workgroup = (teams * team).clamp(target.subgroup, most) / team * team;
+    Cut { workgroup, team, rows, span: workgroup / team * rows }
 }
 
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves

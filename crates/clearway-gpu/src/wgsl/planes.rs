@@ -10,7 +10,7 @@
 //! | bytes | 32 a chunk | weight after weight |
 //! | pairs | 8 a chunk | two words, one for each half; bits `8b + 2w` of a word: weight `4w + b` of the half |
 //! | ones | 4 a chunk | bit `8b + w`: weight `4w + b` |
-//! | scales | 2 or 4 a chunk, or 16 for 8 chunks | as the type says |
+//! | scales | 2 or 4 a chunk, or for 8 chunks | as the type says; a byte of scale and one of minimum to a chunk of Q4_K and Q5_K |
 //!
 //! Values and their number of bits are those of the file: nothing is rounded.
 
@@ -42,7 +42,6 @@ fn planes(dtype: DType) -> Option<&'static [Plane]> {
     const HALF: Plane = plane(2, 1);
     const TWO_HALVES: Plane = plane(4, 1);
     const BYTES: Plane = plane(32, 1);
-    const RUNS: Plane = plane(16, 8);
     const HALF_OF_8: Plane = plane(2, 8);
     const TWO_HALVES_OF_8: Plane = plane(4, 8);
     Some(match dtype {
@@ -53,8 +52,8 @@ fn planes(dtype: DType) -> Option<&'static [Plane]> {
         DType::Q8_0 => &[BYTES, HALF],
         DType::Q2_K => &[PAIRS, HALF, TWO_HALVES_OF_8],
         DType::Q3_K => &[PAIRS, ONES, HALF, HALF_OF_8],
-        DType::Q4_K => &[NIBBLES, RUNS],
-        DType::Q5_K => &[NIBBLES, ONES, RUNS],
+        DType::Q4_K => &[NIBBLES, HALF, TWO_HALVES_OF_8],
+        DType::Q5_K => &[NIBBLES, ONES, HALF, TWO_HALVES_OF_8],
         DType::Q6_K => &[NIBBLES, PAIRS, HALF, HALF_OF_8],
         _ => return None,
     })
@@ -138,9 +137,7 @@ fn pack_scales(dtype: DType, out: &mut [u8], starts: &[u64], block: usize, scale
     match dtype {
         DType::Q4_0 | DType::Q4_1 | DType::Q8_0 => put(out, starts[1], block, scales),
         DType::Q5_0 | DType::Q5_1 => put(out, starts[2], block, scales),
-        DType::Q4_K => put(out, starts[1], block, scales),
-        DType::Q5_K => put(out, starts[2], block, scales),
-        DType::Q2_K => {
+        DType::Q2_K | DType::Q4_K => {
             put(out, starts[1], block, &scales[..16]);
             put(out, starts[2], block, &scales[16..]);
         }

@@ -104,7 +104,31 @@ fn rotation<'a>(job: &'a Job<'a>) -> Source<'a> {
 /// Adds the function `angle_of(pair, position)`; the constants of the rotation are those of the op from
 /// `first` on.
 pub(super) fn angles<'a>(source: Source<'a>, job: &Job<'_>, first: usize) -> Source<'a> {
-    let source = source.args(&turns(&job.params[first..])).constant("ROPE", first as u32);
+    let pairs = (job.params[first] / 2).max(1);
+    let bits = u32::BITS - (pairs - 1).leading_zeros();
+    let turns = turns(&job.params[first..], bits);
+    // What is written into the text need not be waited for, and loops of known length need not be loops.
+    let (source, parts, length) = match source.is_baked() {
+        true => {
+            let case = |(k, [high, low]): (usize, &[u32; 2])| {
+                let words = format!("vec2<u32>({high}u, {low}u)");
+                format!("        case {k}u: {{ return bitcast<vec2<f32>>({words}); }}\n")
+            };
+            let cases: String = turns.iter().enumerate().map(case).collect();
+            let rest = "        default: { return vec2<f32>(); }\n";
+            (source, format!("    switch k {{\n{cases}{rest}    }}\n"), format!("{bits}u"))
+        }
+        false => {
+            // Behind the four constants of the rotation.
+            let (high, low) = (first + 4, first + 5);
+            let parts = format!("return vec2<f32>(argf({high}u + 2u * k), argf({low}u + 2u * k));");
+            let length = "32u - countLeadingZeros(pair)".into();
+            (source.args(turns.as_flattened()), parts, length)
+        }
+    };
+    let source = source
+        .body(&format!("fn parts(k: u32) -> vec2<f32> {{\n{parts}}}\n"))
+        .body(&format!("fn bits_of(pair: u32) -> u32 {{ return {length}; }}\n"));
     source.body(include_str!("kernels/rope.wgsl"))
 }
 
@@ -114,15 +138,15 @@ fn items(job: &Job<'_>) -> usize {
 }
 
 /// Frequencies for the kernel, which cannot compute them as exactly: the turns of pair 0 from one
-/// position to the next, and the ratios of frequencies of pairs that are a power of two apart; each in
-/// two parts, the second what rounding took from the first.
-fn turns(params: &[u32]) -> Vec<u32> {
+/// position to the next, and the ratios of frequencies of pairs that are a power of two apart, for `bits`
+/// of their number; each in two parts, the second what rounding took from the first.
+fn turns(params: &[u32], bits: u32) -> Vec<[u32; 2]> {
     let (dims, base, scale) = (params[0], f32::from_bits(params[2]), f32::from_bits(params[3]));
     let ratio = |pairs: i32| f64::from(base).powf(-2.0 * f64::from(pairs).exp2() / f64::from(dims));
     let first = f64::from(scale) / std::f64::consts::TAU;
     std::iter::once(first)
-        .chain((0..32).map(ratio))
-        .flat_map(|value| {
+        .chain((0..bits as i32).map(ratio))
+        .map(|value| {
             let high = value as f32;
             [high.to_bits(), ((value - f64::from(high)) as f32).to_bits()]
         })

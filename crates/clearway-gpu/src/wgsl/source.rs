@@ -84,6 +84,11 @@ impl<'a> Source<'a> {
         self
     }
 
+    /// Whether constants should be written into the text.
+    pub(super) fn is_baked(&self) -> bool {
+        self.baked
+    }
+
     /// A language extension the body needs, besides `f16`.
     #[must_use]
     pub fn enable(mut self, extension: &str) -> Self {

@@ -1,10 +1,10 @@
 //! The JSON form. Its keys are an interface of their own: the structs of the graph may change
 //! without it, which is why nothing here is derived from them.
 
+use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use super::{Counts, numbered};
-use crate::fuse::FuseReport;
 use crate::graph::ComputeGraph;
 use crate::ids::buf_name;
 use crate::layout::{MAX_DIMS, TensorView};
@@ -87,7 +87,8 @@ impl ComputeGraph {
             "barriers": barriers,
             "values": values.collect::<Vec<_>>(),
             "reports": {
-                "fuse": self.fuse_report().map(fuse_json),
+                "fuse": self.fuse_report().map(report_json),
+                "round": self.round_report().map(report_json),
                 "schedule": self.schedule_report().map(schedule_json),
             },
         })
@@ -167,7 +168,8 @@ fn hazard_json(hazard: &Hazard) -> Json {
     })
 }
 
-fn fuse_json(report: &FuseReport) -> Json {
+/// A report of pairs that were refused.
+fn report_json(report: &impl Serialize) -> Json {
     // Only maps with keys that are no strings fail to convert, and the report has none.
     let mut json = serde_json::to_value(report).unwrap_or_default();
     let refusals = json.get_mut("refusals").and_then(Json::as_array_mut);

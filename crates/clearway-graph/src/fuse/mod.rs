@@ -349,7 +349,7 @@ fn adopt_origins(accesses: &mut Accesses, plan: &Plan) -> bool {
 }
 
 /// A label for both; members of one step mostly share it.
-fn joined(first: &Arc<str>, second: &Arc<str>) -> Arc<str> {
+pub(crate) fn joined(first: &Arc<str>, second: &Arc<str>) -> Arc<str> {
     match (first.is_empty(), second.is_empty()) {
         _ if first == second => first.clone(),
         (true, _) => second.clone(),

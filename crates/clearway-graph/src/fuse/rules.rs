@@ -21,9 +21,9 @@
 //!   dispatches one after the other as the norm in the products would, and the norm is computed once.
 //! - Of these the gated ones stand first only to be read first: a norm goes into all of its readers
 //!   at once or into none, whichever rule finds it.
-//! - The rules that start with a product that holds a norm, and end with the rotary embedding or the
-//!   cache write of what it gives, stand last, since they need that product. A rotary embedding and
-//!   its cache write are one by then (`rope_kv_write`), so that both go into the product.
+//! - The rules that end with the rotary embedding or the cache write of what a product gives stand last: a
+//!   product must have its norm by then. A rotary embedding and its cache write are one by then
+//!   (`rope_kv_write`), so that both go into the product.
 
 use serde::Serialize;
 
@@ -147,7 +147,7 @@ const FIRST: &[usize] = &[0];
 const UP: &[usize] = &[2];
 
 /// Every rule, in the order in which they are tried.
-pub static RULES: [Rule; 19] = [
+pub static RULES: [Rule; 22] = [
     Rule {
         name: "matmul_add",
         producer: Kind::MatMul,
@@ -352,6 +352,39 @@ pub static RULES: [Rule; 19] = [
         fit: Fit::Any,
         fused: Kind::NormMatMulKv,
         bindings: &[producer(0), producer(1), producer(2), consumer(1), RESULT],
+        reshaped: true,
+        ..PLAIN
+    },
+    Rule {
+        name: "matmul_rope",
+        producer: Kind::MatMul,
+        consumer: Kind::Rope,
+        operands: FIRST,
+        fit: Fit::Full,
+        fused: Kind::MatMulRope,
+        bindings: &[producer(0), producer(1), consumer(1), consumer(2), RESULT],
+        reshaped: true,
+        ..PLAIN
+    },
+    Rule {
+        name: "matmul_rope_kv",
+        producer: Kind::MatMul,
+        consumer: Kind::RopeKvWrite,
+        operands: FIRST,
+        fit: Fit::Any,
+        fused: Kind::MatMulRopeKv,
+        bindings: &[producer(0), producer(1), consumer(1), consumer(2), consumer(3), RESULT],
+        reshaped: true,
+        ..PLAIN
+    },
+    Rule {
+        name: "matmul_kv",
+        producer: Kind::MatMul,
+        consumer: Kind::KvWrite,
+        operands: FIRST,
+        fit: Fit::Any,
+        fused: Kind::MatMulKv,
+        bindings: &[producer(0), producer(1), consumer(1), RESULT],
         reshaped: true,
         ..PLAIN
     },

@@ -128,6 +128,10 @@ fn bindings(kind: Kind) -> &'static [Binding] {
         Kind::NormMatMulRope => &[("x", Read), ("g", Read), ("w", Read), ("positions", Read), ("factors", Read), ("y", Write)],
         Kind::NormMatMulRopeKv => &[("x", Read), ("g", Read), ("w", Read), ("positions", Read), ("factors", Read), ("kv_positions", Read), ("cache", Update)],
         Kind::NormMatMulKv => &[("x", Read), ("g", Read), ("w", Read), ("positions", Read), ("cache", Update)],
+        Kind::MatMulRope => &[("x", Read), ("w", Read), ("positions", Read), ("factors", Read), ("y", Write)],
+        Kind::MatMulRopeKv => &[("x", Read), ("w", Read), ("positions", Read), ("factors", Read), ("kv_positions", Read), ("cache", Update)],
+        Kind::MatMulKv => &[("x", Read), ("w", Read), ("positions", Read), ("cache", Update)],
+        Kind::MatMulAddNorm => &[("x", Read), ("w", Read), ("c", Read), ("next", Read), ("sum", WriteIfKept), ("y", Write)],
         Kind::Custom | Kind::Pinned => &[],
     }
 }

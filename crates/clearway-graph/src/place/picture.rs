@@ -128,7 +128,7 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
     let mut family = vec![FAMILIES.len() - 1; graph.values().len()];
     for dispatch in graph.dispatches() {
         let kind = match dispatch.kind {
-            Kind::MatMul | Kind::MatMulAdd => 0,
+            Kind::MatMul | Kind::MatMulAdd | Kind::MatMulAddNorm => 0,
             Kind::RmsNorm
             | Kind::LayerNorm
             | Kind::RmsNormMul
@@ -138,6 +138,7 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
             | Kind::Rope
             | Kind::RopeKvWrite
             | Kind::NormMatMulRope
+            | Kind::MatMulRope
             | Kind::Softmax => 2,
             Kind::MatMulExperts | Kind::RouterTopK | Kind::ExpertSum => 4,
             Kind::Gather | Kind::Custom | Kind::Pinned => 5,

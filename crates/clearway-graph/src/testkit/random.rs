@@ -223,7 +223,10 @@ impl Maker<'_> {
                 let product = self.op(Kind::MatMul, &[x, w], layout);
                 let c = self.operand(layout);
                 let order = if self.rng.chance(50) { [product, c] } else { [c, product] };
-                self.op(Kind::Add, &order, layout);
+                let sum = self.op(Kind::Add, &order, layout);
+                if self.rng.chance(70) {
+                    self.products_of_norm(sum, layout);
+                }
             }
             5 | 6 => self.products(layout),
             _ => {
@@ -241,12 +244,21 @@ impl Maker<'_> {
 
     /// Products of one tensor, mostly a norm, and gated pairs of them.
     fn products(&mut self, layout: Layout) {
-        use CapturedOpKind as Kind;
-        let mut x = self.operand(layout);
-        if self.rng.chance(80) {
-            let n = self.op(Kind::RmsNorm, &[x], layout);
-            x = self.scaled(n, layout);
+        let x = self.operand(layout);
+        match self.rng.chance(80) {
+            true => self.products_of_norm(x, layout),
+            false => self.products_of(x, layout),
         }
+    }
+
+    fn products_of_norm(&mut self, x: TensorView, layout: Layout) {
+        let n = self.op(CapturedOpKind::RmsNorm, &[x], layout);
+        let x = self.scaled(n, layout);
+        self.products_of(x, layout);
+    }
+
+    fn products_of(&mut self, x: TensorView, layout: Layout) {
+        use CapturedOpKind as Kind;
         let weights = Layout::new(DType::F32, &[layout.cols(), layout.cols()]).unwrap();
         for _ in 0..self.rng.within(1, 3) {
             let (w, u) = (self.real(weights), self.real(weights));
@@ -255,7 +267,11 @@ impl Maker<'_> {
                 let up = self.op(Kind::MatMul, &[x, u], layout);
                 let act = if self.rng.chance(50) { Kind::Silu } else { Kind::Gelu };
                 let gate = self.op(act, &[gate], layout);
-                self.op(Kind::Mul, &[gate, up], layout);
+                let gated = self.op(Kind::Mul, &[gate, up], layout);
+                if self.rng.chance(90) {
+                    let w = self.real(weights);
+                    self.op(Kind::MatMul, &[gated, w], layout);
+                }
             }
         }
     }
@@ -268,6 +284,8 @@ impl Maker<'_> {
 
     fn rows(&mut self) -> Layout {
         let (rows, cols) = (self.rng.within(1, 2) as usize, self.rng.within(1, 2) as usize * 4);
+        // Some in whole chunks, so that values between products can be rounded.
+        let cols = if self.rng.chance(50) { 32 } else { cols };
         Layout::new(DType::F32, &[rows, cols]).unwrap()
     }
 

@@ -142,7 +142,7 @@ fn prove(
         past.add(position, recorded);
     }
     let history = past.finish();
-    carriers.prove_all(record, &dispatches)?;
+    carriers.prove_all(record, &dispatches, graph.values())?;
     operands?;
     groups.and_then(|()| sweep.close())?;
     let replayed = last.is_replayed();

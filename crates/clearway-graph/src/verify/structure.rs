@@ -6,18 +6,22 @@
 //! it may keep to itself is for the value-flow proof to say. Nothing crosses a dispatch that is
 //! unannotated or pinned.
 //!
+//! A value may lie rounded where it was recorded as floats, if it is the list's own business and all who
+//! touch it find it so.
+//!
 //! Several fused dispatches may each carry out the same member if none of them writes what it wrote:
 //! then each copy computes a value for the dispatch it is part of, and nobody else can tell how many
 //! there are. Every copy is held against the record on its own.
 
 use std::cell::OnceCell;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::Placement;
 use super::fault::{Fault, Problem, Proof};
-use crate::graph::ComputeGraph;
+use crate::dtype::DType;
+use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId};
 use crate::layout::TensorView;
 use crate::node::{Access, Dispatch, Origin};
@@ -177,6 +181,8 @@ pub(super) struct Carriers {
     carried: Vec<u32>,
     /// Per recorded dispatch: whether anybody in the final list writes what it wrote.
     written: Vec<bool>,
+    /// Recorded values that somebody in the final list finds rounded.
+    rounded: FxHashSet<usize>,
 }
 
 const NOBODY: u32 = u32::MAX;
@@ -190,6 +196,7 @@ impl Carriers {
             // Most dispatches have two or three operands and a result.
             carried: Vec::with_capacity(4 * recorded.dispatches.len()),
             written: vec![false; recorded.dispatches.len()],
+            rounded: FxHashSet::default(),
         }
     }
 
@@ -206,9 +213,20 @@ impl Carriers {
         self.claim(recorded, index, last)?;
         let dispatch = last[index as usize];
         match *dispatch.origins {
-            [only] => prove_alone(recorded, only, dispatch, places),
-            _ => prove_fused(recorded, dispatch, places),
+            [only] => prove_alone(recorded, only, dispatch, places)?,
+            _ => prove_fused(recorded, dispatch, places)?,
         }
+        if dispatch.bindings.iter().any(|view| view.layout.dtype() == DType::A8) {
+            let changed =
+                views(recorded, dispatch).filter(|(_, now, was)| now.layout != was.layout);
+            for (access, now, was) in changed {
+                if was.layout.rounded() != Some(now.layout) {
+                    return Err(fault_at(Problem::Altered { what: "layout" }, dispatch, access));
+                }
+                self.rounded.insert(was.buf_id);
+            }
+        }
+        Ok(())
     }
 
     /// Proves what can be said only of a whole list, each dispatch of which is proven.
@@ -216,12 +234,48 @@ impl Carriers {
         &self,
         recorded: &Recorded<'_>,
         last: &[&Dispatch],
+        values: &[Value],
     ) -> Result<(), Fault> {
         if let Some(lost) = self.last.iter().position(|&c| c == NOBODY) {
             return Err(fault(Problem::Lost, recorded.dispatches[lost]));
         }
         self.prove_repeated(recorded, last)?;
+        self.prove_rounded(recorded, last, values)?;
         prove_sides(recorded, last, self)
+    }
+
+    /// A value that is rounded is a value of the list alone, and rounded for all who touch it.
+    fn prove_rounded(
+        &self,
+        recorded: &Recorded<'_>,
+        last: &[&Dispatch],
+        values: &[Value],
+    ) -> Result<(), Fault> {
+        if self.rounded.is_empty() {
+            return Ok(());
+        }
+        const FORM: Problem = Problem::Altered { what: "form of a value" };
+        for dispatch in &recorded.dispatches {
+            let seen = |view: &&TensorView| {
+                let value = NodeId::from_buf_id(view.buf_id).and_then(|id| values.get(id.index()));
+                let own = value.is_some_and(|value| !value.input && !value.output);
+                self.rounded.contains(&view.buf_id) && (!own || !dispatch.is_annotated())
+            };
+            if let Some(view) = dispatch.bindings.iter().find(seen) {
+                let end = view.offset.saturating_add(view.layout.span_bytes());
+                return Err(fault(FORM, dispatch).on(view.buf_id, view.offset, end));
+            }
+        }
+        for dispatch in last {
+            let mut views = views(recorded, dispatch);
+            let differs = |(_, now, was): &(&Access, &TensorView, &TensorView)| {
+                self.rounded.contains(&was.buf_id) && now.layout == was.layout
+            };
+            if let Some((access, ..)) = views.find(differs) {
+                return Err(fault_at(FORM, dispatch, access));
+            }
+        }
+        Ok(())
     }
 
     /// Whether the dispatch at `index`, the last that was proven, carries out this recorded access.
@@ -306,6 +360,25 @@ impl Carriers {
     }
 }
 
+/// Whether a view shows what was recorded, or that rounded.
+fn is_form_of(view: &TensorView, was: &TensorView) -> bool {
+    view.layout == was.layout || was.layout.rounded() == Some(view.layout)
+}
+
+/// The accesses of a dispatch of the final list, each with its view and the recorded one.
+fn views<'a>(
+    recorded: &'a Recorded<'_>,
+    dispatch: &'a Dispatch,
+) -> impl Iterator<Item = (&'a Access, &'a TensorView, &'a TensorView)> {
+    dispatch.accesses().iter().filter_map(|access| {
+        let position = recorded.position(access.origin.dispatch)?;
+        let member = recorded.dispatches[position as usize];
+        let was = member.accesses().get(usize::from(access.origin.access))?;
+        let now = dispatch.bindings.get(usize::from(access.binding))?;
+        Some((access, now, member.bindings.get(usize::from(was.binding))?))
+    })
+}
+
 /// A dispatch that stands for one recorded dispatch is that dispatch.
 fn prove_alone(
     recorded: &Recorded<'_>,
@@ -327,7 +400,7 @@ fn prove_alone(
         Some("set of in-place operands")
     } else if dispatch.bindings.len() != was.bindings.len() {
         Some("number of bindings")
-    } else if dispatch.bindings.iter().zip(&was.bindings).any(|(a, b)| a.layout != b.layout) {
+    } else if dispatch.bindings.iter().zip(&was.bindings).any(|(a, b)| !is_form_of(a, b)) {
         Some("layout")
     } else if dispatch.is_annotated() != was.is_annotated() {
         Some("knowledge of its accesses")
@@ -341,7 +414,8 @@ fn prove_alone(
     }
     for (view, was) in dispatch.bindings.iter().zip(&was.bindings) {
         let end = view.offset.saturating_add(view.layout.span_bytes());
-        let expected = places.view(was).map_err(|problem| fault(problem, dispatch))?;
+        let place = places.view(was).map_err(|problem| fault(problem, dispatch))?;
+        let expected = TensorView { layout: view.layout, ..place };
         if *view != expected || end > view.buf_len {
             return Err(fault(Problem::Moved, dispatch).on(view.buf_id, view.offset, end));
         }

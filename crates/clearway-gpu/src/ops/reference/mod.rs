@@ -186,17 +186,17 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
         }
         Kind::NormMatMulRope | Kind::NormMatMulRopeKv | Kind::NormMatMulKv => {
             let normed = weighted_norm(x, &operands[1], float(0));
-            let [.., heads, head] = y.shape[..] else { return Err(unknown(kind)) };
-            let rows = RefTensor::output(x.dtype, &[x.rows(), heads, head]);
-            let rows = rows.with(product::matmul(&normed, &operands[2]));
-            if kind == Kind::NormMatMulKv {
-                return one(positional::kv_write(&rows, &operands[3], y));
-            }
-            let rotated = positional::rope(&rows, &operands[3], &operands[4], &params[1..]);
-            match kind {
-                Kind::NormMatMulRope => one(rotated),
-                _ => one(positional::kv_write(&rows.with(rotated), &operands[5], y)),
-            }
+            one(heads(kind, &normed, &operands[2..], &params[1..])?)
+        }
+        Kind::MatMulRope | Kind::MatMulRopeKv | Kind::MatMulKv => {
+            one(heads(kind, x, &operands[1..], params)?)
+        }
+        Kind::MatMulAddNorm => {
+            let product = y.with(product::matmul(x, &operands[1]));
+            let sum = y.with(elementwise::add(&product, &operands[2]));
+            let normed = weighted_norm(&sum, &operands[3], float(0));
+            let kept = (operands.len() == 6).then(|| operands[4].with(sum.data));
+            Ok(kept.into_iter().chain([normed]).collect())
         }
         Kind::RopeKvWrite => {
             let rotated = x.with(positional::rope(x, &operands[1], &operands[2], params));
@@ -204,6 +204,24 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
         }
         _ => Err(unknown(kind)),
     }
+}
+
+/// A product by the first of the operands behind it, whose heads are turned or written to a cache or both.
+fn heads(kind: Kind, x: &RefTensor, rest: &[RefTensor], params: &[u32]) -> Result<Vec<f64>> {
+    let [w, positions, .., y] = rest else { return Err(unknown(kind)) };
+    let [.., heads, head] = y.shape[..] else { return Err(unknown(kind)) };
+    let rows = RefTensor::output(x.dtype, &[x.rows(), heads, head]);
+    let rows = rows.with(product::matmul(x, w));
+    Ok(match kind {
+        Kind::NormMatMulKv | Kind::MatMulKv => positional::kv_write(&rows, positions, y),
+        Kind::NormMatMulRope | Kind::MatMulRope => {
+            positional::rope(&rows, positions, &rest[2], params)
+        }
+        _ => {
+            let rotated = positional::rope(&rows, positions, &rest[2], params);
+            positional::kv_write(&rows.with(rotated), &rest[3], y)
+        }
+    })
 }
 
 /// What a gate goes through in a fused product.

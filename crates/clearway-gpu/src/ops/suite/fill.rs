@@ -113,12 +113,27 @@ pub(super) fn dense_bytes(spec: &OperandSpec, rng: &mut Rng) -> Option<Vec<u8>> 
             let words = indices(&spec.fill, rows * cols, rng);
             Some(words.iter().flat_map(|word| word.to_ne_bytes()).collect())
         }
-        _ if spec.dtype.is_quantised() => Some(blocks(spec.dtype, rows * cols, rng)),
+        _ if spec.dtype.is_quantised() && spec.dtype != DType::A8 => {
+            Some(blocks(spec.dtype, rows * cols, rng))
+        }
         _ => {
             let values = values(&spec.fill, rows, cols, rng);
             let mut bytes = vec![0; values.len() * spec.dtype.block_bytes()];
             quant::encode(spec.dtype, &values, &mut bytes).ok()?;
+            if spec.dtype == DType::A8 {
+                divide(&mut bytes, cols / 32, rng);
+            }
             Some(bytes)
+        }
+    }
+}
+
+/// Gives the chunks of a rounded row parts of what it is to be divided by; every third row stays as it is.
+fn divide(bytes: &mut [u8], chunks: usize, rng: &mut Rng) {
+    if rng.below(3) > 0 {
+        for chunk in 2 * chunks..3 * chunks {
+            let part = 0.25 + 4.0 * rng.unit();
+            bytes[chunk * 16 + 12..][..4].copy_from_slice(&part.to_le_bytes());
         }
     }
 }

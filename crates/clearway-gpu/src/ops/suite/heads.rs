@@ -1,6 +1,6 @@
 //! What becomes of the product in ops that turn its heads or write them to a cache.
 
-use clearway_graph::CapturedOpKind as Kind;
+use clearway_graph::{CapturedOpKind as Kind, DType};
 
 use super::tolerance::{Weights, tolerance};
 use crate::ops::reference::{RefTensor, reference};
@@ -8,6 +8,8 @@ use crate::ops::reference::{RefTensor, reference};
 /// How an op follows its product.
 pub(super) struct Heads<'a> {
     operands: &'a [RefTensor],
+    /// Index of the weights of the product: 2 with a norm in front, 1 without.
+    weights: usize,
     /// Of the rotation; none where heads are not turned.
     turn: Option<&'a [u32]>,
     /// Which operand says to what rows of the cache heads are written.
@@ -17,19 +19,37 @@ pub(super) struct Heads<'a> {
 impl<'a> Heads<'a> {
     /// `None` for an op whose result is its product.
     pub(super) fn of(kind: Kind, operands: &'a [RefTensor], params: &'a [u32]) -> Option<Self> {
-        let (turn, rows) = match kind {
-            Kind::NormMatMulRope => (Some(&params[1..]), None),
-            Kind::NormMatMulRopeKv => (Some(&params[1..]), Some(5)),
-            Kind::NormMatMulKv => (None, Some(3)),
+        let (weights, turn, rows) = match kind {
+            Kind::NormMatMulRope => (2, Some(&params[1..]), None),
+            Kind::NormMatMulRopeKv => (2, Some(&params[1..]), Some(5)),
+            Kind::NormMatMulKv => (2, None, Some(3)),
+            Kind::MatMulRope => (1, Some(params), None),
+            Kind::MatMulRopeKv => (1, Some(params), Some(4)),
+            Kind::MatMulKv => (1, None, Some(2)),
             _ => return None,
         };
-        Some(Self { operands, turn, rows })
+        Some(Self { operands, weights, turn, rows })
     }
 
     /// The product itself, to be written.
     pub(super) fn product(&self) -> RefTensor {
-        let (x, w) = (&self.operands[0], &self.operands[2]);
-        RefTensor::output(x.dtype, &[x.rows(), w.rows()])
+        let (x, w) = (&self.operands[0], &self.operands[self.weights]);
+        RefTensor::output(float_of(x.dtype), &[x.rows(), w.rows()])
+    }
+
+    /// What the product gives for these operands, by the op and the constants in front of it.
+    pub(super) fn product_of(
+        &self,
+        operands: &[RefTensor],
+        params: &[u32],
+    ) -> Result<Vec<f64>, String> {
+        let product = [&operands[..=self.weights], &[self.product()]].concat();
+        let (kind, params) = match self.weights {
+            2 => (Kind::NormMatMul, &params[..1]),
+            _ => (Kind::MatMul, &[][..]),
+        };
+        let results = reference(kind, &product, params).map_err(|error| error.to_string())?;
+        Ok(results.into_iter().next_back().map(|result| result.data).unwrap_or_default())
     }
 
     /// Bounds of the product's elements as bounds of the result's. A turn keeps the length of a pair,
@@ -53,7 +73,7 @@ impl<'a> Heads<'a> {
         }
         let Some(rows) = self.rows else { return Ok(product) };
         let shape = [self.operands[0].rows(), heads, head];
-        let product = RefTensor::new(self.operands[0].dtype, &shape, product);
+        let product = RefTensor::new(float_of(self.operands[0].dtype), &shape, product);
         // What is not written is not off.
         let cache = RefTensor { data: vec![0.0; result.data.len()], ..result.clone() };
         let written = reference(Kind::KvWrite, &[product, self.operands[rows].clone(), cache], &[]);
@@ -63,10 +83,16 @@ impl<'a> Heads<'a> {
     /// How far the turn itself may be off, as a part of the pair's length.
     pub(super) fn turn_limit(&self) -> f64 {
         let Some(params) = self.turn else { return 0.0 };
-        let angle = largest_angle(&self.operands[3], &self.operands[4], params);
+        let positions = self.weights + 1;
+        let angle = largest_angle(&self.operands[positions], &self.operands[positions + 1], params);
         let rope = tolerance(Kind::Rope, self.operands[0].dtype, Weights::None);
         rope.map_or(0.0, |rope| rope.limit * (1.0 + angle))
     }
+}
+
+/// The type that products of activations have: rounded ones are floats again.
+pub(super) fn float_of(dtype: DType) -> DType {
+    if dtype == DType::A8 { DType::F32 } else { dtype }
 }
 
 /// Largest angle a rotary op turns a pair by.
@@ -85,8 +111,6 @@ pub(super) fn largest_angle(positions: &RefTensor, factors: &RefTensor, params: 
 
 #[cfg(test)]
 mod tests {
-    use clearway_graph::DType;
-
     use super::*;
 
     #[test]

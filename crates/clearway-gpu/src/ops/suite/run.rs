@@ -6,10 +6,10 @@ use clearway_graph::{
     FusedRequest, TensorView,
 };
 
-use super::heads::{Heads, largest_angle};
+use super::heads::{Heads, float_of, largest_angle};
 use super::memory::{self, Prepared};
 use super::tolerance::{
-    ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, Weights, smallest_step, storage_error,
+    ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, ULP, Weights, smallest_step, storage_error,
     tolerance,
 };
 use super::unfused::Plain;
@@ -69,9 +69,14 @@ fn run(device: &dyn Device, case: &OpCase, unfused: bool) -> Result<Outcome, Str
     Ok(outcome)
 }
 
-/// Whether an op comes from fusion alone: a device need not have it.
-fn is_fused(kind: Kind) -> bool {
-    RULES.iter().any(|rule| rule.fused == kind)
+/// Whether a case comes from the stages alone: a device need not have a kernel for it.
+fn is_fused(case: &OpCase) -> bool {
+    is_rounded(case) || RULES.iter().any(|rule| rule.fused == case.kind)
+}
+
+/// Whether something in it is rounded between products.
+fn is_rounded(case: &OpCase) -> bool {
+    case.operands.iter().any(|operand| operand.dtype == DType::A8)
 }
 
 /// Holds the buffers after a run against what is expected.
@@ -109,7 +114,11 @@ fn weights(kind: Kind) -> &'static [usize] {
         | Kind::MatMulAdd
         | Kind::MatMulExperts
         | Kind::MatMulSiluMul
-        | Kind::MatMulGeluMul => &[1],
+        | Kind::MatMulGeluMul
+        | Kind::MatMulRope
+        | Kind::MatMulRopeKv
+        | Kind::MatMulKv
+        | Kind::MatMulAddNorm => &[1],
         Kind::MatMulSiluGated | Kind::MatMulGeluGated => &[1, 2],
         Kind::NormMatMul
         | Kind::NormMatMulAdd
@@ -159,11 +168,13 @@ fn execute(
         uploaded.push(buffer);
     }
     let request = FusedRequest { kind: case.kind, bindings: &views, params: &case.params };
-    if !unfused && is_fused(case.kind) && !device.has_fused(&request) {
+    // Nobody records something that is rounded.
+    let asked = if unfused { is_rounded(case) } else { is_fused(case) };
+    if asked && !device.has_fused(&request) {
         return Ok(None);
     }
     let mut list = Plain::new(device);
-    if !unfused || !list.record(case, &views)? {
+    if !unfused || is_rounded(case) || !list.record(case, &views)? {
         record(&mut list.graph, case.kind, &views, &case.params, "op suite")?;
     }
     let graph = &mut list.graph;
@@ -260,6 +271,9 @@ fn allowed_errors(
     result: usize,
     expected: &RefTensor,
 ) -> Result<Vec<f64>, String> {
+    if case.kind == Kind::MatMulAddNorm {
+        return allowed_of_norm(device, case, operands, result, expected);
+    }
     let Tolerance { scale, mut limit, on_the_way } = tolerance_of(device, case, result)?;
     limit += Heads::of(case.kind, operands, &case.params).map_or(0.0, |heads| heads.turn_limit());
     let dtype = expected.dtype;
@@ -300,11 +314,57 @@ fn allowed_errors(
         _ => rows.iter().map(|row| on_the_way * row).collect(),
     };
     let elems = expected.data.iter().zip(on_the_way).zip(scales).zip(rounding);
-    Ok(elems
+    let mut allowed: Vec<f64> = elems
         .map(|(((v, on_the_way), scale), rounding)| {
             limit * scale + rounding + on_the_way + relative * v.abs() + floor
         })
-        .collect())
+        .collect();
+    if dtype == DType::A8 {
+        add_half_steps(&expected.data, &mut allowed);
+    }
+    Ok(allowed)
+}
+
+/// Half a step of a rounded result, whose scale is off by as much as the largest number of the chunk may be.
+fn add_half_steps(expected: &[f64], allowed: &mut [f64]) {
+    let largest = |row: &[f64]| row.iter().fold(0.0_f64, |max, v| max.max(v.abs()));
+    for (chunk, allowed) in expected.chunks(32).zip(allowed.chunks_mut(32)) {
+        let top = largest(chunk) + largest(allowed);
+        allowed.iter_mut().for_each(|allowed| *allowed += top * (1.0 + 8.0 * ULP) / 254.0);
+    }
+}
+
+/// For each element of a product with a residual, or of the norm of that, how far it may be off.
+fn allowed_of_norm(
+    device: &dyn Device,
+    case: &OpCase,
+    operands: &[RefTensor],
+    result: usize,
+    expected: &RefTensor,
+) -> Result<Vec<f64>, String> {
+    let last = operands.len() - 1;
+    let sum = RefTensor::output(DType::F32, &operands[last].shape);
+    let in_front = [&operands[..3], &[sum]].concat();
+    let sums = reference(Kind::MatMulAdd, &in_front, &[]).map_err(|error| error.to_string())?;
+    let mut specs = case.operands[..3].to_vec();
+    specs.push(OperandSpec { dtype: DType::F32, ..case.operands[last].clone() });
+    let product = OpCase { kind: Kind::MatMulAdd, operands: specs, params: vec![], seed: 0 };
+    let moved = allowed_errors(device, &product, &in_front, 3, &sums[0])?;
+    if result < last {
+        return Ok(moved);
+    }
+    // The root is off by as much as the sums together are.
+    let cols = expected.cols() as f64;
+    let mean = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>() / cols;
+    let eps = f64::from(f32::from_bits(case.params[0]));
+    let root = (mean(&sums[0].data) + eps).sqrt();
+    let spread = mean(&moved).sqrt() / root + 8.0 * ULP;
+    let elems = sums[0].data.iter().zip(&moved).zip(&operands[3].data);
+    let mut allowed: Vec<f64> = elems
+        .map(|((sum, moved), weight)| (moved + sum.abs() * spread) * weight.abs() / root)
+        .collect();
+    add_half_steps(&expected.data, &mut allowed);
+    Ok(allowed)
 }
 
 /// The row of the table for a result. A sum that is kept on the way to a norm is an `add`.
@@ -315,9 +375,10 @@ fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tol
     // Of two weights the one in blocks counts.
     let dtypes = || weights(case.kind).iter().map(|&index| case.operands[index].dtype);
     let blocks = dtypes().find(|dtype| dtype.is_quantised());
-    let weights = blocks
-        .or(dtypes().next())
-        .map_or(Weights::None, |dtype| Weights::of(dtype, device.rounds_activations()));
+    // What comes rounded is not rounded again.
+    let rounds = device.rounds_activations() && source(case).dtype != DType::A8;
+    let weights =
+        blocks.or(dtypes().next()).map_or(Weights::None, |dtype| Weights::of(dtype, rounds));
     let activations = if kind == Kind::Gather { &case.operands[2] } else { source(case) };
     tolerance(kind, activations.dtype, weights)
         .ok_or_else(|| format!("the table of tolerances has no row for {kind:?}"))
@@ -335,16 +396,12 @@ fn magnitudes(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String>
         *value = value.abs();
     }
     let heads = Heads::of(case.kind, &operands, &case.params);
-    let results = match &heads {
-        Some(heads) => {
-            let product = [&operands[..3], &[heads.product()]].concat();
-            reference(Kind::NormMatMul, &product, &case.params[..1])
-        }
-        None => reference(case.kind, &operands, &case.params),
-    };
+    if let Some(heads) = &heads {
+        return heads.bounds(heads.product_of(&operands, &case.params)?);
+    }
+    let results = reference(case.kind, &operands, &case.params);
     let mut results = results.map_err(|error| error.to_string())?;
-    let bounds = results.pop().map(|result| result.data).unwrap_or_default();
-    heads.map_or(Ok(bounds.clone()), |heads| heads.bounds(bounds))
+    Ok(results.pop().map(|result| result.data).unwrap_or_default())
 }
 
 /// For each element of a product, how far rounding its inputs to 8 bits may move it.
@@ -355,7 +412,9 @@ fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> 
     };
     let Some(y) = operands.last() else { return Ok(Vec::new()) };
     let heads = Heads::of(case.kind, operands, &case.params);
-    let y = &heads.as_ref().map_or_else(|| y.clone(), Heads::product);
+    // Products on the way are floats.
+    let y = RefTensor { dtype: float_of(y.dtype), ..y.clone() };
+    let y = &heads.as_ref().map_or(y, Heads::product);
     match (case.kind, operands) {
         (Kind::MatMulExperts, [x, w, ids, _]) => {
             rounded(x, w, |x, w| compute(case.kind, &[x, w, ids.clone(), y.clone()]))

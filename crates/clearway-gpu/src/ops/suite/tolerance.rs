@@ -3,7 +3,8 @@
 //! An element may be off by `limit * scale` for the arithmetic. Where results are f16 or bf16 it may
 //! also be off by one unit in the last place for storage (not half of one: Vulkan lets a conversion
 //! round either way) and, in a fused op, by as much for each value that the plain ops would store on
-//! the way: a backend may keep or round it. The scale says what errors of an op are proportional to,
+//! the way: a backend may keep or round it. A result that is rounded to 8 bits for the next product may be
+//! off by half a step of its 32 numbers. The scale says what errors of an op are proportional to,
 //! whatever order a backend sums in:
 //!
 //! - a product of matrices or an activation function: the op over the magnitudes of its operands, so
@@ -27,6 +28,8 @@
 //!   the rounding of a score into a relative error;
 //! - a rotation: the same with the largest angle, since a relative error of a frequency turns the pair
 //!   by as much of the angle;
+//! - a norm of a product with a residual: what the sums may be off by, through the norm, and what their
+//!   root may be off by for that;
 //! - an op that is one rounding: the element.
 //!
 //! This bounds every element, where a mean over a tensor would hide one that is wrong. Limits are a
@@ -91,7 +94,7 @@ pub const STEEPEST: f64 = 1.13;
 type Row = (Kind, Weights, Scale, f64, u32);
 
 /// Distance of 1 and the next f32: one rounding is off by at most half of it.
-const ULP: f64 = f32::EPSILON as f64;
+pub(super) const ULP: f64 = f32::EPSILON as f64;
 
 /// How many deviations the sum of roundings may be off: chance alone goes further in one element of
 /// 500 million.
@@ -176,6 +179,15 @@ static TABLE: &[Row] = {
         (Kind::NormMatMulKv,        Float, Chain, 16.0 * ULP, 3),
         (Kind::NormMatMulKv,        Block, Chain, 16.0 * ULP, 3),
         (Kind::NormMatMulKv,        Weights::Rounded, RoundedChain, 16.0 * ULP, 3),
+        (Kind::MatMulRope,          Float, Chain, 8.0 * ULP, 1),
+        (Kind::MatMulRope,          Block, Chain, 8.0 * ULP, 1),
+        (Kind::MatMulRope,          Weights::Rounded, RoundedChain, 8.0 * ULP, 1),
+        (Kind::MatMulRopeKv,        Float, Chain, 8.0 * ULP, 2),
+        (Kind::MatMulRopeKv,        Block, Chain, 8.0 * ULP, 2),
+        (Kind::MatMulRopeKv,        Weights::Rounded, RoundedChain, 8.0 * ULP, 2),
+        (Kind::MatMulKv,            Float, Chain, 8.0 * ULP, 1),
+        (Kind::MatMulKv,            Block, Chain, 8.0 * ULP, 1),
+        (Kind::MatMulKv,            Weights::Rounded, RoundedChain, 8.0 * ULP, 1),
     ]
 };
 

@@ -54,7 +54,7 @@ impl<'a> Plain<'a> {
                 let heads = Layout::new(rows.layout.dtype(), &heads)?;
                 let like = TensorView { layout: heads, ..rows };
                 let product = self.product(rows, rest[0], heads)?;
-                let params = &case.params[1..];
+                let params = &case.params[usize::from(norm)..];
                 match (end, rest) {
                     (End::Turned, [_, positions, factors, _]) => {
                         let views = [product, *positions, *factors, y];
@@ -133,6 +133,9 @@ fn parts(kind: Kind) -> Option<(bool, End)> {
         Kind::NormMatMulRope => (true, End::Turned),
         Kind::NormMatMulRopeKv => (true, End::TurnedInto),
         Kind::NormMatMulKv => (true, End::Into),
+        Kind::MatMulRope => (false, End::Turned),
+        Kind::MatMulRopeKv => (false, End::TurnedInto),
+        Kind::MatMulKv => (false, End::Into),
         _ => return None,
     })
 }

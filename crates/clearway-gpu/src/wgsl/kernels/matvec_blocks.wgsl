@@ -19,15 +19,20 @@ var<workgroup> squares: array<f32, COLS * WAVES>;
 // is used.
 fn load_x(first: u32, count: u32, lane: u32, expert_row: u32, sums: ptr<function, array<f32, COLS>>) {
     var loaded: array<vec4<f32>, SHARE>;
+    var gains: array<vec4<f32>, SHARE>;
     for (var n = 0u; n < SHARE; n++) {
         let i = min(lane + n * WG, COLS * count * 8u - 1u);
-        loaded[n] = x_four(x_row(i / (count * 8u), expert_row) + first * 32u + i % (count * 8u) * 4u);
+        let at = first * 32u + i % (count * 8u) * 4u;
+        loaded[n] = x_four(x_row(i / (count * 8u), expert_row) + at);
+        if (NORM) {
+            gains[n] = norm_weight(at);
+        }
     }
     for (var n = 0u; n < SHARE; n++) {
         let i = lane + n * WG;
         // Eight lanes share a chunk, so that they leave together.
         if (i < COLS * count * 8u) {
-            round_four(loaded[n], first, i / (count * 8u), i % (count * 8u), sums);
+            round_four(loaded[n], gains[n], i / (count * 8u), i % (count * 8u), sums);
         }
     }
     if (NORM) {
@@ -43,29 +48,17 @@ fn load_x(first: u32, count: u32, lane: u32, expert_row: u32, sums: ptr<function
     }
 }
 
-fn round_four(x: vec4<f32>, first: u32, col: u32, word: u32, sums: ptr<function, array<f32, COLS>>) {
+fn round_four(x: vec4<f32>, gain: vec4<f32>, col: u32, word: u32, sums: ptr<function, array<f32, COLS>>) {
     var v = x;
     if (NORM) {
         (*sums)[col] += dot(v, v);
-        v *= norm_weight(first * 32u + word * 4u);
+        v *= gain;
     }
-    let a = abs(v);
-    var top = max(max(a.x, a.y), max(a.z, a.w));
-    top = max(top, subgroupShuffleXor(top, 1u));
-    top = max(top, subgroupShuffleXor(top, 2u));
-    top = max(top, subgroupShuffleXor(top, 4u));
-    let scale = top / 127.0;
-    let inverse = select(0.0, 127.0 / top, top > 0.0);
-    let q = vec4<i32>(round(v * inverse));
-    let packed = u32(q.x & 255) | (u32(q.y & 255) << 8u) | (u32(q.z & 255) << 16u) | (u32(q.w & 255) << 24u);
-    var sum = q.x + q.y + q.z + q.w;
-    sum += subgroupShuffleXor(sum, 1u);
-    sum += subgroupShuffleXor(sum, 2u);
-    let other = subgroupShuffleXor(sum, 4u);
+    let r = round_quad(v);
     let chunk = col * TILE + word / 8u;
-    quants[chunk + (word % 8u) / 4u * COLS * TILE][word % 4u] = packed;
+    quants[chunk + (word % 8u) / 4u * COLS * TILE][word % 4u] = r.quants;
     if (word % 8u == 0u) {
-        scales[chunk] = vec4<f32>(scale, scale * f32(sum), scale * f32(other), 0.0);
+        scales[chunk] = r.scales;
     }
 }
 
@@ -80,28 +73,8 @@ fn norm_factor(t: u32) -> f32 {
     return inverseSqrt(sum / f32(K) + argf(0u));
 }
 
-fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
-    return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
-}
-
 fn dot_chunk(w: Chunk, x: u32) -> f32 {
-    let lo = dot16(w.lo, quants[x]);
-    let hi = dot16(w.hi, quants[x + COLS * TILE]);
-    let s = scales[x];
-    var sum: f32;
-    if (HALVES) {
-        sum = s.x * (w.d.x * f32(lo) + w.d.y * f32(hi));
-    } else {
-        sum = s.x * w.d.x * f32(lo + hi);
-    }
-    if (MINIMUM) {
-        if (HALVES) {
-            sum += w.m.x * s.y + w.m.y * s.z;
-        } else {
-            sum += w.m.x * (s.y + s.z);
-        }
-    }
-    return sum;
+    return dot_rounded(w, quants[x], quants[x + COLS * TILE], scales[x]);
 }
 
 @compute @workgroup_size(WG)
@@ -124,7 +97,8 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     for (var t = 0u; t < COLS; t++) {
         square_sums[t] = 0.0;
     }
-    let prepared = prepare(place, team, lane);
+    var ends_early: Early;
+    var closing: vec4<f32>;
     for (var first = 0u; first < CHUNKS; first += TILE) {
         let end = min(first + TILE, CHUNKS);
         // Weights depend on nothing that was just computed: they are under way while the activations
@@ -142,9 +116,15 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         }
         if (first > 0u) {
             workgroupBarrier();
+        } else {
+            ends_early = early(place, team, lane);
+            closing = close_early(place, lid);
         }
         load_x(first, end - first, lid, expert.row, &square_sums);
         workgroupBarrier();
+        if (first == 0u) {
+            prepare(place, team, &ends_early);
+        }
         for (var base = first; base < end; base += UNROLL * TEAM) {
             for (var i = 0u; i < UNROLL; i++) {
                 let j = base + i * TEAM + lane;
@@ -177,6 +157,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     team_sums(&sums, lid);
     for (var t = 0u; t < COLS; t++) {
         let factor = norm_factor(t);
-        finish_row(t, factor, &sums, place, lid, prepared, expert);
+        finish_row(t, factor, &sums, place, lid, &ends_early, expert);
     }
+    close_group(place, lid, closing);
 }

@@ -24,7 +24,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         let row = weight_row(place, team, select(0u, r, has_row(place, team, r)));
         at[r] = (expert.first + min(row, P.w.shape.z - 1u)) * STEPS;
     }
-    let prepared = prepare(place, team, lane);
+    var ends_early = early(place, team, lane);
     var start: array<u32, COLS>;
     for (var t = 0u; t < COLS; t++) {
         start[t] = x_row(t, expert.row);
@@ -80,12 +80,13 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             }
         }
     }
+    prepare(place, team, &ends_early);
     team_sums(&sums, lid);
     for (var t = 0u; t < COLS; t++) {
         var factor = 1.0;
         if (NORM) {
             factor = inverseSqrt(sums[SQUARES + t] / f32(K) + argf(0u));
         }
-        finish_row(t, factor, &sums, place, lid, prepared, expert);
+        finish_row(t, factor, &sums, place, lid, &ends_early, expert);
     }
 }

@@ -1,11 +1,6 @@
 // Angles are counted in turns and kept in two parts, high and low, so that positions of a million
-// are as exact as small ones. Behind the constants of the op: the turns of pair 0 at position 1, then
-// the ratio of frequencies of pairs that are 1, 2, 4, 8, ... apart. Constant: ROPE, where the constants of
-// the rotation begin.
-
-fn parts(k: u32) -> vec2<f32> {
-    return vec2<f32>(argf(ROPE + 4u + 2u * k), argf(ROPE + 5u + 2u * k));
-}
+// are as exact as small ones. `parts` gives the turns of pair 0 at position 1, then the ratio of frequencies
+// of pairs that are 1, 2, 4, 8, ... apart; `bits_of` at least the bits of the number of a pair.
 
 // The upper half of the digits, so that products of halves are exact. By bits: what a compiler knows
 // of sums it may simplify, and what it does not fuse in an `fma` would be lost.
@@ -48,13 +43,12 @@ fn turns_of(position: f32, frequency: vec2<f32>) -> f32 {
     return fma(position, frequency.y, (a - round(a)) + (b - round(b)));
 }
 
-// Sine and cosine of a pair at a position.
-fn angle_of(pair: u32, position: u32) -> vec2<f32> {
+// Sine and cosine of a pair at a position, its frequency divided by a factor.
+fn angle_of(pair: u32, position: u32, factor: f32) -> vec2<f32> {
     var frequency = parts(0u);
-    for (var k = 0u; (pair >> k) != 0u; k++) {
+    for (var k = 0u; k < bits_of(pair); k++) {
         if (((pair >> k) & 1u) == 1u) { frequency = product_of(frequency, parts(1u + k)); }
     }
-    let factor = get_factors(pair);
     let q = frequency.x / factor;
     let back = product_of(vec2<f32>(q, 0.0), vec2<f32>(factor, 0.0));
     let rest = ((frequency.x - back.x) - back.y) + frequency.y;

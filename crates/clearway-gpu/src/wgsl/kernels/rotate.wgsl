@@ -17,7 +17,7 @@ fn rotate(token: u32, head: u32, item: u32, row: u32) {
     let neighbours = arg(1u) == 0u;
     let first = select(item, 2u * item, neighbours);
     let second = select(item + pairs, 2u * item + 1u, neighbours);
-    let turn = angle_of(item, get_positions(token));
+    let turn = angle_of(item, get_positions(token), get_factors(item));
     let a = get_x(at_x(vec4<u32>(0u, token, head, first)));
     let b = get_x(at_x(vec4<u32>(0u, token, head, second)));
     put_result(vec4<u32>(0u, row, head, first), fma(a, turn.y, -(b * turn.x)));

@@ -38,7 +38,7 @@ fn finish_row(
     sums: ptr<function, array<f32, SUMS>>,
     place: u32,
     lid: u32,
-    prepared: vec2<f32>,
+    early: ptr<function, Early>,
     expert: Expert,
 ) {
     var ends: Ends;
@@ -49,6 +49,6 @@ fn finish_row(
         }
     }
     if (lid % TEAM == t % TEAM) {
-        finish_team(t, place, lid / TEAM, &ends, prepared, expert);
+        finish_team(t, place, lid / TEAM, &ends, early, expert);
     }
 }

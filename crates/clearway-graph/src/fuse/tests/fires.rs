@@ -40,6 +40,9 @@ fn expected(rule: &str, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
         "norm_matmul_rope_kv" => {
             (Kind::NormMatMulRopeKv, vec![p[0], p[1], p[2], c[1], c[2], c[3]], vec![y])
         }
+        "matmul_rope" => (Kind::MatMulRope, vec![p[0], p[1], c[1], c[2]], vec![y]),
+        "matmul_rope_kv" => (Kind::MatMulRopeKv, vec![p[0], p[1], c[1], c[2], c[3]], vec![y]),
+        "matmul_kv" => (Kind::MatMulKv, vec![p[0], p[1], c[1]], vec![y]),
         "norm_matmul_kv" => (Kind::NormMatMulKv, vec![p[0], p[1], p[2], c[1]], vec![y]),
         _ => panic!("a rule without a test: {rule}"),
     };

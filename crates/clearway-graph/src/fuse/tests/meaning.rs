@@ -90,6 +90,20 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
             let turned = one(Kind::Rope, params, &operands, x.len());
             vec![one(Kind::KvWrite, &[], &[turned, rows.clone(), cache.clone()], last)]
         }
+        (Kind::MatMulRope, [x, w, positions, factors]) => {
+            let product = one(Kind::MatMul, &[], &[x.clone(), w.clone()], last);
+            let operands = [product, positions.clone(), factors.clone()];
+            vec![one(Kind::Rope, params, &operands, last)]
+        }
+        (Kind::MatMulRopeKv | Kind::MatMulKv, [x, w, positions, rest @ ..]) => {
+            let tokens = positions.len() / size_of::<u32>();
+            let elems = w.len() * tokens / x.len() * tokens;
+            let len = elems * size_of::<f32>();
+            let product = one(Kind::MatMul, &[], &[x.clone(), w.clone()], len);
+            let write = if kind == Kind::MatMulKv { Kind::KvWrite } else { Kind::RopeKvWrite };
+            let operands = [&[product, positions.clone()], rest].concat();
+            vec![one(write, params, &operands, last)]
+        }
         (Kind::NormMatMulRope, [x, g, w, positions, factors]) => {
             let operands = [x.clone(), g.clone(), w.clone()];
             let product = one(Kind::NormMatMul, &params[..1], &operands, last);

@@ -33,6 +33,10 @@ fn every_op_has_a_kernel_but_products_that_hold_a_norm_or_a_gate() {
                 | Kind::NormMatMulRope
                 | Kind::NormMatMulRopeKv
                 | Kind::NormMatMulKv
+                | Kind::MatMulRope
+                | Kind::MatMulRopeKv
+                | Kind::MatMulKv
+                | Kind::MatMulAddNorm
         );
         assert_eq!(builtin(op.name).is_none(), none, "{}", op.name);
     }

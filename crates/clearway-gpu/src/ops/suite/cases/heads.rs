@@ -1,4 +1,4 @@
-//! Products that hold a norm and whose heads are turned, written to a cache, or both: every number of
+//! Products, most with a norm in front, whose heads are turned, written to a cache, or both: every number of
 //! rows that kernels of few rows are made for, and one more.
 
 use clearway_graph::{CapturedOpKind as Kind, DType};
@@ -68,6 +68,8 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
     let y = output(dtype, &[tokens, heads, head]);
     let operands = [&x, &g, &w, &positions, &factors, &y].map(Clone::clone);
     list.push_strided_and(Kind::NormMatMulRope, &operands, &turn, index);
+    let operands = [&x, &w, &positions, &factors, &y].map(Clone::clone);
+    list.push_strided_and(Kind::MatMulRope, &operands, &turn[1..], index + 1);
 
     let rows = tokens + 5;
     for (cache, place) in ACTIVATIONS.into_iter().zip(index..) {
@@ -82,5 +84,13 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
         list.push_strided_and(Kind::NormMatMulRopeKv, &operands, &turn, place);
         let operands = [&x, &g, &w, &to, &cache].map(Clone::clone);
         list.push_strided_and(Kind::NormMatMulKv, &operands, &[EPS], place);
+        // One of the two without a norm.
+        if place.is_multiple_of(2) {
+            let operands = [&x, &w, &positions, &factors, &to, &cache].map(Clone::clone);
+            list.push_strided_and(Kind::MatMulRopeKv, &operands, &turn[1..], place / 2);
+        } else {
+            let operands = [&x, &w, &to, &cache].map(Clone::clone);
+            list.push_strided_and(Kind::MatMulKv, &operands, &[], place / 2);
+        }
     }
 }

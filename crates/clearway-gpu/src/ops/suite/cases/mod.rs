@@ -4,6 +4,7 @@ mod fused;
 mod heads;
 mod positional;
 mod products;
+mod rounded;
 mod rows;
 mod select;
 
@@ -22,6 +23,7 @@ pub fn cases(seed: u64) -> Vec<OpCase> {
     positional::add(&mut list);
     select::add(&mut list);
     heads::add(&mut list);
+    rounded::add(&mut list);
     list.cases
 }
 

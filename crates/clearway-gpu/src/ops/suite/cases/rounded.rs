@@ -1,0 +1,101 @@
+//! Products whose activations come rounded, and gated ones that round what they give.
+
+use clearway_graph::{CapturedOpKind as Kind, DType};
+
+use super::fused::EPS;
+use super::positional::{FACTORS, NO_FACTORS, rotation};
+use super::products::inner;
+use super::{Fill, List, input, normal, output};
+
+/// Inner extent (blocks of 32 or of 256) and outer extent, in chunks where it is rounded: large cards round
+/// only where all of their processors have some.
+const SIZES: [([usize; 2], usize); 6] =
+    [([1, 1], 1), ([3, 1], 2), ([18, 3], 3), ([33, 2], 5), ([128, 17], 4), ([2, 1], 136)];
+
+pub(super) fn add(list: &mut List) {
+    let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantised());
+    for (number, weight) in types.enumerate() {
+        for (index, &(blocks, n)) in SIZES.iter().enumerate() {
+            let k = inner(weight, blocks);
+            read(list, weight, (k, 8 * n + index), number + index);
+            write(list, weight, (k, 32 * n), number + index);
+            // Half of the sizes for each type, so that all come with every two.
+            if (number + index).is_multiple_of(2) {
+                let step = (number + index) / 2;
+                both(list, weight, (k, 32 * n), step);
+                turned(list, weight, (k, n.min(5)), step);
+                norm(list, weight, (k, 32 * n), step);
+            }
+        }
+    }
+}
+
+fn read(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
+    let (x, w, y) =
+        (normal(DType::A8, &[1, k]), normal(weight, &[n, k]), output(DType::F32, &[1, n]));
+    let c = normal(DType::F32, &[1, n]);
+    list.push_strided_and(Kind::MatMul, &[x.clone(), w.clone(), y.clone()], &[], index);
+    list.push_strided_and(Kind::MatMulAdd, &[x, w, c, y], &[], index);
+}
+
+fn write(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
+    let (x, g) = (normal(DType::F32, &[1, k]), normal(DType::F32, &[k]));
+    let (w, u, y) = (normal(weight, &[n, k]), normal(weight, &[n, k]), output(DType::A8, &[1, n]));
+    let (plain, norm) = match index % 2 {
+        0 => (Kind::MatMulSiluGated, Kind::NormMatMulGeluGated),
+        _ => (Kind::MatMulGeluGated, Kind::NormMatMulSiluGated),
+    };
+    list.push_strided_and(plain, &[x.clone(), w.clone(), u.clone(), y.clone()], &[], index);
+    list.push_strided_and(norm, &[x, g, w, u, y], &[EPS], index);
+}
+
+/// Gated products of rounded rows, rounded or not, and gates of what lies in memory.
+fn both(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
+    let x = normal(DType::A8, &[1, k]);
+    let (w, u) = (normal(weight, &[n, k]), normal(weight, &[n, k]));
+    let kinds = match index % 2 {
+        0 => [Kind::MatMulSiluGated, Kind::MatMulGeluGated, Kind::MatMulSiluMul],
+        _ => [Kind::MatMulGeluGated, Kind::MatMulSiluGated, Kind::MatMulGeluMul],
+    };
+    let [rounded, floats] = [DType::A8, DType::F32].map(|dtype| output(dtype, &[1, n]));
+    let operands = [&x, &w, &u, &rounded].map(Clone::clone);
+    list.push_strided_and(kinds[0], &operands, &[], index);
+    let operands = [&x, &w, &u, &floats].map(Clone::clone);
+    list.push_strided_and(kinds[1], &operands, &[], index);
+    let operands = [x, w, normal(DType::F32, &[1, n]), floats];
+    list.push_strided_and(kinds[2], &operands, &[], index);
+}
+
+/// Heads of products of rounded rows.
+fn turned(list: &mut List, weight: DType, (k, heads): (usize, usize), index: usize) {
+    let head = [64, 16, 6, 128][index % 4];
+    let n_dims = if index.is_multiple_of(3) { head / 2 / 2 * 2 } else { head };
+    let (x, w) = (normal(DType::A8, &[1, k]), normal(weight, &[heads * head, k]));
+    let positions = input(DType::U32, &[1], Fill::Positions { start: 97 });
+    let factors = if index.is_multiple_of(2) { NO_FACTORS } else { FACTORS };
+    let factors = input(DType::F32, &[n_dims / 2], factors);
+    let turn = rotation(index, n_dims as u32, (index % 2) as u32);
+    let y = output(DType::F32, &[1, heads, head]);
+    let operands = [&x, &w, &positions, &factors, &y].map(Clone::clone);
+    list.push_strided_and(Kind::MatMulRope, &operands, &turn, index);
+    let to = input(DType::U32, &[1], Fill::Ids { below: 3 });
+    let cache = normal(DType::F16, &[3, heads, head]);
+    let operands = [&x, &w, &positions, &factors, &to, &cache].map(Clone::clone);
+    list.push_strided_and(Kind::MatMulRopeKv, &operands, &turn, index);
+    list.push_strided_and(Kind::MatMulKv, &[x, w, to, cache], &[], index);
+}
+
+/// The norm of a product and a residual.
+fn norm(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
+    let x = if index.is_multiple_of(3) { DType::F32 } else { DType::A8 };
+    let (x, w, c) = (normal(x, &[1, k]), normal(weight, &[n, k]), normal(DType::F32, &[1, n]));
+    let next = if index.is_multiple_of(4) { DType::F16 } else { DType::F32 };
+    let (next, y) = (normal(next, &[n]), output(DType::A8, &[1, n]));
+    let sum = output(DType::F32, &[1, n]);
+    let operands = [&x, &w, &c, &next, &sum, &y].map(Clone::clone);
+    list.push_strided_and(Kind::MatMulAddNorm, &operands, &[EPS], index);
+    if index.is_multiple_of(2) {
+        let operands = [x, w, c, next, y];
+        list.push_strided_and(Kind::MatMulAddNorm, &operands, &[EPS], index);
+    }
+}

@@ -1,0 +1,255 @@
+//! Norms in the product in front of them.
+
+use super::super::norms_ahead;
+use super::{COLS, row, weights};
+use crate::fuse::{Refusal, TestCatalog};
+use crate::node::CapturedOpKind as Kind;
+use crate::verify::verify;
+use crate::{ComputeGraph, DType, DispatchId, KernelContract, Layout, TensorView};
+
+/// A product, the residual, the norm of the sum and its weight, and two products of that.
+struct Setup {
+    graph: ComputeGraph,
+    catalog: TestCatalog,
+    buffers: usize,
+    layout: Layout,
+    /// What the four ops in front give.
+    product: TensorView,
+    sum: TensorView,
+    norm: TensorView,
+    scaled: TensorView,
+}
+
+impl Setup {
+    /// The ops up to the products, each changed by `change` before it is recorded; `between` comes before the
+    /// op of this number.
+    fn with(
+        layout: Layout,
+        mut change: impl FnMut(&mut Self, Kind, &mut Vec<TensorView>),
+        between: Option<usize>,
+    ) -> Self {
+        let mut graph = ComputeGraph::new();
+        let [product, sum, norm, scaled] = [(); 4].map(|()| graph.declare_value(layout));
+        let catalog = TestCatalog::new();
+        let mut setup = Self { graph, catalog, buffers: 0, layout, product, sum, norm, scaled };
+        let [x, w, residual] = [row(32), weights(), layout].map(|layout| setup.buffer(layout));
+        let weight = setup.buffer(Layout::new(DType::F32, &[layout.cols()]).unwrap());
+        let steps = [
+            (Kind::MatMul, vec![x, w, product]),
+            (Kind::Add, vec![residual, product, sum]),
+            (Kind::RmsNorm, vec![sum, norm]),
+            (Kind::Mul, vec![norm, weight, scaled]),
+        ];
+        for (number, (kind, mut views)) in steps.into_iter().enumerate() {
+            change(&mut setup, kind, &mut views);
+            if between == Some(number) {
+                let views = [row(8), row(8)].map(|layout| setup.buffer(layout));
+                setup.dispatch(Kind::Silu, &views, &[]);
+            }
+            let params = if kind == Kind::RmsNorm { &[7][..] } else { &[] };
+            setup.dispatch(kind, &views, params);
+        }
+        setup
+    }
+
+    fn new() -> Self {
+        let mut setup = Self::with(row(COLS), |_, _, _| {}, None);
+        setup.readers();
+        setup
+    }
+
+    /// Two products of what the norm gives, and the residual's next user.
+    fn readers(&mut self) {
+        for _ in 0..2 {
+            let [w, y] = [weights(), row(8)].map(|layout| self.buffer(layout));
+            self.dispatch(Kind::MatMul, &[self.scaled, w, y], &[]);
+        }
+        self.next_sum();
+    }
+
+    fn next_sum(&mut self) {
+        let [other, to] = [self.layout; 2].map(|layout| self.buffer(layout));
+        self.dispatch(Kind::Add, &[self.sum, other, to], &[]);
+    }
+
+    fn buffer(&mut self, layout: Layout) -> TensorView {
+        self.buffers += 1;
+        TensorView { buf_id: self.buffers, buf_len: layout.span_bytes(), offset: 0, layout }
+    }
+
+    fn dispatch(&mut self, kind: Kind, views: &[TensorView], params: &[u32]) -> DispatchId {
+        let contract = TestCatalog::contract(kind, views.len()).unwrap();
+        self.graph.dispatch(kind, &contract, views, params, "").unwrap()
+    }
+
+    /// Runs the stage and proves what it gives.
+    #[track_caller]
+    fn ahead(&mut self) -> Vec<Kind> {
+        let recorded = self.graph.clone();
+        assert_eq!(self.graph.norms_ahead(&mut self.catalog, &()).unwrap(), 1);
+        self.graph.place_barriers();
+        verify(&recorded, &self.graph, None).unwrap();
+        self.graph.dispatches().map(|d| d.kind).collect()
+    }
+
+    /// The only reason for which nothing happens.
+    #[track_caller]
+    fn refused(&mut self) -> Refusal {
+        let before = self.graph.nodes().to_vec();
+        let mut report = norms_ahead(&mut self.graph, &mut self.catalog, &()).unwrap();
+        assert_eq!(report.rounded, []);
+        assert_eq!(self.graph.nodes(), before);
+        assert_eq!(report.refusals.len(), 1, "{report}");
+        report.refusals.remove(0).reason
+    }
+
+    /// Nothing happens, and nobody would expect anything.
+    #[track_caller]
+    fn ignored(&mut self) {
+        let before = self.graph.nodes().to_vec();
+        assert_eq!(self.graph.norms_ahead(&mut self.catalog, &()).unwrap(), 0);
+        assert_eq!(self.graph.round_report().unwrap().refusals, []);
+        assert_eq!(self.graph.nodes(), before);
+    }
+}
+
+#[test]
+fn four_ops_become_one_and_the_products_behind_find_it_rounded() {
+    let mut setup = Setup::new();
+    let kinds = setup.ahead();
+    assert_eq!(kinds, [Kind::MatMulAddNorm, Kind::MatMul, Kind::MatMul, Kind::Add]);
+    let fused = setup.graph.dispatches().next().unwrap().clone();
+    let views: Vec<_> = fused.bindings.iter().map(|view| view.buf_id).collect();
+    let (sum, scaled) = (setup.sum.buf_id, setup.scaled.buf_id);
+    assert_eq!(views, [1, 2, 3, 4, sum, scaled], "the sum is kept");
+    assert_eq!(fused.bindings[5].layout, row(COLS).rounded().unwrap());
+    assert_eq!((fused.params.to_vec(), fused.id), (vec![7], DispatchId(3)));
+    assert_eq!(fused.origins.to_vec(), [0, 1, 2, 3].map(DispatchId));
+    let report = setup.graph.round_report().unwrap();
+    assert_eq!(report.rounded[0].readers, [DispatchId(4), DispatchId(5)]);
+    // The rest of the stages takes it from there.
+    setup.graph.fuse(&mut setup.catalog, &()).unwrap();
+    assert_eq!(setup.graph.fuse_report().unwrap().fired(), 0);
+}
+
+#[test]
+fn a_sum_that_nobody_needs_is_not_kept() {
+    let mut setup = Setup::with(row(COLS), |_, _, _| {}, None);
+    let [w, y] = [weights(), row(8)].map(|layout| setup.buffer(layout));
+    setup.dispatch(Kind::MatMul, &[setup.scaled, w, y], &[]);
+    let mut output = Setup { graph: setup.graph.clone(), catalog: TestCatalog::new(), ..setup };
+    assert_eq!(output.ahead(), [Kind::MatMulAddNorm, Kind::MatMul]);
+    assert_eq!(output.graph.dispatches().next().unwrap().bindings.len(), 5);
+    // The host needs it, or nobody but the norm does but it is read twice.
+    let mut output = Setup::with(row(COLS), |_, _, _| {}, None);
+    output.graph.mark_output(output.sum.value().unwrap()).unwrap();
+    let [w, y] = [weights(), row(8)].map(|layout| output.buffer(layout));
+    output.dispatch(Kind::MatMul, &[output.scaled, w, y], &[]);
+    assert_eq!(output.ahead(), [Kind::MatMulAddNorm, Kind::MatMul]);
+    assert_eq!(output.graph.dispatches().next().unwrap().bindings.len(), 6);
+}
+
+#[test]
+fn operands_may_stand_either_way_round() {
+    for swapped in [Kind::Add, Kind::Mul] {
+        let swap = |_: &mut Setup, kind: Kind, views: &mut Vec<TensorView>| {
+            if kind == swapped {
+                views.swap(0, 1);
+            }
+        };
+        let mut setup = Setup::with(row(COLS), swap, None);
+        setup.readers();
+        assert_eq!(setup.ahead()[0], Kind::MatMulAddNorm);
+        let first = setup.graph.dispatches().next().unwrap().clone();
+        let views: Vec<_> = first.bindings.iter().map(|view| view.buf_id).collect();
+        assert_eq!(views[..4], [1, 2, 3, 4]);
+    }
+}
+
+#[test]
+fn what_does_not_stand_together_stays_apart() {
+    for between in 1..4 {
+        let mut setup = Setup::with(row(COLS), |_, _, _| {}, Some(between));
+        setup.readers();
+        setup.ignored();
+    }
+    // Nobody multiplies it by weights.
+    let mut setup = Setup::with(row(COLS), |_, _, _| {}, None);
+    let to = setup.buffer(row(COLS));
+    setup.dispatch(Kind::Silu, &[setup.scaled, to], &[]);
+    setup.ignored();
+    // The norm is one of something else.
+    let other = |setup: &mut Setup, kind: Kind, views: &mut Vec<TensorView>| {
+        if kind == Kind::RmsNorm {
+            views[0] = setup.buffer(row(COLS));
+        }
+    };
+    let mut setup = Setup::with(row(COLS), other, None);
+    setup.readers();
+    setup.ignored();
+}
+
+#[test]
+fn what_others_see_stays_as_it_is() {
+    type Which = fn(&Setup) -> TensorView;
+    type Mark = fn(&mut ComputeGraph, crate::NodeId) -> crate::Result<()>;
+    let cases: [(Which, Mark, Refusal); 5] = [
+        (|s| s.product, ComputeGraph::mark_output, Refusal::IsOutput),
+        (|s| s.norm, ComputeGraph::mark_output, Refusal::IsOutput),
+        (|s| s.scaled, ComputeGraph::mark_output, Refusal::IsOutput),
+        (|s| s.sum, ComputeGraph::mark_input, Refusal::IsInput),
+        (|s| s.scaled, ComputeGraph::mark_input, Refusal::IsInput),
+    ];
+    for (which, mark, reason) in cases {
+        let mut setup = Setup::new();
+        let value = which(&setup).value().unwrap();
+        mark(&mut setup.graph, value).unwrap();
+        assert_eq!(setup.refused(), reason);
+    }
+    for which in [|s: &Setup| s.product, |s: &Setup| s.norm, |s: &Setup| s.scaled] {
+        let mut setup = Setup::new();
+        let (view, to) = (which(&setup), setup.buffer(row(COLS)));
+        let reader = setup.dispatch(Kind::Silu, &[view, to], &[]);
+        assert_eq!(setup.refused(), Refusal::SecondReader { reader });
+        let mut setup = Setup::new();
+        let (view, from) = (which(&setup), setup.buffer(row(COLS)));
+        let writer = setup.dispatch(Kind::Silu, &[from, view], &[]);
+        assert_eq!(setup.refused(), Refusal::OtherWriter { writer });
+        let mut setup = Setup::new();
+        let unknown = KernelContract::unknown("blob");
+        let views = [which(&setup)];
+        let dispatch = setup.graph.dispatch(Kind::Custom, &unknown, &views, &[], "").unwrap();
+        assert_eq!(setup.refused(), Refusal::BoundUnannotated { dispatch });
+    }
+}
+
+#[test]
+fn shapes_are_those_of_one_row_of_whole_chunks() {
+    let mut setup = Setup::with(row(40), |_, _, _| {}, None);
+    let weights = Layout::new(DType::F32, &[8, 40]).unwrap();
+    let [w, y] = [weights, row(8)].map(|layout| setup.buffer(layout));
+    setup.dispatch(Kind::MatMul, &[setup.scaled, w, y], &[]);
+    assert_eq!(setup.refused(), Refusal::NoKernel { kind: Kind::MatMulAddNorm });
+    assert_eq!(setup.catalog.requests, []);
+    // A residual that is repeated over rows, and a weight that is no row.
+    let two = Layout::new(DType::F32, &[2, COLS]).unwrap();
+    for (wrong, at, with) in [(Kind::Add, 0, row(COLS)), (Kind::Mul, 1, two)] {
+        let change = |setup: &mut Setup, kind: Kind, views: &mut Vec<TensorView>| {
+            if kind == wrong {
+                views[at] = setup.buffer(with);
+            }
+        };
+        let mut setup = Setup::with(two, change, None);
+        setup.readers();
+        assert_eq!(setup.refused(), Refusal::Operand { operand: with, result: two });
+    }
+}
+
+#[test]
+fn the_device_is_asked_for_every_kernel() {
+    for missing in [Kind::MatMulAddNorm, Kind::MatMul] {
+        let mut setup = Setup::new();
+        setup.catalog = TestCatalog::new().without(missing);
+        assert_eq!(setup.refused(), Refusal::NoKernel { kind: missing });
+    }
+}
