@@ -5,7 +5,7 @@
 //! result itself, once: the value then has the type [`DType::A8`](crate::DType::A8). Rounded rows take no more
 //! bytes than the floats they stand for, so ranges, order and memory of the list stay as they are.
 //!
-//! A norm of such a value goes with it where that is possible ([`norms`] says when).
+//! A norm of such a value goes with it where that is possible (`round/norms.rs` says when).
 //!
 //! A value is rounded when
 //!

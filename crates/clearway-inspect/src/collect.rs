@@ -76,8 +76,11 @@ impl Report {
                 };
                 report.fusions.iter().map(row).collect()
             }),
-            refused_fusions: fused
-                .map_or_else(Vec::new, |report| report.refusals.iter().map(refused).collect()),
+            refused_fusions: {
+                let fused = fused.into_iter().flat_map(|report| &report.refusals);
+                let rounded = graph.round_report().into_iter().flat_map(|report| &report.refusals);
+                fused.chain(rounded).map(refused).collect()
+            },
             recorded_list: recorded.dispatches().map(|d| recorded_row(d)).collect(),
             views: Vec::new(),
             front: Vec::new(),

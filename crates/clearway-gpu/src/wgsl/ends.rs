@@ -1,9 +1,8 @@
 //! What a product of few rows does with its sums, and which rows of weights a team takes for that.
 //!
-//! Kernels call `weight_row` and `has_row` for the rows of a team, `early` when they load their first weights, `prepare`
-//! while these are under way,
-//! `finish_team` once for each row of activations, and those that can give a rounded result `close_early` at the
-//! start and `close_group` at the end.
+//! Kernels call `weight_row` and `has_row` for the rows of a team, `early` when they load their first weights,
+//! `prepare` while these are under way, and `finish_team` once for each row of activations. Those that can give a
+//! rounded result call `close_early` at the start and `close_group` at the end.
 
 use clearway_graph::DType;
 
