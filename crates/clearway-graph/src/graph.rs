@@ -390,6 +390,11 @@ impl ComputeGraph {
         std::mem::take(&mut self.nodes).into_iter().filter_map(dispatch).collect()
     }
 
+    /// Moves the nodes out; the list is empty until it is set again.
+    pub(crate) fn take_nodes(&mut self) -> Vec<CapturedNode> {
+        std::mem::take(&mut self.nodes)
+    }
+
     pub(crate) fn set_nodes(&mut self, nodes: Vec<CapturedNode>) {
         self.nodes = nodes;
     }

@@ -15,11 +15,10 @@
 //! - the device has a kernel for each of them, which is asked last.
 
 mod norms;
+mod survey;
 
 use std::fmt;
-use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::contract::{FusedRequest, KernelCatalog};
@@ -29,6 +28,7 @@ use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::Layout;
 use crate::node::{Accesses, CapturedOpKind as Kind, Dispatch};
+use survey::{Readers, Survey, id_at};
 
 /// Name of the stage in reports of what was refused.
 const STAGE: &str = "round";
@@ -77,19 +77,6 @@ impl fmt::Display for RoundReport {
     }
 }
 
-/// Who touches a value that a product might round.
-struct Candidate {
-    value: NodeId,
-    /// Index of the product that writes it.
-    writer: usize,
-    /// Somebody else who writes it.
-    other_writer: Option<DispatchId>,
-    /// Somebody of unknown access who binds it.
-    unknown: Option<DispatchId>,
-    /// Indices of those that read it, with the binding.
-    readers: Vec<(usize, u16)>,
-}
-
 /// Puts norms of a list as it was recorded into the products in front of them, and rounds what these give.
 pub(crate) fn norms_ahead<C: KernelCatalog>(
     graph: &mut ComputeGraph,
@@ -108,30 +95,33 @@ pub(crate) fn round<C: KernelCatalog>(
     device: &C::Device,
 ) -> Result<RoundReport> {
     let mut report = RoundReport::default();
-    let candidates = candidates(graph);
-    if candidates.is_empty() {
-        return Ok(report);
-    }
+    let mut writers: Vec<(usize, NodeId)> = Vec::new();
+    let survey = Survey::of(graph, |index, dispatch| {
+        let result = dispatch.bindings.last().filter(|_| WRITERS.contains(&dispatch.kind));
+        writers.extend(result.and_then(|view| view.value()).map(|value| (index, value)));
+    });
     let mut changed: Vec<(usize, Dispatch)> = Vec::new();
-    for candidate in candidates {
-        let touching = |&(index, binding): &(usize, u16)| {
-            Some((index, graph.nodes()[index].dispatch()?, binding))
+    for (index, value) in writers {
+        // Of two writers the second is told as the other one.
+        if survey.of_value(value).is_some_and(|uses| uses.first_write as usize != index) {
+            continue;
+        }
+        let readers = survey.readers(graph, value);
+        let reads = |&(at, binding): &(u32, u16)| {
+            let reader = graph.nodes()[at as usize].dispatch()?;
+            (READERS.contains(&reader.kind) && binding == ACTIVATIONS).then_some(reader.id)
         };
-        let readers: Vec<_> = candidate.readers.iter().filter_map(touching).collect();
-        let reads = |&&(_, reader, binding): &&(usize, &Arc<Dispatch>, u16)| {
-            READERS.contains(&reader.kind) && binding == ACTIVATIONS
-        };
-        let Some(writer) = graph.nodes()[candidate.writer].dispatch() else { continue };
-        let Some((_, reader, _)) = readers.iter().find(reads) else { continue };
-        let buf_id = candidate.value.buf_id();
-        match rounded(&candidate, writer, &readers, graph.values(), catalog, device)? {
+        let Some(writer) = graph.nodes()[index].dispatch() else { continue };
+        let Some(consumer) = readers.iter().find_map(reads) else { continue };
+        let buf_id = value.buf_id();
+        match rounded(graph, (index, value), &survey, &readers, catalog, device)? {
             Ok(fresh) => {
-                let readers = readers.iter().map(|(_, reader, _)| reader.id).collect();
+                let readers = readers.iter().map(|&(at, _)| id_at(graph, at)).collect();
                 report.rounded.push(RoundedValue { buf_id, writer: writer.id, readers });
                 changed.extend(fresh);
             }
             Err(reason) => {
-                let (producer, consumer) = (writer.id, reader.id);
+                let producer = writer.id;
                 let pair = RefusedPair { rule: STAGE, producer, consumer, buf_id, reason };
                 report.refusals.push(pair);
             }
@@ -143,118 +133,104 @@ pub(crate) fn round<C: KernelCatalog>(
     Ok(report)
 }
 
-/// Results of gated products and who touches them, in list order.
-fn candidates(graph: &ComputeGraph) -> Vec<Candidate> {
-    let dispatches = || {
-        let nodes = graph.nodes().iter().enumerate();
-        nodes.filter_map(|(index, node)| Some((index, node.dispatch()?)))
-    };
-    let mut found: Vec<Candidate> = Vec::new();
-    let mut numbers: FxHashMap<usize, usize> = FxHashMap::default();
-    for (writer, dispatch) in dispatches() {
-        let result = dispatch.bindings.last().filter(|_| WRITERS.contains(&dispatch.kind));
-        let Some(value) = result.and_then(|view| view.value()) else { continue };
-        // Of two writers the second is told as the other one below.
-        numbers.entry(value.buf_id()).or_insert_with(|| {
-            let (other_writer, unknown, readers) = Default::default();
-            found.push(Candidate { value, writer, other_writer, unknown, readers });
-            found.len() - 1
-        });
-    }
-    if found.is_empty() {
-        return found;
-    }
-    for (index, dispatch) in dispatches() {
-        if !dispatch.is_annotated() {
-            for view in &dispatch.bindings {
-                if let Some(&number) = numbers.get(&view.buf_id) {
-                    found[number].unknown.get_or_insert(dispatch.id);
-                }
-            }
-        }
-        for access in dispatch.accesses() {
-            let Some(&number) = numbers.get(&access.range.buf_id) else { continue };
-            let candidate = &mut found[number];
-            if !access.range.is_write() {
-                candidate.readers.push((index, access.binding));
-            } else if index != candidate.writer {
-                candidate.other_writer.get_or_insert(dispatch.id);
-            }
-        }
-    }
-    found
-}
-
 /// The dispatches that touch a value, with the value rounded; or why it cannot be.
 fn rounded<C: KernelCatalog>(
-    candidate: &Candidate,
-    writer: &Dispatch,
-    readers: &[(usize, &Arc<Dispatch>, u16)],
-    values: &[Value],
+    graph: &ComputeGraph,
+    (index, value): (usize, NodeId),
+    survey: &Survey,
+    readers: &Readers,
     catalog: &mut C,
     device: &C::Device,
 ) -> Result<std::result::Result<Vec<(usize, Dispatch)>, Refusal>> {
-    if let Some(reason) = refusal(candidate, writer, readers, values) {
+    let Some(writer) = graph.nodes()[index].dispatch() else {
+        return Ok(Err(Refusal::NotAValue));
+    };
+    if let Err(reason) = check_written(graph, survey, index, value)
+        .and_then(|entry| if entry.output { Err(Refusal::IsOutput) } else { Ok(()) })
+        .and_then(|()| check_readers(graph, survey, index, value, readers, &READERS))
+    {
         return Ok(Err(reason));
     }
     let result = writer.bindings.len() - 1;
     let Some(layout) = writer.bindings[result].layout.rounded() else {
         return Ok(Err(Refusal::NoKernel { kind: writer.kind }));
     };
-    let readers = readers.iter().map(|&(index, reader, binding)| (index, &**reader, binding));
+    let touching = [(index as u32, result as u16)].into_iter().chain(readers.iter().copied());
     let mut fresh = Vec::with_capacity(1 + readers.len());
-    for (index, dispatch, binding) in
-        [(candidate.writer, writer, result as u16)].into_iter().chain(readers)
-    {
+    for (at, binding) in touching {
+        let Some(dispatch) = graph.nodes()[at as usize].dispatch() else { continue };
         match with_layout(dispatch, binding, layout, catalog, device)? {
-            Ok(dispatch) => fresh.push((index, dispatch)),
+            Ok(dispatch) => fresh.push((at as usize, dispatch)),
             Err(reason) => return Ok(Err(reason)),
         }
     }
     Ok(Ok(fresh))
 }
 
-/// Why a value cannot be rounded, whatever the device has.
-fn refusal(
-    candidate: &Candidate,
-    writer: &Dispatch,
-    readers: &[(usize, &Arc<Dispatch>, u16)],
-    values: &[Value],
-) -> Option<Refusal> {
-    if let Some(writer) = candidate.other_writer {
-        return Some(Refusal::OtherWriter { writer });
+/// The value that the dispatch at `index` writes is written by it alone and whole, and is not uploaded.
+fn check_written<'a>(
+    graph: &'a ComputeGraph,
+    survey: &Survey,
+    index: usize,
+    value: NodeId,
+) -> std::result::Result<&'a Value, Refusal> {
+    let (Some(uses), Some(entry), Some(writer)) = (
+        survey.of_value(value),
+        graph.values().get(value.index()),
+        graph.nodes()[index].dispatch(),
+    ) else {
+        return Err(Refusal::NotAValue);
+    };
+    let own = index as u32;
+    if let Some(other) = [uses.first_write, uses.last_write].into_iter().find(|&at| at != own) {
+        return Err(Refusal::OtherWriter { writer: id_at(graph, other) });
     }
-    if let Some(dispatch) = candidate.unknown {
-        return Some(Refusal::BoundUnannotated { dispatch });
+    if let Some(unknown) = uses.unknown() {
+        return Err(Refusal::BoundUnannotated { dispatch: id_at(graph, unknown) });
     }
-    let value = values.get(candidate.value.index())?;
-    if value.input {
-        return Some(Refusal::IsInput);
+    if entry.input {
+        return Err(Refusal::IsInput);
     }
-    if value.output {
-        return Some(Refusal::IsOutput);
-    }
-    let range = writer.writes().find(|range| range.buf_id == candidate.value.buf_id());
+    let range = writer.writes().find(|range| range.buf_id == value.buf_id());
     let (p0, p1) = range.map_or((0, 0), |range| (range.p0, range.p1));
-    if (p0, p1) != (0, value.bytes) {
-        return Some(Refusal::PartialWrite { p0, p1, bytes: value.bytes });
+    match (p0, p1) == (0, entry.bytes) {
+        true => Ok(entry),
+        false => Err(Refusal::PartialWrite { p0, p1, bytes: entry.bytes }),
     }
-    let written = writer.bindings.last()?;
-    for (place, &(index, reader, binding)) in readers.iter().enumerate() {
-        let twice = readers[..place].iter().any(|&(other, ..)| other == index);
-        if !READERS.contains(&reader.kind) || binding != ACTIVATIONS || twice {
-            return Some(Refusal::SecondReader { reader: reader.id });
+}
+
+/// Everybody who reads what the dispatch at `index` writes is a product of one of these kinds that stands
+/// behind it, and reads it once, as its activations and as it was written.
+fn check_readers(
+    graph: &ComputeGraph,
+    survey: &Survey,
+    index: usize,
+    value: NodeId,
+    readers: &Readers,
+    kinds: &[Kind],
+) -> std::result::Result<(), Refusal> {
+    let written = graph.nodes()[index].dispatch().and_then(|writer| writer.bindings.last());
+    let written = written.ok_or(Refusal::NotAValue)?;
+    for (place, &(at, binding)) in readers.iter().enumerate() {
+        let reader = graph.nodes()[at as usize].dispatch().ok_or(Refusal::NotAValue)?;
+        let twice = readers[..place].iter().any(|&(other, _)| other == at);
+        let behind = at as usize > index;
+        if !kinds.contains(&reader.kind) || binding != ACTIVATIONS || twice || !behind {
+            return Err(Refusal::SecondReader { reader: reader.id });
         }
         let read = &reader.bindings[usize::from(binding)];
         if read != written {
-            return Some(Refusal::Shape { written: written.layout, read: read.layout });
-        }
-        // The first run would read what nobody wrote.
-        if index < candidate.writer {
-            return Some(Refusal::SecondReader { reader: reader.id });
+            return Err(Refusal::Shape { written: written.layout, read: read.layout });
         }
     }
-    None
+    // Those that stand too far away are nobody's to judge.
+    let all = survey.of_value(value).map_or(0, |uses| uses.reads as usize);
+    match readers.last() {
+        Some(&(last, _)) if readers.len() < all => {
+            Err(Refusal::SecondReader { reader: id_at(graph, last) })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The dispatch with another layout at one of its bindings, if the device has a kernel for that which

@@ -14,15 +14,14 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{ACTIVATIONS, RoundReport, RoundedValue, with_layout};
+use super::survey::{Readers, Survey, id_at};
+use super::{RoundReport, RoundedValue, check_readers, check_written, with_layout};
 use crate::contract::{FusedRequest, KernelCatalog, KernelContract};
 use crate::error::Result;
 use crate::fuse::{Refusal, RefusedPair, joined};
-use crate::graph::{ComputeGraph, Value};
-use crate::ids::NodeId;
+use crate::graph::ComputeGraph;
 use crate::layout::{Layout, TensorView};
 use crate::node::{Accesses, CapturedNode, CapturedOpKind as Kind, Dispatch};
 
@@ -45,15 +44,6 @@ struct Chain<'a> {
 /// What takes the place of a chain, and the readers of its result, by index in the list.
 type Combined = (Dispatch, Vec<(usize, Dispatch)>);
 
-/// Who touches a value, by index in the list.
-#[derive(Default)]
-struct Uses {
-    writers: SmallVec<[usize; 1]>,
-    /// With the binding.
-    readers: SmallVec<[(usize, u16); 4]>,
-    unknown: bool,
-}
-
 /// Puts norms into the products in front of them where they can be; the report says which.
 pub(super) fn ahead<C: KernelCatalog>(
     graph: &mut ComputeGraph,
@@ -61,50 +51,59 @@ pub(super) fn ahead<C: KernelCatalog>(
     device: &C::Device,
     report: &mut RoundReport,
 ) -> Result<()> {
-    let chains: Vec<Chain<'_>> = (0..graph.nodes().len()).filter_map(|i| chain(graph, i)).collect();
-    if chains.is_empty() {
-        return Ok(());
-    }
-    let uses = uses_of(graph, &chains);
-    // What stands at an index instead of what was recorded; nothing, where another stands for it.
-    let mut changed: FxHashMap<usize, Option<Dispatch>> = FxHashMap::default();
-    for chain in &chains {
-        let value = chain.result().buf_id;
-        let readers = uses.get(&value).map_or(&[][..], |uses| &uses.readers);
-        let Some(consumer) = readers.iter().find_map(|&(reader, _)| {
-            graph.nodes()[reader].dispatch().filter(|d| d.kind == Kind::MatMul)
-        }) else {
+    let mut firsts: Vec<usize> = Vec::new();
+    let mut kinds = [Kind::Custom; 4];
+    let survey = Survey::of(graph, |index, dispatch| {
+        kinds.rotate_left(1);
+        kinds[3] = dispatch.kind;
+        if kinds == [Kind::MatMul, Kind::Add, Kind::RmsNorm, Kind::Mul] {
+            firsts.push(index.saturating_sub(3));
+        }
+    });
+    // By index: what stands there instead of what was recorded; nothing, where another stands for it.
+    let mut changed: Vec<(usize, Option<Dispatch>)> = Vec::new();
+    for chain in firsts.into_iter().filter_map(|first| chain(graph, first)) {
+        let result = chain.result();
+        let Some(value) = result.value() else { continue };
+        let readers = survey.readers(graph, value);
+        let product = |&(at, _): &(u32, u16)| {
+            graph.nodes()[at as usize].dispatch().filter(|d| d.kind == Kind::MatMul)
+        };
+        let Some(consumer) = readers.iter().find_map(product).map(|reader| reader.id) else {
             continue;
         };
-        let consumer = consumer.id;
-        match chain.combined(graph, &uses, catalog, device)? {
+        match chain.combined(graph, &survey, &readers, catalog, device)? {
             Ok((fused, fresh)) => {
                 let readers = fresh.iter().map(|(_, dispatch)| dispatch.id).collect();
-                let writer = chain.scaled.id;
-                report.rounded.push(RoundedValue { buf_id: value, writer, readers });
+                let (buf_id, writer) = (result.buf_id, chain.scaled.id);
+                report.rounded.push(RoundedValue { buf_id, writer, readers });
                 changed.extend((chain.first..chain.first + 3).map(|gone| (gone, None)));
-                changed.insert(chain.first + 3, Some(fused));
+                changed.push((chain.first + 3, Some(fused)));
                 changed.extend(fresh.into_iter().map(|(index, fresh)| (index, Some(fresh))));
             }
             Err(reason) => report.refusals.push(RefusedPair {
                 rule: NORM_AHEAD,
                 producer: chain.sum.id,
                 consumer,
-                buf_id: value,
+                buf_id: result.buf_id,
                 reason,
             }),
         }
     }
     if !changed.is_empty() {
-        // Barriers were placed for another list.
-        let nodes = graph.nodes().iter().enumerate().filter_map(|(index, node)| {
-            match (node, changed.remove(&index)) {
-                (CapturedNode::Barrier(_), _) | (_, Some(None)) => None,
-                (_, Some(Some(fresh))) => Some(CapturedNode::Dispatch(Arc::new(fresh))),
-                (node, None) => Some(node.clone()),
+        // Readers of one result may stand behind the next chain.
+        changed.sort_by_key(|&(index, _)| index);
+        let mut changed = changed.into_iter().peekable();
+        let old = graph.take_nodes();
+        let mut nodes = Vec::with_capacity(old.len());
+        for (index, node) in old.into_iter().enumerate() {
+            match changed.next_if(|&(at, _)| at == index) {
+                // Barriers were placed for another list.
+                None if node.dispatch().is_some() => nodes.push(node),
+                Some((_, Some(fresh))) => nodes.push(CapturedNode::Dispatch(Arc::new(fresh))),
+                None | Some((_, None)) => {}
             }
-        });
-        let nodes = nodes.collect();
+        }
         graph.set_nodes(nodes);
     }
     Ok(())
@@ -128,33 +127,6 @@ fn chain(graph: &ComputeGraph, first: usize) -> Option<Chain<'_>> {
     joined.then_some(Chain { first, product, sum, norm, scaled, addend, weight })
 }
 
-/// Who touches the values that chains write.
-fn uses_of(graph: &ComputeGraph, chains: &[Chain<'_>]) -> FxHashMap<usize, Uses> {
-    let results = chains.iter().flat_map(|chain| {
-        [chain.product, chain.sum, chain.norm, chain.scaled]
-            .map(|d| d.bindings[d.bindings.len() - 1])
-    });
-    let mut uses: FxHashMap<usize, Uses> = results
-        .filter(|view| view.value().is_some())
-        .map(|v| (v.buf_id, Uses::default()))
-        .collect();
-    for (index, node) in graph.nodes().iter().enumerate() {
-        let Some(dispatch) = node.dispatch() else { continue };
-        if !dispatch.is_annotated() {
-            for view in &dispatch.bindings {
-                uses.entry(view.buf_id).and_modify(|uses| uses.unknown = true);
-            }
-        }
-        for access in dispatch.accesses() {
-            uses.entry(access.range.buf_id).and_modify(|uses| match access.range.is_write() {
-                true => uses.writers.push(index),
-                false => uses.readers.push((index, access.binding)),
-            });
-        }
-    }
-    uses
-}
-
 impl Chain<'_> {
     /// What the whole gives.
     fn result(&self) -> &TensorView {
@@ -166,11 +138,12 @@ impl Chain<'_> {
     fn combined<C: KernelCatalog>(
         &self,
         graph: &ComputeGraph,
-        uses: &FxHashMap<usize, Uses>,
+        survey: &Survey,
+        readers: &Readers,
         catalog: &mut C,
         device: &C::Device,
     ) -> Result<std::result::Result<Combined, Refusal>> {
-        let (kept, layout) = match self.check(graph, uses) {
+        let (kept, layout) = match self.check(graph, survey, readers) {
             Ok(found) => found,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -197,10 +170,10 @@ impl Chain<'_> {
             return Ok(Err(Refusal::Contract { kernel: contract.kernel.into_owned() }));
         };
         let mut fresh = Vec::new();
-        for &(index, binding) in &uses[&rounded.buf_id].readers {
-            let Some(reader) = graph.nodes()[index].dispatch() else { continue };
+        for &(at, binding) in readers {
+            let Some(reader) = graph.nodes()[at as usize].dispatch() else { continue };
             match with_layout(reader, binding, layout, catalog, device)? {
-                Ok(dispatch) => fresh.push((index, dispatch)),
+                Ok(dispatch) => fresh.push((at as usize, dispatch)),
                 Err(reason) => return Ok(Err(reason)),
             }
         }
@@ -220,35 +193,42 @@ impl Chain<'_> {
     fn check(
         &self,
         graph: &ComputeGraph,
-        uses: &FxHashMap<usize, Uses>,
+        survey: &Survey,
+        readers: &Readers,
     ) -> std::result::Result<(bool, Layout), Refusal> {
         let members = [self.product, self.sum, self.norm, self.scaled];
+        let mut kept = false;
         for (offset, member) in members.into_iter().enumerate() {
-            let view = member.bindings[member.bindings.len() - 1];
-            let value = view.value().ok_or(Refusal::NotAValue)?;
-            let entry = graph.values().get(value.index()).ok_or(Refusal::NotAValue)?;
-            check_written(graph, member, self.first + offset, value, entry, uses)?;
-            // The sum may be anybody's business, as long as it comes first.
-            let uses = &uses[&view.buf_id];
-            if let Some(&(reader, _)) =
-                uses.readers.iter().find(|&&(reader, _)| reader <= self.first + offset)
-            {
-                return Err(Refusal::SecondReader { reader: id_of(graph, reader) });
+            let index = self.first + offset;
+            let value = member.bindings[member.bindings.len() - 1].value();
+            let value = value.ok_or(Refusal::NotAValue)?;
+            let entry = check_written(graph, survey, index, value)?;
+            if offset == 3 {
+                break; // who may read it is another question
             }
-            if offset != 1 && entry.output {
-                return Err(Refusal::IsOutput);
-            }
-            let next = self.first + offset + 1;
-            let others = || uses.readers.iter().find(|&&(reader, _)| reader != next);
-            match (offset, others()) {
-                (0 | 2, Some(&(reader, _))) => {
-                    return Err(Refusal::SecondReader { reader: id_of(graph, reader) });
+            let reads = survey.of_value(value).map_or(0, |uses| uses.reads);
+            match (offset, reads > 1) {
+                // The sum may be anybody's business, as long as it comes first.
+                (1, more) => {
+                    kept = entry.output || more;
+                    let early = survey.first_reader(value).filter(|&at| (at as usize) < index);
+                    if let Some(early) = early {
+                        return Err(Refusal::SecondReader { reader: id_at(graph, early) });
+                    }
                 }
-                (0 | 2, None) if uses.readers.len() > 1 => {
-                    return Err(Refusal::SecondReader { reader: id_of(graph, next) });
+                (_, true) => {
+                    let readers = survey.readers(graph, value);
+                    let other = readers.iter().find(|&&(at, _)| at as usize != index + 1);
+                    let reader = other.map_or(index as u32 + 1, |&(at, _)| at);
+                    return Err(Refusal::SecondReader { reader: id_at(graph, reader) });
                 }
+                (_, false) if entry.output => return Err(Refusal::IsOutput),
                 _ => {}
             }
+        }
+        let value = self.result().value().and_then(|value| graph.values().get(value.index()));
+        if value.is_some_and(|value| value.output) {
+            return Err(Refusal::IsOutput);
         }
         let [product, sum, norm, result] =
             members.map(|member| member.bindings[member.bindings.len() - 1].layout);
@@ -263,57 +243,10 @@ impl Chain<'_> {
         if weight.rows() != 1 || weight.cols() != result.cols() {
             return Err(Refusal::Operand { operand: weight, result });
         }
-        for (place, &(index, binding)) in uses[&self.result().buf_id].readers.iter().enumerate() {
-            let reader = graph.nodes()[index].dispatch().ok_or(Refusal::NotAValue)?;
-            let earlier = &uses[&self.result().buf_id].readers[..place];
-            let twice = earlier.iter().any(|&(other, _)| other == index);
-            if reader.kind != Kind::MatMul || binding != ACTIVATIONS || twice {
-                return Err(Refusal::SecondReader { reader: reader.id });
-            }
-            let read = reader.bindings[usize::from(binding)];
-            if read != *self.result() {
-                return Err(Refusal::Shape { written: result, read: read.layout });
-            }
-        }
-        let sum = &self.sum.bindings[2];
-        let output = sum.value().is_some_and(|value| graph.values()[value.index()].output);
-        Ok((output || uses[&sum.buf_id].readers.len() > 1, layout))
+        let value = self.result().value().ok_or(Refusal::NotAValue)?;
+        check_readers(graph, survey, self.first + 3, value, readers, &[Kind::MatMul])?;
+        Ok((kept, layout))
     }
-}
-
-/// A value is written by one alone and whole, and is not uploaded.
-fn check_written(
-    graph: &ComputeGraph,
-    member: &Dispatch,
-    index: usize,
-    value: NodeId,
-    entry: &Value,
-    uses: &FxHashMap<usize, Uses>,
-) -> std::result::Result<(), Refusal> {
-    let uses = &uses[&value.buf_id()];
-    if uses.unknown {
-        let binds = |d: &&Arc<Dispatch>| {
-            !d.is_annotated() && d.bindings.iter().any(|view| view.buf_id == value.buf_id())
-        };
-        let unknown = graph.dispatches().find(binds).map_or(member.id, |d| d.id);
-        return Err(Refusal::BoundUnannotated { dispatch: unknown });
-    }
-    if let Some(&writer) = uses.writers.iter().find(|&&writer| writer != index) {
-        return Err(Refusal::OtherWriter { writer: id_of(graph, writer) });
-    }
-    if entry.input {
-        return Err(Refusal::IsInput);
-    }
-    let range = member.writes().find(|range| range.buf_id == value.buf_id());
-    let (p0, p1) = range.map_or((0, 0), |range| (range.p0, range.p1));
-    match (p0, p1) == (0, entry.bytes) {
-        true => Ok(()),
-        false => Err(Refusal::PartialWrite { p0, p1, bytes: entry.bytes }),
-    }
-}
-
-fn id_of(graph: &ComputeGraph, index: usize) -> crate::DispatchId {
-    graph.nodes()[index].dispatch().map_or(crate::DispatchId(u32::MAX), |dispatch| dispatch.id)
 }
 
 /// The accesses with the origins of the members' they carry out; `None` if a member has no such access.
