@@ -102,28 +102,32 @@ impl Rng {
 }
 
 /// The dense bytes of an operand, row after row; `None` where it is not filled.
-pub(super) fn dense_bytes(spec: &OperandSpec, rng: &mut Rng) -> Option<Vec<u8>> {
+///
+/// # Errors
+/// Values that the type cannot hold: such a case would compare sentinels with sentinels.
+pub(super) fn dense_bytes(spec: &OperandSpec, rng: &mut Rng) -> Result<Option<Vec<u8>>, String> {
     let (rows, cols) = (spec.rows(), spec.cols());
     match spec.fill {
-        Fill::Sentinel => None,
+        Fill::Sentinel => Ok(None),
         Fill::Ids { .. }
         | Fill::IdsBeyond { .. }
         | Fill::DistinctIds { .. }
         | Fill::Positions { .. } => {
             let words = indices(&spec.fill, rows * cols, rng);
-            Some(words.iter().flat_map(|word| word.to_ne_bytes()).collect())
+            Ok(Some(words.iter().flat_map(|word| word.to_ne_bytes()).collect()))
         }
         _ if spec.dtype.is_quantised() && spec.dtype != DType::A8 => {
-            Some(blocks(spec.dtype, rows * cols, rng))
+            Ok(Some(blocks(spec.dtype, rows * cols, rng)))
         }
         _ => {
             let values = values(&spec.fill, rows, cols, rng);
-            let mut bytes = vec![0; values.len() * spec.dtype.block_bytes()];
-            quant::encode(spec.dtype, &values, &mut bytes).ok()?;
+            let blocks = values.len() / spec.dtype.block_elems();
+            let mut bytes = vec![0; blocks * spec.dtype.block_bytes()];
+            quant::encode(spec.dtype, &values, &mut bytes).map_err(|e| e.to_string())?;
             if spec.dtype == DType::A8 {
                 divide(&mut bytes, cols / 32, rng);
             }
-            Some(bytes)
+            Ok(Some(bytes))
         }
     }
 }

@@ -29,7 +29,7 @@ impl Prepared {
             ends.iter().map(|end| sentinels((end + TAIL).next_multiple_of(4))).collect();
         let mut rng = Rng(case.seed);
         for spec in &case.operands {
-            if let Some(bytes) = dense_bytes(spec, &mut rng) {
+            if let Some(bytes) = dense_bytes(spec, &mut rng)? {
                 scatter(spec, &bytes, &mut buffers[spec.buffer]);
             }
         }

@@ -96,6 +96,11 @@ type Row = (Kind, Weights, Scale, f64, u32);
 /// Distance of 1 and the next f32: one rounding is off by at most half of it.
 pub(super) const ULP: f64 = f32::EPSILON as f64;
 
+/// How many times the limit holds for products of activations that came rounded: quants and minimums of block
+/// weights are summed apart, and each sum may be as many times what is left of their difference; and what the
+/// row is divided by is off by a few units.
+pub const OF_ROUNDED: f64 = 6.0;
+
 /// How many deviations the sum of roundings may be off: chance alone goes further in one element of
 /// 500 million.
 pub const ROUNDING_DEVIATIONS: f64 = 6.0;
