@@ -14,6 +14,7 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::survey::{Readers, Survey, id_at};
@@ -32,7 +33,8 @@ const NORM_AHEAD: &str = "norm_ahead";
 struct Chain<'a> {
     /// Index of the first in the list.
     first: usize,
-    product: &'a Dispatch,
+    /// As it stands by now: it may read what the chain before it gives.
+    product: Arc<Dispatch>,
     sum: &'a Dispatch,
     norm: &'a Dispatch,
     scaled: &'a Dispatch,
@@ -61,8 +63,10 @@ pub(super) fn ahead<C: KernelCatalog>(
         }
     });
     // By index: what stands there instead of what was recorded; nothing, where another stands for it.
-    let mut changed: Vec<(usize, Option<Dispatch>)> = Vec::new();
-    for chain in firsts.into_iter().filter_map(|first| chain(graph, first)) {
+    let mut changed: FxHashMap<usize, Option<Arc<Dispatch>>> = FxHashMap::default();
+    for first in firsts {
+        let product = changed.get(&first).cloned().flatten();
+        let Some(chain) = chain(graph, first, product) else { continue };
         let result = chain.result();
         let Some(value) = result.value() else { continue };
         let readers = survey.readers(graph, value);
@@ -78,8 +82,8 @@ pub(super) fn ahead<C: KernelCatalog>(
                 let (buf_id, writer) = (result.buf_id, chain.scaled.id);
                 report.rounded.push(RoundedValue { buf_id, writer, readers });
                 changed.extend((chain.first..chain.first + 3).map(|gone| (gone, None)));
-                changed.push((chain.first + 3, Some(fused)));
-                changed.extend(fresh.into_iter().map(|(index, fresh)| (index, Some(fresh))));
+                let fresh = fresh.into_iter().chain([(chain.first + 3, fused)]);
+                changed.extend(fresh.map(|(index, fresh)| (index, Some(Arc::new(fresh)))));
             }
             Err(reason) => report.refusals.push(RefusedPair {
                 rule: NORM_AHEAD,
@@ -91,17 +95,14 @@ pub(super) fn ahead<C: KernelCatalog>(
         }
     }
     if !changed.is_empty() {
-        // Readers of one result may stand behind the next chain.
-        changed.sort_by_key(|&(index, _)| index);
-        let mut changed = changed.into_iter().peekable();
         let old = graph.take_nodes();
         let mut nodes = Vec::with_capacity(old.len());
         for (index, node) in old.into_iter().enumerate() {
-            match changed.next_if(|&(at, _)| at == index) {
+            match changed.remove(&index) {
                 // Barriers were placed for another list.
                 None if node.dispatch().is_some() => nodes.push(node),
-                Some((_, Some(fresh))) => nodes.push(CapturedNode::Dispatch(Arc::new(fresh))),
-                None | Some((_, None)) => {}
+                Some(Some(fresh)) => nodes.push(CapturedNode::Dispatch(fresh)),
+                None | Some(None) => {}
             }
         }
         graph.set_nodes(nodes);
@@ -109,14 +110,16 @@ pub(super) fn ahead<C: KernelCatalog>(
     Ok(())
 }
 
-/// The chain that starts at a node, going by what computes what.
-fn chain(graph: &ComputeGraph, first: usize) -> Option<Chain<'_>> {
+/// The chain that starts at a node, going by what computes what; with a product that has taken the place of
+/// the recorded one, if one has.
+fn chain(graph: &ComputeGraph, first: usize, product: Option<Arc<Dispatch>>) -> Option<Chain<'_>> {
     let at = |offset: usize, kind: Kind, bound: usize| {
         let dispatch = graph.nodes().get(first + offset)?.dispatch()?;
         (dispatch.kind == kind && dispatch.is_annotated() && dispatch.bindings.len() == bound)
-            .then_some(&**dispatch)
+            .then_some(dispatch)
     };
-    let (product, sum) = (at(0, Kind::MatMul, 3)?, at(1, Kind::Add, 3)?);
+    let product = product.or_else(|| at(0, Kind::MatMul, 3).cloned())?;
+    let sum = at(1, Kind::Add, 3)?;
     let (norm, scaled) = (at(2, Kind::RmsNorm, 2)?, at(3, Kind::Mul, 3)?);
     let other = |dispatch: &Dispatch, view: &TensorView| {
         (0..2).find(|&index| dispatch.bindings[index] == *view).map(|index| 1 - index)
@@ -150,8 +153,8 @@ impl Chain<'_> {
         let rounded = TensorView { layout, ..*self.result() };
         // Each binding with the member's it comes from.
         let from = [
-            (self.product, 0),
-            (self.product, 1),
+            (&*self.product, 0),
+            (&*self.product, 1),
             (self.sum, self.addend),
             (self.scaled, self.weight),
         ];
@@ -179,7 +182,7 @@ impl Chain<'_> {
         }
         let in_place = contract.in_place();
         let KernelContract { kernel, .. } = contract;
-        let members = [self.product, self.sum, self.norm, self.scaled];
+        let members = [&*self.product, self.sum, self.norm, self.scaled];
         let origins = members.iter().flat_map(|member| member.origins.iter().copied()).collect();
         let label = joined(&self.sum.label, &self.scaled.label);
         let id = self.scaled.id;
@@ -196,7 +199,7 @@ impl Chain<'_> {
         survey: &Survey,
         readers: &Readers,
     ) -> std::result::Result<(bool, Layout), Refusal> {
-        let members = [self.product, self.sum, self.norm, self.scaled];
+        let members = [&*self.product, self.sum, self.norm, self.scaled];
         let mut kept = false;
         for (offset, member) in members.into_iter().enumerate() {
             let index = self.first + offset;

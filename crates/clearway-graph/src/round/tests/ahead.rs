@@ -253,3 +253,26 @@ fn the_device_is_asked_for_every_kernel() {
         assert_eq!(setup.refused(), Refusal::NoKernel { kind: missing });
     }
 }
+
+#[test]
+fn the_product_of_one_norm_may_be_the_one_in_front_of_the_next() {
+    let mut setup = Setup::with(row(COLS), |_, _, _| {}, None);
+    let [product, sum, norm, scaled] = [(); 4].map(|()| setup.graph.declare_value(row(COLS)));
+    let square = Layout::new(DType::Q4_0, &[COLS, COLS]).unwrap();
+    let [w, residual, last] = [square, row(COLS), weights()].map(|l| setup.buffer(l));
+    let gain = setup.buffer(Layout::new(DType::F32, &[COLS]).unwrap());
+    let y = setup.buffer(row(8));
+    setup.dispatch(Kind::MatMul, &[setup.scaled, w, product], &[]);
+    setup.dispatch(Kind::Add, &[product, residual, sum], &[]);
+    setup.dispatch(Kind::RmsNorm, &[sum, norm], &[7]);
+    setup.dispatch(Kind::Mul, &[norm, gain, scaled], &[]);
+    setup.dispatch(Kind::MatMul, &[scaled, last, y], &[]);
+    let recorded = setup.graph.clone();
+    assert_eq!(setup.graph.norms_ahead(&mut setup.catalog, &()).unwrap(), 2);
+    let kinds: Vec<_> = setup.graph.dispatches().map(|d| d.kind).collect();
+    assert_eq!(kinds, [Kind::MatMulAddNorm, Kind::MatMulAddNorm, Kind::MatMul]);
+    let second = setup.graph.dispatches().nth(1).unwrap().clone();
+    assert_eq!(second.bindings[0].layout.dtype(), DType::A8, "it finds its activations rounded");
+    setup.graph.place_barriers();
+    verify(&recorded, &setup.graph, None).unwrap();
+}
