@@ -75,7 +75,8 @@ fn the_page_works_in_a_browser() {
     hostile_names(&mut browser, &dir);
     long_list(&mut browser, &dir);
     drop(browser);
-    std::fs::remove_dir_all(&dir).unwrap();
+    // A process of the browser may still write to its profile; what is left is the system's to clean up.
+    let _ = std::fs::remove_dir_all(&dir);
 }
 
 /// Opens a page and uses it.
