@@ -12,10 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use test::{Need, Part};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
-  test [--part NAME]   formatting, lints, docs, tests and examples, with the minutes each part took
+  test [--part NAME] [--allow-missing NEED]...
+                       formatting, lints, docs, tests and examples, with the minutes each part took
                        NAME: build, core, ops, golden, race or browser
+                       NEED: vulkan, browser, race or golden; what is missing and not named fails the run
   soak [--cases N]     the random suites with full counts (10000); writes docs/soak.md
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
@@ -29,10 +32,9 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match args[..] {
-        ["test"] => test::run(None),
-        ["test", "--part", name] => match test::Part::by_name(name) {
-            Some(part) => test::run(Some(part)),
-            None => return usage(&format!("there is no part `{name}`")),
+        ["test", ref options @ ..] => match test_options(options) {
+            Ok((part, allowed)) => test::run(part, &allowed),
+            Err(problem) => return usage(&problem),
         },
         ["soak"] => soak::run(soak::FULL_CASES),
         ["soak", "--cases", count] => match count.parse() {
@@ -60,6 +62,27 @@ fn main() -> ExitCode {
     }
 }
 
+/// The part to run and what may be missing.
+fn test_options(mut options: &[&str]) -> Result<(Option<Part>, Vec<Need>), String> {
+    let (mut part, mut allowed) = (None, Vec::new());
+    while !options.is_empty() {
+        options = match options {
+            ["--part", name, rest @ ..] => {
+                let found = Part::by_name(name).ok_or(format!("there is no part `{name}`"))?;
+                part = Some(found);
+                rest
+            }
+            ["--allow-missing", name, rest @ ..] => {
+                let found = Need::by_name(name);
+                allowed.push(found.ok_or(format!("nothing that tests need is named `{name}`"))?);
+                rest
+            }
+            _ => return Err(format!("unknown arguments: {}", options.join(" "))),
+        };
+    }
+    Ok((part, allowed))
+}
+
 fn usage(problem: &str) -> ExitCode {
     eprintln!("xtask: {problem}\n\n{USAGE}");
     ExitCode::from(2)
@@ -79,6 +102,22 @@ fn seed() -> Result<u64> {
         Err(_) => {
             use std::hash::{BuildHasher, Hasher};
             Ok(std::collections::hash_map::RandomState::new().build_hasher().finish())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_the_test_command() {
+        let parsed = test_options(&["--allow-missing", "race", "--part", "ops"]);
+        assert_eq!(parsed, Ok((Some(Part::Ops), vec![Need::Race])));
+        let parsed = test_options(&["--allow-missing", "race", "--allow-missing", "vulkan"]);
+        assert_eq!(parsed, Ok((None, vec![Need::Race, Need::Vulkan])));
+        for wrong in [&["--part", "all"][..], &["--allow-missing", "ops"], &["--part"], &["x"]] {
+            assert!(test_options(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -35,6 +35,14 @@ pub fn run() -> Result<bool> {
     }
 }
 
+/// Makes the tree; gives the reason where that is not possible here.
+pub fn missing(root: &Path) -> Result<Option<String>> {
+    Ok(match tree(root)? {
+        Tree::Ready(_) => None,
+        Tree::Cannot(why) => Some(why),
+    })
+}
+
 /// The command that runs the checker, or the reason why it cannot run here.
 pub fn prepare(root: &Path, seed: u64) -> Result<Result<Command, String>> {
     Ok(match tree(root)? {

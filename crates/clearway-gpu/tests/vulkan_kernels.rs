@@ -14,13 +14,13 @@ use clearway_graph::{
 
 mod vulkan;
 
-/// The best device; says so once where there is none.
+/// Tests share a device, and with it the kernels that are compiled.
+#[track_caller]
 fn device() -> Option<&'static VulkanDevice> {
-    static DEVICE: LazyLock<Option<VulkanDevice>> = LazyLock::new(|| {
-        let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
-        vulkan::open(options)
+    static DEVICE: LazyLock<Result<VulkanDevice, String>> = LazyLock::new(|| {
+        vulkan::try_open(VulkanOptions { disk_cache: false, ..VulkanOptions::default() })
     });
-    DEVICE.as_ref()
+    vulkan::available(DEVICE.as_ref())
 }
 
 /// A tensor on the device.

@@ -9,13 +9,14 @@ use clearway_gpu::{Buffer, Device, DeviceInfo, Encoder, KernelRegistry, Result};
 use clearway_graph::FusedRequest;
 
 mod vulkan;
-use vulkan::open;
+use vulkan::{available, open, try_open};
 
 /// Tests share a device, and with it the kernels that are compiled.
+#[track_caller]
 fn device() -> Option<&'static VulkanDevice> {
-    static DEVICE: LazyLock<Option<VulkanDevice>> =
-        LazyLock::new(|| open(VulkanOptions { disk_cache: false, ..VulkanOptions::default() }));
-    DEVICE.as_ref()
+    static DEVICE: LazyLock<Result<VulkanDevice, String>> =
+        LazyLock::new(|| try_open(VulkanOptions { disk_cache: false, ..VulkanOptions::default() }));
+    available(DEVICE.as_ref())
 }
 
 #[test]

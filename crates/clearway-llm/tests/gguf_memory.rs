@@ -8,6 +8,7 @@
 
 use std::path::PathBuf;
 
+use clearway_graph::testkit::skip;
 use clearway_llm::gguf::Gguf;
 
 const MEGABYTE: u64 = 1 << 20;
@@ -53,8 +54,7 @@ fn key(file: &mut Vec<u8>, key: &str, ty: u32) {
 #[test]
 fn memory_stays_in_proportion_to_the_file() {
     if !cfg!(target_os = "linux") {
-        println!("skipped: memory is measured by /proc/self/status, which only Linux has");
-        return;
+        return skip("linux", "memory is measured by /proc/self/status, which only Linux has");
     }
     // As many real keys as fit: the densest tables there are.
     let mut dense = header(0, 0);

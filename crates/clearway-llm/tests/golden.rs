@@ -6,6 +6,7 @@ use std::sync::Arc;
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::{VulkanDevice, VulkanOptions};
 use clearway::{CompileOptions, Device, GpuError};
+use clearway_graph::testkit::skip;
 use clearway_llm::engine::{Engine, EngineOptions, Sampler, SamplerOptions, tokenizer};
 use clearway_llm::gguf::Gguf;
 use clearway_llm::text::EncodeOptions;
@@ -14,7 +15,7 @@ use clearway_llm::text::EncodeOptions;
 fn model() -> Option<Gguf> {
     let path = std::env::var_os("CLEARWAY_GOLDEN_MODEL");
     if path.is_none() {
-        println!("skipped: CLEARWAY_GOLDEN_MODEL does not name the default model's file");
+        skip("golden", "CLEARWAY_GOLDEN_MODEL does not name the default model's file");
     }
     Some(Gguf::open(path?).unwrap())
 }
@@ -45,7 +46,7 @@ fn the_default_model_gives_its_golden_logits_and_text_on_vulkan() {
             }
         }
         Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
-            println!("skipped: {error}");
+            skip("vulkan", error);
         }
         Err(error) => panic!("{error}"),
     }

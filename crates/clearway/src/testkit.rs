@@ -494,18 +494,20 @@ fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The best Vulkan device, or a line that says why there is none.
+/// The best Vulkan device. Where there is none the running test says that it skips, or fails if Vulkan is
+/// needed (see [`clearway_graph::testkit::skip`]).
 ///
 /// # Errors
 /// What went wrong with a device that is there.
 #[cfg(feature = "vulkan")]
+#[track_caller]
 pub fn open_vulkan(
     options: clearway_gpu::vulkan::VulkanOptions,
 ) -> Result<Option<clearway_gpu::vulkan::VulkanDevice>> {
     match clearway_gpu::vulkan::VulkanDevice::open(options) {
         Ok(device) => Ok(Some(device)),
         Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
-            println!("skipped: {error}");
+            clearway_graph::testkit::skip("vulkan", error);
             Ok(None)
         }
         Err(error) => Err(error.into()),

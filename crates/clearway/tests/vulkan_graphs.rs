@@ -1,7 +1,7 @@
 //! Random graphs on Vulkan: what the CPU computes, and the same bits whatever the runtime does.
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use clearway::schedule::Strategy;
 use clearway::testkit::{Blocks, Outcome, PassShape, RandomPass, open_vulkan};
@@ -13,14 +13,18 @@ use clearway_gpu::ops::suite::tolerance::{ROUNDING_DEVIATIONS, Weights, storage_
 use clearway_graph::testkit::Run;
 
 /// Tests share a device, and with it the kernels that are compiled.
+#[track_caller]
 fn device() -> Option<Arc<VulkanDevice>> {
-    static DEVICE: LazyLock<Option<Arc<VulkanDevice>>> = LazyLock::new(|| {
-        // Reading weights ahead must not change a bit either.
-        let read_ahead = Some(8 << 10);
-        let options = VulkanOptions { disk_cache: false, read_ahead, ..VulkanOptions::default() };
-        open_vulkan(options).unwrap().map(Arc::new)
-    });
-    DEVICE.clone()
+    static DEVICE: Mutex<Option<Arc<VulkanDevice>>> = Mutex::new(None);
+    // Reading weights ahead must not change a bit either.
+    let read_ahead = Some(8 << 10);
+    let options = VulkanOptions { disk_cache: false, read_ahead, ..VulkanOptions::default() };
+    let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    if device.is_none() {
+        // Each test that finds none says so for itself.
+        *device = open_vulkan(options).unwrap().map(Arc::new);
+    }
+    device.clone()
 }
 
 fn executor() -> Option<GraphExecutor> {

@@ -263,6 +263,8 @@ pub(super) fn driver_error(device: &str, call: &'static str, code: vk::Result) -
 
 #[cfg(test)]
 mod tests {
+    use clearway_graph::testkit::skip;
+
     use super::super::VulkanOptions;
     use super::*;
 
@@ -272,10 +274,10 @@ mod tests {
         let opened = Instance::load(options).and_then(|i| Ok((i.adapters()?, Arc::new(i))));
         let (adapters, instance) = match opened {
             Ok(opened) => opened,
-            Err(error) => return println!("skipped: {error}"),
+            Err(error) => return skip("vulkan", error),
         };
         let Some(adapter) = adapters.into_iter().find(|adapter| adapter.missing.is_none()) else {
-            return println!("skipped: no device can be used");
+            return skip("vulkan", "no device can be used");
         };
         for made in 0..4 {
             let raw = create_device(&instance, &adapter).unwrap();

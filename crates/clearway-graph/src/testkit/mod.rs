@@ -11,6 +11,7 @@ mod oracle;
 mod planner;
 mod random;
 mod shapes;
+mod skip;
 
 pub use build::{Touch, dispatch_of, graph_of, minimise, with_nodes};
 pub use dag::random_dag;
@@ -22,6 +23,7 @@ pub use oracle::{
 pub use planner::{Lives, plan_by_groups};
 pub use random::{Shape, random_graph};
 pub use shapes::{branches, decoder_like};
+pub use skip::{NEED, say, skip};
 
 /// A small random generator (splitmix64).
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ fn vulkan() -> Option<GraphExecutor> {
     match VulkanDevice::open(options) {
         Ok(device) => Some(GraphExecutor::new(device)),
         Err(error) => {
-            println!("skipped: {error}");
+            clearway_graph::testkit::skip("vulkan", error);
             None
         }
     }
