@@ -22,6 +22,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     processors: None,
     read_ahead: None,
     tuning: Tuning::Hardware,
+    float_activations: false,
 };
 
 mod vulkan;

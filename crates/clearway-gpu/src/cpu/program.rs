@@ -91,7 +91,12 @@ impl CpuEncoder {
 
     fn kernel(&self, dispatch: &Dispatch) -> Result<CpuKernel> {
         let name = &*dispatch.kernel;
-        if let Some(kernel) = kernels::builtin(name) {
+        let builtin = if self.shared.float_activations {
+            kernels::builtin_float(name)
+        } else {
+            kernels::builtin(name)
+        };
+        if let Some(kernel) = builtin {
             return Ok(kernel.clone());
         }
         let custom = self.kernels.custom(name)?;

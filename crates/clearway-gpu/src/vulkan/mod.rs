@@ -67,6 +67,9 @@ pub struct VulkanOptions {
     pub read_ahead: Option<u64>,
     /// Where products are timed to find the fastest way to do them.
     pub tuning: Tuning,
+    /// Whether products with block weights take their inputs as floats instead of rounding them to 8 bits:
+    /// weights then stay as files have them, which is several times slower.
+    pub float_activations: bool,
 }
 
 /// Where products are timed to find the fastest way to do them.
@@ -93,6 +96,7 @@ impl Default for VulkanOptions {
             processors: None,
             read_ahead: None,
             tuning: Tuning::Hardware,
+            float_activations: false,
         }
     }
 }
@@ -206,8 +210,11 @@ impl VulkanDevice {
     /// Whether weights lie so that kernels of few rows read them. Of tensors that have no memory yet it
     /// is taken that they will be uploaded as weights.
     fn suits(&self, weights: &TensorView) -> bool {
-        let Ok(memory) = self.context.memory(weights.buf_id) else { return true };
-        match weights.layout.dtype().is_quantised() {
+        let quantised = weights.layout.dtype().is_quantised();
+        let Ok(memory) = self.context.memory(weights.buf_id) else {
+            return !(quantised && self.context.instance.options.float_activations);
+        };
+        match quantised {
             true => memory.packing == wgsl::Packing::Planes,
             false => weights.offset.is_multiple_of(16),
         }
@@ -244,7 +251,8 @@ impl Device for VulkanDevice {
     }
 
     fn rounds_activations(&self) -> bool {
-        true // products of few rows with weights in planes
+        // Products of few rows with weights in planes do.
+        !self.context.instance.options.float_activations
     }
 
     fn host_is_far(&self) -> bool {

@@ -30,15 +30,16 @@ pub(super) fn upload(
             expected: format!("{expected} for {layout}"),
         });
     }
-    let packing = if planes::supports(layout) { Packing::Planes } else { Packing::Plain };
+    let planes = in_planes(context, layout);
+    let packing = if planes { Packing::Planes } else { Packing::Plain };
     let limit = context.adapter.target.max_binding;
     let row_bytes = expected / layout.rows() as u64;
-    if physical(layout, layout.rows()) <= limit || layout.rank() != 2 {
+    if physical(layout, layout.rows(), planes) <= limit || layout.rank() != 2 {
         return upload_whole(context, layout, bytes);
     }
     // As many as fit with the room between planes; a multiple of 8 keeps every part whole words.
     let mut rows = (limit / row_bytes) as usize / 8 * 8;
-    while rows > 8 && physical(layout, rows) > limit {
+    while rows > 8 && physical(layout, rows, planes) > limit {
         rows -= 8;
     }
     let rows = rows.max(1);
@@ -54,9 +55,14 @@ pub(super) fn upload(
     Ok(memory)
 }
 
+/// Whether a tensor is packed into planes. Kernels that read them round activations.
+fn in_planes(context: &Context, layout: &Layout) -> bool {
+    planes::supports(layout) && !context.instance.options.float_activations
+}
+
 /// Bytes that so many rows take on the device.
-fn physical(layout: &Layout, rows: usize) -> u64 {
-    if planes::supports(layout) {
+fn physical(layout: &Layout, rows: usize, planes: bool) -> u64 {
+    if planes {
         planes::offsets(layout.dtype(), (rows * layout.cols() / planes::CHUNK) as u64).1
     } else {
         layout.span_bytes() / layout.rows() as u64 * rows as u64
@@ -65,7 +71,7 @@ fn physical(layout: &Layout, rows: usize) -> u64 {
 
 fn upload_whole(context: &Arc<Context>, layout: &Layout, bytes: &[u8]) -> Result<VulkanMemory> {
     let expected = layout.span_bytes();
-    if !planes::supports(layout) {
+    if !in_planes(context, layout) {
         let memory = VulkanMemory::new(context, expected, Packing::Plain)?;
         memory.write(0, bytes)?;
         return Ok(memory);
