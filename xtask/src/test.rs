@@ -68,7 +68,8 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     Ok(outcome.failed == 0)
 }
 
-/// Installs what the run needs and tells the outcome what is still missing. The golden model is fetched by
+/// Installs what the run needs and tells the outcome what is still missing, up to the first that may not be.
+/// The golden model is fetched by
 /// our own program, so that waits until it is built.
 fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
     need_component("rustfmt", "fmt")?;
@@ -84,6 +85,9 @@ fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
         outcome.spend(part, start.elapsed());
         if let Some(why) = missing {
             outcome.missing(need, &why);
+        }
+        if outcome.failed > 0 {
+            break;
         }
     }
     Ok(())

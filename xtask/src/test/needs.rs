@@ -93,10 +93,15 @@ fn missing(suites: &[Suite], content: bool) -> Option<String> {
     }
 }
 
-/// Why the loader can find no driver: each of these variables names only files that do not exist.
+/// Why the loader can find no driver: each of these variables names neither a file nor a folder with one.
 fn points_nowhere(lists: &[(&str, String)]) -> Option<String> {
+    let manifest = |path: &Path| path.extension().is_some_and(|extension| extension == "json");
+    let holds = |folder: &Path| {
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        files.map(|file| file.path()).any(|path| manifest(&path))
+    };
     let exists =
-        |list: &str| list.split(':').any(|file| !file.is_empty() && Path::new(file).exists());
+        |list: &str| list.split(':').map(Path::new).any(|path| path.is_file() || holds(path));
     if lists.is_empty() || lists.iter().any(|(_, list)| exists(list)) {
         return None;
     }
@@ -147,6 +152,8 @@ mod tests {
             Some("no such driver: VK_ICD_FILENAMES=/nonexistent/a.json:/nonexistent/b")
         );
         assert!(points_nowhere(&list("VK_ICD_FILENAMES", "")).is_some());
+        let folder = env!("CARGO_MANIFEST_DIR");
+        assert!(points_nowhere(&list("VK_DRIVER_FILES", folder)).is_some(), "no driver in there");
         assert_eq!(points_nowhere(&list("VK_DRIVER_FILES", &format!("/nonexistent:{here}"))), None);
         assert_eq!(points_nowhere(&[]), None);
     }
