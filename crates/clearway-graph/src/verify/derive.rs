@@ -32,7 +32,7 @@ use crate::range::MemRangeRole;
 use crate::round::rules::{ACTIVATIONS, Link, NORM_AHEAD, ROUNDED, Rounded};
 
 /// Most members of anything the rules make. More need not be looked at.
-const MOST_MEMBERS: usize = 8;
+pub(super) const MOST_MEMBERS: usize = 8;
 
 /// What the proof looks things up in.
 #[derive(Clone, Copy)]
@@ -58,7 +58,7 @@ pub(super) fn prove(context: Context<'_>, dispatch: &Dispatch) -> Result<(), Fau
     let members = positions.map(|at| (at, recorded.dispatches[at as usize])).collect();
     let proof = Derivation { context, dispatch, members };
     let slots = match dispatch.origins.len() {
-        1 => (0..dispatch.bindings.len()).map(|binding| Slot { member: 0, binding }).collect(),
+        1 => (0..dispatch.bindings.len()).map(|binding| Slot::new(0, binding)).collect(),
         _ => proof.prove_fused().map_err(|why| proof.fault(why))?,
     };
     if rounded || dispatch.kind == NORM_AHEAD.fused {
@@ -75,11 +75,22 @@ struct Derivation<'a> {
     members: SmallVec<[(u32, &'a Dispatch); MOST_MEMBERS]>,
 }
 
-/// A binding of a member, both by index.
+/// A binding of a member, both by index. Small, since a derivation makes and copies many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slot {
-    member: usize,
-    binding: usize,
+    member: u8,
+    binding: u8,
+}
+
+impl Slot {
+    const fn new(member: usize, binding: usize) -> Self {
+        Self { member: member as u8, binding: binding as u8 }
+    }
+
+    /// Whether an access of the member goes through this binding.
+    fn is_of(self, access: &Access) -> bool {
+        access.binding == u16::from(self.binding)
+    }
 }
 
 /// The bindings of an op that stands for some of the members, each with the member's it comes from. The
@@ -121,10 +132,10 @@ impl Derivation<'_> {
         let accesses = self.dispatch.accesses();
         for access in accesses {
             let was = slots.get(usize::from(access.binding)).and_then(|slot| {
-                let (_, member) = self.members[slot.member];
+                let (_, member) = self.member(*slot);
                 let was = member.accesses().get(usize::from(access.origin.access))?;
                 let own = access.origin.dispatch == member.id;
-                (own && usize::from(was.binding) == slot.binding).then_some(was)
+                (own && slot.is_of(was)).then_some(was)
             });
             if was.is_none() {
                 return Err(Underived::Access { binding: access.binding });
@@ -148,7 +159,7 @@ impl Derivation<'_> {
             let (fewest, most) = binding_counts(kind);
             let bound = member.bindings.len();
             let fits = member.kind == kind && (fewest..=most).contains(&bound);
-            let slot = |binding| Slot { member: span.start, binding };
+            let slot = |binding| Slot::new(span.start, binding);
             return if fits { Ok((0..bound).map(slot).collect()) } else { Err(why) };
         }
         let mut note = |reason: Underived| {
@@ -303,7 +314,7 @@ impl Derivation<'_> {
         else {
             return false;
         };
-        let (position, _) = self.members[written.member];
+        let (position, _) = self.member(written);
         let source = Origin::Written { position, access: number };
         let (len, at) = (seen.range.p1 - seen.range.p0, seen.range.p0.checked_sub(write.range.p0));
         same_view && at.is_some_and(|at| self.saw(read) == Some(Run { len, source, at }))
@@ -311,7 +322,7 @@ impl Derivation<'_> {
 
     /// What the only access through a member's binding saw, if that is in one piece.
     fn saw(&self, slot: Slot) -> Option<Run> {
-        let (position, _) = self.members[slot.member];
+        let (position, _) = self.member(slot);
         let (number, read) = self.only(slot, MemRangeRole::Src)?;
         let number = self.context.recorded.access_number(position, number);
         let runs = self.context.history.reads_of(number, read.range.p1 - read.range.p0);
@@ -363,12 +374,12 @@ impl Derivation<'_> {
         let written = writer.bindings.get(usize::from(write.binding));
         let Some(carrier) = carriers.last_of(position) else { return false };
         let by = last[carrier as usize].kind;
-        let (_, member) = self.members[slot.member];
+        let (_, member) = self.member(slot);
         let reads = |rounded: &&Rounded| {
             let reader = if rounded.recorded_readers { member.kind } else { self.dispatch.kind };
             rounded.writers.contains(&by) && rounded.readers.contains(&reader)
         };
-        slot.binding == usize::from(ACTIVATIONS)
+        u16::from(slot.binding) == ACTIVATIONS
             && whole
             && written == Some(self.view(slot))
             && ROUNDED.into_iter().any(|rounded| reads(&rounded))
@@ -376,7 +387,7 @@ impl Derivation<'_> {
 
     /// Whether the dispatch carries out a member's write through this binding.
     fn is_carried(&self, slot: Slot) -> bool {
-        let (_, member) = self.members[slot.member];
+        let (_, member) = self.member(slot);
         let Some((access, _)) = self.only(slot, MemRangeRole::Dst) else { return false };
         let origin = crate::node::Origin { dispatch: member.id, access };
         self.dispatch.accesses().iter().any(|carried| carried.origin == origin)
@@ -392,14 +403,19 @@ impl Derivation<'_> {
 
     /// The recorded accesses through a member's binding, with their numbers.
     fn accesses(&self, slot: Slot) -> impl Iterator<Item = (u16, &Access)> {
-        let (_, member) = self.members[slot.member];
+        let (_, member) = self.member(slot);
         let all = (0..).zip(member.accesses());
-        all.filter(move |(_, access)| usize::from(access.binding) == slot.binding)
+        all.filter(move |(_, access)| slot.is_of(access))
+    }
+
+    /// The member of a slot, with its position in the recorded list.
+    fn member(&self, slot: Slot) -> (u32, &Dispatch) {
+        self.members[usize::from(slot.member)]
     }
 
     /// A member's binding as it was recorded.
     fn view(&self, slot: Slot) -> &TensorView {
-        &self.members[slot.member].1.bindings[slot.binding]
+        &self.member(slot).1.bindings[usize::from(slot.binding)]
     }
 
     /// The reason, with what the members do make.

@@ -532,6 +532,16 @@ fn a_norm_in_front_of_its_products_exists_only_rounded() {
 }
 
 #[test]
+fn nothing_the_rules_make_has_more_members_than_are_looked_at() {
+    fn most(kind: Kind) -> usize {
+        let rules = RULES.iter().filter(|rule| rule.fused == kind);
+        rules.map(|rule| most(rule.producer) + most(rule.consumer)).max().unwrap_or(1)
+    }
+    assert_eq!(RULES.iter().map(|rule| most(rule.fused)).max(), Some(6));
+    const { assert!(6 <= super::super::derive::MOST_MEMBERS) };
+}
+
+#[test]
 fn every_change_to_a_random_fusion_is_reported() {
     let run = Run::from_env("changed fusions", 10);
     let shape = Shape { runs: 50, dispatches: (4, 30), ..Shape::default() };
