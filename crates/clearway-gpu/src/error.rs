@@ -1,6 +1,6 @@
 //! What can go wrong on the way from an op call to a finished device.
 
-use clearway_graph::{DType, DispatchId, GraphError};
+use clearway_graph::{CapturedOpKind, DType, DispatchId, GraphError};
 
 use crate::profile::ProfileMode;
 
@@ -73,6 +73,33 @@ pub enum GpuError {
         written: usize,
         /// Operand it overlaps.
         other: usize,
+    },
+    /// A dispatch names a kernel that computes something else than the dispatch says.
+    #[error(
+        "{dispatch} is to compute {kind}, but kernel `{kernel}` does not; take both from one op call"
+    )]
+    WrongKernel {
+        /// The dispatch.
+        dispatch: DispatchId,
+        /// What it is to compute.
+        kind: CapturedOpKind,
+        /// The kernel it names.
+        kernel: String,
+    },
+    /// A dispatch says that an output may lie over an operand, which its kernel does not allow.
+    #[error(
+        "{kernel} ({dispatch}): operand {output} may not lie over operand {input}; take what may from \
+         the kernel's contract"
+    )]
+    WrongInPlace {
+        /// The dispatch.
+        dispatch: DispatchId,
+        /// Kernel name.
+        kernel: String,
+        /// Operand that is written.
+        output: u16,
+        /// Operand it is said to lie over.
+        input: u16,
     },
     /// A kernel was asked for that the registry does not have.
     #[error("kernel `{kernel}` is not registered; register it with the executor first")]

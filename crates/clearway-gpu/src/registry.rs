@@ -152,15 +152,37 @@ impl KernelRegistry {
     /// The contract a dispatch was annotated with; `None` for an op that takes no such number of
     /// operands.
     ///
+    /// Backends ask for it before they lower a dispatch. The verifier proves what a dispatch computes by its
+    /// kind and knows no kernels, so this is where the kernel is held to the kind: the kernel the
+    /// dispatch names must be the one of its kind, and what it allows to lie over an operand must be
+    /// what that kernel allows.
+    ///
     /// # Errors
-    /// [`GpuError::UnknownKernel`] for a user's kernel that is not registered.
+    /// [`GpuError::UnknownKernel`] for a user's kernel that is not registered,
+    /// [`GpuError::WrongKernel`] and [`GpuError::WrongInPlace`].
     pub fn contract_of(&self, dispatch: &Dispatch) -> Result<Option<&KernelContract>> {
-        Ok(match dispatch.kind {
+        let (contract, computes) = match dispatch.kind {
             CapturedOpKind::Custom | CapturedOpKind::Pinned => {
-                Some(&self.custom(&dispatch.kernel)?.contract)
+                let kernel = self.custom(&dispatch.kernel)?;
+                (Some(&kernel.contract), kernel.kind())
             }
-            kind => ops::contract(kind, dispatch.bindings.len()),
-        })
+            kind => (ops::contract(kind, dispatch.bindings.len()), kind),
+        };
+        let Some(contract) = contract else { return Ok(None) };
+        if computes != dispatch.kind || contract.kernel != dispatch.kernel {
+            let (kind, kernel) = (dispatch.kind, dispatch.kernel.to_string());
+            return Err(GpuError::WrongKernel { dispatch: dispatch.id, kind, kernel });
+        }
+        let allowed = contract.in_place();
+        if let Some(pair) = dispatch.in_place.iter().find(|pair| !allowed.contains(pair)) {
+            return Err(GpuError::WrongInPlace {
+                dispatch: dispatch.id,
+                kernel: dispatch.kernel.to_string(),
+                output: pair.output,
+                input: pair.input,
+            });
+        }
+        Ok(Some(contract))
     }
 }
 

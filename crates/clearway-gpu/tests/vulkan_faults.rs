@@ -25,6 +25,8 @@ const PLAIN: VulkanOptions = VulkanOptions {
     float_activations: false,
 };
 
+#[path = "common/kernel_of_kind.rs"]
+mod kernel_of_kind;
 mod vulkan;
 use vulkan::open;
 
@@ -217,4 +219,10 @@ fn broken_cache_files_are_ignored_and_rewritten() {
 fn with_the_disk_cache() {
     let device = VulkanDevice::open(VulkanOptions { disk_cache: true, ..PLAIN }).unwrap();
     assert_eq!(doubled(&device).unwrap(), [2.0, 4.0, 6.0, 8.0]);
+}
+
+#[test]
+fn a_kernel_of_another_kind_is_refused_before_it_runs() {
+    let Some(device) = open(PLAIN) else { return };
+    kernel_of_kind::check(&device);
 }

@@ -15,6 +15,7 @@
 //! - the device has a kernel for each of them, which is asked last.
 
 mod norms;
+pub(crate) mod rules;
 mod survey;
 
 use std::fmt;
@@ -28,22 +29,11 @@ use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::Layout;
 use crate::node::{Accesses, CapturedOpKind as Kind, Dispatch};
+use rules::{ACTIVATIONS, BEHIND_GATE};
 use survey::{Readers, Survey, id_at};
 
 /// Name of the stage in reports of what was refused.
 const STAGE: &str = "round";
-
-/// Products whose epilogue may round.
-const WRITERS: [Kind; 4] = [
-    Kind::MatMulSiluGated,
-    Kind::MatMulGeluGated,
-    Kind::NormMatMulSiluGated,
-    Kind::NormMatMulGeluGated,
-];
-
-/// Products that may find their activations rounded, and where they bind them.
-const READERS: [Kind; 3] = [Kind::MatMul, Kind::MatMulAdd, Kind::MatMulAddNorm];
-const ACTIVATIONS: u16 = 0;
 
 /// What the round stage did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -97,7 +87,8 @@ pub(crate) fn round<C: KernelCatalog>(
     let mut report = RoundReport::default();
     let mut writers: Vec<(usize, NodeId)> = Vec::new();
     let survey = Survey::of(graph, |index, dispatch| {
-        let result = dispatch.bindings.last().filter(|_| WRITERS.contains(&dispatch.kind));
+        let result =
+            dispatch.bindings.last().filter(|_| BEHIND_GATE.writers.contains(&dispatch.kind));
         writers.extend(result.and_then(|view| view.value()).map(|value| (index, value)));
     });
     let mut changed: Vec<(usize, Dispatch)> = Vec::new();
@@ -109,7 +100,8 @@ pub(crate) fn round<C: KernelCatalog>(
         let readers = survey.readers(graph, value);
         let reads = |&(at, binding): &(u32, u16)| {
             let reader = graph.nodes()[at as usize].dispatch()?;
-            (READERS.contains(&reader.kind) && binding == ACTIVATIONS).then_some(reader.id)
+            let reads = BEHIND_GATE.readers.contains(&reader.kind) && binding == ACTIVATIONS;
+            reads.then_some(reader.id)
         };
         let Some(writer) = graph.nodes()[index].dispatch() else { continue };
         let Some(consumer) = readers.iter().find_map(reads) else { continue };
@@ -147,7 +139,7 @@ fn rounded<C: KernelCatalog>(
     };
     if let Err(reason) = check_written(graph, survey, index, value)
         .and_then(|entry| if entry.output { Err(Refusal::IsOutput) } else { Ok(()) })
-        .and_then(|()| check_readers(graph, survey, index, value, readers, &READERS))
+        .and_then(|()| check_readers(graph, survey, index, value, readers, BEHIND_GATE.readers))
     {
         return Ok(Err(reason));
     }

@@ -36,6 +36,8 @@ mod rules;
 #[cfg(any(test, feature = "testkit"))]
 mod test_catalog;
 
+pub(crate) use rules::{ALREADY_KEPT_AT, binding_counts};
+
 pub use report::{FuseReport, Fusion, Place, Refusal, RefusedPair, RuleCount};
 pub use rules::{Bind, Fit, RULES, Rule, Same, Source};
 #[cfg(any(test, feature = "testkit"))]

@@ -426,7 +426,7 @@ const fn other(fit: Fit) -> Bind {
 }
 
 /// Fewest and most bindings of an op that a rule names.
-pub(super) const fn binding_counts(kind: Kind) -> (usize, usize) {
+pub(crate) const fn binding_counts(kind: Kind) -> (usize, usize) {
     match kind {
         Kind::RmsNorm | Kind::Silu | Kind::Gelu => (2, 2),
         Kind::Rope => (4, 4),
@@ -444,4 +444,4 @@ pub(super) const fn binding_counts(kind: Kind) -> (usize, usize) {
 }
 
 /// Where an op with an optional kept result binds it.
-pub(super) const ALREADY_KEPT_AT: usize = 2;
+pub(crate) const ALREADY_KEPT_AT: usize = 2;

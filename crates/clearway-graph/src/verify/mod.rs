@@ -1,7 +1,8 @@
 //! The verify stage: proves the final list against the recorded one.
 //!
 //! It takes both lists and proves, with code of its own that shares nothing with the tracker, the
-//! barrier placement or the scheduler but the fields of `BufferRange`:
+//! barrier placement, the scheduler or the fuser but the fields of `BufferRange` and the tables of
+//! rules:
 //!
 //! | proof | what it shows | what it catches |
 //! |---|---|---|
@@ -9,11 +10,13 @@
 //! | groups | no two conflicting accesses lie in one group | missing barriers |
 //! | value flow | every byte read was last written by the dispatch that wrote it in the recorded list | wrong order, premature reuse of memory, wrong fusion |
 //! | wrap-around | both hold for the list followed by itself | replay without the barrier it needs, inputs that do not last |
+//! | derivation | a dispatch that stands for several, or finds a value rounded, is what the rules make of the recorded ones | another kind, other constants, tensors at the wrong binding, values rounded that may not be |
 //!
 //! The cost is close to linear in the accesses: sorting within a group, and looking up intervals
 //! per buffer.
 
 mod chain;
+mod derive;
 mod fault;
 mod flow;
 mod groups;
@@ -23,7 +26,7 @@ mod memory;
 mod structure;
 mod table;
 
-pub use fault::{Content, Fault, FaultBytes, Problem, Proof};
+pub use fault::{Content, Fault, FaultBytes, Members, Problem, Proof, Underived};
 
 use serde::Serialize;
 
@@ -118,7 +121,7 @@ fn prove(
     let mut sweep = groups::Sweep::new(Proof::Groups);
     let mut run = flow::FinalRun::new(graph, places, dispatches.len());
     let mut chain = chain::Chain::for_list(dispatches.len());
-    let (mut operands, mut groups, mut flow) = (Ok(()), Ok(()), Ok(()));
+    let (mut operands, mut groups, mut flow, mut derivation) = (Ok(()), Ok(()), Ok(()), Ok(()));
     let mut index = 0;
     for node in last.nodes() {
         let CapturedNode::Dispatch(dispatch) = node else {
@@ -135,6 +138,12 @@ fn prove(
         operands = operands.and_then(|()| groups::prove_operands(record, dispatch));
         groups = groups.and_then(|()| sweep.add(dispatch));
         flow = flow.and_then(|()| run.prove(index, dispatch, &carriers, record, past.history()));
+        derivation = derivation.and_then(|()| {
+            let (recorded, history) = (&*record, past.history());
+            let (carriers, last) = (&carriers, &dispatches[..]);
+            let context = derive::Context { recorded, history, places, carriers, last };
+            derive::prove(context, dispatch)
+        });
         chain.add(dispatch);
         index += 1;
     }
@@ -150,6 +159,7 @@ fn prove(
         groups::prove_seam(last)?;
     }
     flow.and_then(|()| run.prove_end(replayed, record, &history))?;
+    derivation?;
     Ok(VerifyStats {
         dispatches: dispatches.len() as u32,
         groups: sweep.groups(),

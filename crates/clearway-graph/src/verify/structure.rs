@@ -156,7 +156,7 @@ impl<'a> Places<'a> {
     }
 
     /// A recorded view at its place.
-    fn view(&self, view: &TensorView) -> Result<TensorView, Problem> {
+    pub(super) fn view(&self, view: &TensorView) -> Result<TensorView, Problem> {
         let (buf_id, base) = self.of(view.buf_id).ok_or(Problem::Unplaced)?;
         let offset = base.checked_add(view.offset).ok_or(Problem::OutsideSlab)?;
         let buf_len = match self.slab_end(view.buf_id) {
@@ -281,6 +281,11 @@ impl Carriers {
     /// Whether the dispatch at `index`, the last that was proven, carries out this recorded access.
     pub(super) fn carries_access(&self, index: u32, access_number: usize) -> bool {
         self.carried[access_number] == index
+    }
+
+    /// Position in the final list of who carried out a recorded dispatch last; `None` if nobody has yet.
+    pub(super) fn last_of(&self, position: u32) -> Option<u32> {
+        Some(self.last[position as usize]).filter(|&carrier| carrier != NOBODY)
     }
 
     /// Whether the dispatch at `index` of the final list carries out this recorded dispatch.
