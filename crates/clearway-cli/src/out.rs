@@ -184,6 +184,9 @@ mod tests {
 
     #[test]
     fn an_answer_keeps_the_direction_of_writing() {
-        assert_eq!(replace("\u{202b}שלום\u{202c}\u{1b}c", is_control), "\u{202b}שלום\u{202c}\\u{1b}c");
+        assert_eq!(
+            replace("\u{202b}שלום\u{202c}\u{1b}c", is_control),
+            "\u{202b}שלום\u{202c}\\u{1b}c"
+        );
     }
 }

@@ -3,7 +3,8 @@
 
 mod common;
 use common::{
-    Folder, clearway, command, failure, signal, stderr, stdout, tiny_model, tiny_model_with, with_input,
+    Folder, clearway, command, failure, signal, stderr, stdout, tiny_model, tiny_model_with,
+    with_input,
 };
 
 use serde_json::Value;

@@ -52,9 +52,7 @@ impl OutputFile {
             }
             Place::Stdout => Destination::Stdout(io::stdout()),
             // At the end: a descriptor may stand for a file that others write too.
-            Place::Other(place) => {
-                Destination::Through(File::options().append(true).open(place)?)
-            }
+            Place::Other(place) => Destination::Through(File::options().append(true).open(place)?),
         };
         Ok(Self { to })
     }

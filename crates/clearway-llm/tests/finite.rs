@@ -15,7 +15,8 @@ const SPOILS: [(u16, f32); 2] = [(0x7e00, f32::NAN), (0x7c00, f32::INFINITY)];
 
 /// All devices of this machine, the software driver included.
 fn devices() -> Vec<(&'static str, Arc<dyn Device>)> {
-    let mut devices: Vec<(&str, Arc<dyn Device>)> = vec![("cpu", Arc::new(CpuDevice::with_threads(2)))];
+    let mut devices: Vec<(&str, Arc<dyn Device>)> =
+        vec![("cpu", Arc::new(CpuDevice::with_threads(2)))];
     match VulkanDevice::open(VulkanOptions { disk_cache: false, ..VulkanOptions::default() }) {
         Ok(device) => devices.push(("vulkan", Arc::new(device))),
         Err(error) => println!("skipped: {error}"),
@@ -102,7 +103,8 @@ fn a_damaged_block_is_named_in_prompts_and_in_generation() {
             let tensor = &*format!("{op}.weight");
             for (bits, value) in SPOILS {
                 // The third block: of matrices with 64 columns the start of row 1.
-                let spoil = |bytes: &mut [u8]| bytes[2 * 34..][..2].copy_from_slice(&bits.to_le_bytes());
+                let spoil =
+                    |bytes: &mut [u8]| bytes[2 * 34..][..2].copy_from_slice(&bits.to_le_bytes());
                 let file = file(DType::Q8_0, tensor, &spoil);
                 let what = format!("{tensor} {value} on {name}");
                 let check = |error: EngineError, position: usize| {

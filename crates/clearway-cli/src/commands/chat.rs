@@ -86,10 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
     let quiet = !console::user_attended();
     if !quiet {
         let name = &args.model.name.model;
-        note!(
-            "{name} with {} tokens of context; /help shows the commands",
-            chat.engine.context()
-        );
+        note!("{name} with {} tokens of context; /help shows the commands", chat.engine.context());
     }
     let history = Cache::of_user().ok().map(|cache| cache.folder().join("chat-history"));
     let mut editor = editor(history.as_deref())?;

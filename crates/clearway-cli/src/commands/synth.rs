@@ -44,7 +44,8 @@ pub fn run(args: &Args) -> Result<()> {
     drop(bar);
     if let Err(error) = &written {
         interrupt::check()?;
-        if matches!(error, GgufError::Write { error, .. } if error.kind() == io::ErrorKind::BrokenPipe) {
+        if matches!(error, GgufError::Write { error, .. } if error.kind() == io::ErrorKind::BrokenPipe)
+        {
             return Err(out::Closed.into());
         }
     }

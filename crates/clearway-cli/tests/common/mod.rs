@@ -115,7 +115,9 @@ pub fn tiny_model_with(
     shape.tied = true;
     let mut writer = GgufWriter::new();
     writer.set("general.architecture", architecture).unwrap();
-    writer.set("general.name", "tiny").unwrap();
+    if texts.iter().all(|(key, _)| *key != "general.name") {
+        writer.set("general.name", "tiny").unwrap();
+    }
     for (key, value) in [
         ("block_count", 2),
         ("embedding_length", 32),

@@ -47,7 +47,10 @@ impl fmt::Display for Origin {
         write!(f, "{value} begins in `{op}`, ")?;
         match tensor {
             Some(BadTensor { name, element, value }) => {
-                write!(f, "which reads `{name}`: element {element} of it is {value}, so the model file is damaged")
+                write!(
+                    f,
+                    "which reads `{name}`: element {element} of it is {value}, so the model file is damaged"
+                )
             }
             None => {
                 write!(f, "though all it reads is finite: the result is too large for its type")?;
@@ -118,7 +121,9 @@ impl Engine {
         for dispatch in step.recorded.graph.dispatches() {
             let written = dispatch.accesses().iter().filter(|a| a.range.role == MemRangeRole::Dst);
             for access in written {
-                let Some(view) = dispatch.bindings.get(usize::from(access.binding)) else { continue };
+                let Some(view) = dispatch.bindings.get(usize::from(access.binding)) else {
+                    continue;
+                };
                 let values = self.values(step, view, positions)?;
                 if let Some(value) = values.into_iter().find(|value| !value.is_finite()) {
                     let tensor = dispatch.bindings.iter().find_map(|view| {

@@ -190,7 +190,8 @@ fn values(fill: &Fill, rows: usize, cols: usize, rng: &mut Rng) -> Vec<f32> {
             }
             Fill::Spoiled { infinite } => {
                 let (high, low) = (f32::INFINITY, f32::NEG_INFINITY);
-                let kinds: [&[f32]; 5] = [&[], &[f32::NAN, -f32::NAN], &[low], &[high], &[low, f32::NAN]];
+                let kinds: [&[f32]; 5] =
+                    [&[], &[f32::NAN, -f32::NAN], &[low], &[high], &[low, f32::NAN]];
                 let all = if infinite { kinds.len() } else { 2 };
                 let (kind, whole) = (kinds[rng.below(all)], rng.below(3) == 0);
                 out.extend((0..cols).map(|_| {
