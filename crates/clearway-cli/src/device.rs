@@ -10,6 +10,7 @@ use clearway::Device;
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 
+use crate::out::note;
 use crate::shape::OFF;
 
 /// What `--device` takes.
@@ -56,7 +57,7 @@ impl DeviceArgs {
         };
         let device = self.device.open_with(self.threads(), options)?;
         if self.device == DeviceName::Auto {
-            eprintln!("device: {}", describe(&*device));
+            note!("device: {}", describe(&*device));
         }
         Ok(device)
     }

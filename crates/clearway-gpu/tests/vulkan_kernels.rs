@@ -4,6 +4,7 @@
 
 use std::sync::LazyLock;
 
+use clearway_gpu::ops::NO_INDEX;
 use clearway_gpu::ops::suite::{Fill, OpCase, OperandSpec, run_case};
 use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
 use clearway_gpu::{Buffer, Device, Encoder, GpuError, KernelRegistry, Upload, ops, quant};
@@ -352,7 +353,7 @@ fn positions_of_a_million_turn_as_exactly_as_small_ones() {
 }
 
 #[test]
-fn what_is_no_number_comes_last() {
+fn what_is_not_finite_comes_first_and_has_no_largest_element() {
     if device().is_none() {
         return;
     }
@@ -360,17 +361,19 @@ fn what_is_no_number_comes_last() {
     // The same row short and long, for both ways to choose.
     for padding in [0, 2000] {
         let mut row = vec![nan, 1.0, -nan, 2.0, low, -0.0, 0.0];
-        row.resize(row.len() + padding, nan);
+        row.resize(row.len() + padding, low);
         let x = Tensor::floats(F32, &[1, row.len()], &row);
         let (values, ids) = (Tensor::empty(F32, &[1, 7]), Tensor::empty(DType::U32, &[1, 7]));
         run(Kind::TopK, &[&x, &values, &ids], &[]);
-        assert_eq!(ids.values::<u32>(), [3, 1, 5, 6, 4, 0, 2]);
+        assert_eq!(ids.values::<u32>(), [0, 2, 3, 1, 5, 6, 4]);
         let best = Tensor::empty(DType::U32, &[1]);
         run(Kind::ArgMax, &[&x, &best], &[]);
-        assert_eq!(best.values::<u32>(), [3]);
-        let x = Tensor::floats(F32, &[1, 5 + padding], &vec![nan; 5 + padding]);
-        run(Kind::ArgMax, &[&x, &best], &[]);
-        assert_eq!(best.values::<u32>(), [0]);
+        assert_eq!(best.values::<u32>(), [NO_INDEX]);
+        for spoiled in [nan, f32::INFINITY, low] {
+            let x = Tensor::floats(F32, &[1, 5 + padding], &vec![spoiled; 5 + padding]);
+            run(Kind::ArgMax, &[&x, &best], &[]);
+            assert_eq!(best.values::<u32>(), [NO_INDEX], "{spoiled}");
+        }
     }
 }
 

@@ -19,6 +19,7 @@ pub use session::{GraphSession, PassResult};
 pub use transfer::Element;
 
 pub use clearway_gpu::cpu;
+pub use clearway_gpu::ops::NO_INDEX;
 #[cfg(feature = "vulkan")]
 pub use clearway_gpu::vulkan;
 pub use clearway_gpu::{

@@ -1,11 +1,9 @@
 //! `clearway devices`
 
-use std::io::Write;
-
 use anyhow::Result;
 use serde_json::json;
 
-use super::print_json;
+use crate::out::{self, say};
 use crate::{device, memory};
 
 /// Arguments of `clearway devices`.
@@ -36,17 +34,16 @@ pub fn run(args: &Args) -> Result<()> {
                 })
             })
             .collect();
-        return print_json(&json!({ "devices": list, "problems": problems }));
+        return out::json(&json!({ "devices": list, "problems": problems }));
     }
-    let mut out = std::io::stdout().lock();
     for (index, device) in devices.iter().enumerate() {
         let info = device.info();
         let memory = memory::size(info.memory_bytes);
         let auto = if index == 0 { "  (auto)" } else { "" };
-        writeln!(out, "{:<10} {}, {memory}{auto}", info.name, info.description)?;
+        say!("{:<10} {}, {memory}{auto}", info.name, info.description)?;
     }
     for problem in problems {
-        writeln!(out, "not usable: {problem}")?;
+        say!("not usable: {problem}")?;
     }
     Ok(())
 }

@@ -1,11 +1,10 @@
 //! `clearway pull`
 
-use std::io::Write;
-
 use anyhow::Result;
 use clearway_llm::fetch::ModelName;
 
 use crate::model;
+use crate::out::say;
 
 /// Arguments of `clearway pull`.
 #[derive(clap::Args)]
@@ -25,5 +24,5 @@ pub struct Args {
 /// Fetches a model and prints where it is.
 pub fn run(args: &Args) -> Result<()> {
     let path = model::fetch(&args.name)?;
-    Ok(writeln!(std::io::stdout(), "{}", path.display())?)
+    say!("{}", path.display())
 }

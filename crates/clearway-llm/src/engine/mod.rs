@@ -5,12 +5,14 @@
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
+//! | `finite` | logits that are no numbers, and where they began |
 //! | `sample` | logits to a token |
 //! | `traffic` | bytes one token fetches |
 //! | `token_loop` | tokens chosen and fed back on the device |
 
 mod convert;
 mod error;
+mod finite;
 mod sample;
 mod shape;
 mod token_loop;
@@ -19,6 +21,7 @@ mod vocab;
 
 pub use convert::Conversion;
 pub use error::EngineError;
+pub use finite::{BadTensor, Origin};
 pub use sample::{Sampler, SamplerOptions};
 pub use shape::model_shape;
 pub use traffic::TokenBytes;
@@ -68,6 +71,8 @@ pub struct Engine {
     shape: ModelShape,
     options: EngineOptions,
     context: usize,
+    /// The file, to look into where a step goes wrong. It shares the pages that the caller has mapped.
+    file: Gguf,
     weight_dtypes: FxHashMap<String, DType>,
     conversions: Vec<Conversion>,
     buffers: FxHashMap<String, Buffer>,
@@ -82,6 +87,13 @@ struct Step {
     recorded: ModelGraph,
     tokens: Buffer,
     positions: Buffer,
+}
+
+impl Step {
+    /// How many tokens it reads.
+    fn size(&self) -> usize {
+        (self.tokens.len() / 4) as usize
+    }
 }
 
 impl Engine {
@@ -117,6 +129,7 @@ impl Engine {
             shape,
             options,
             context,
+            file: gguf.clone(),
             weight_dtypes,
             conversions: Vec::new(),
             buffers: FxHashMap::default(),
@@ -169,7 +182,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Empty`], [`EngineError::ContextFull`], [`EngineError::TokenOutOfRange`] before
-    /// anything is computed; what the device reports.
+    /// anything is computed; [`EngineError::NotFinite`]; what the device reports.
     pub fn eval(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         if tokens.is_empty() {
             return Err(EngineError::Empty);
@@ -214,8 +227,12 @@ impl Engine {
         step.tokens.write_slice(0, &padded)?;
         step.positions.write_slice(0, &positions)?;
         step.graph.run()?;
+        let logits = step.graph.read_f32(step.recorded.logits)?;
+        if !finite::is_sound(&logits) {
+            return Err(self.not_finite(tokens));
+        }
         self.position += tokens.len();
-        Ok(step.graph.read_f32(step.recorded.logits)?)
+        Ok(logits)
     }
 
     fn record(&self, tokens: usize) -> Result<ModelGraph> {
@@ -230,12 +247,16 @@ impl Engine {
     }
 
     fn compile(&self, tokens: usize) -> Result<Step> {
+        self.compile_with(tokens, &self.options.compile)
+    }
+
+    fn compile_with(&self, tokens: usize, options: &CompileOptions) -> Result<Step> {
         let recorded = self.record(tokens)?;
         let device = self.executor.device();
         let ids = device.alloc(tokens as u64 * 4)?;
         let positions = device.alloc(tokens as u64 * 4)?;
         let bound = self.bind(&recorded, &ids, &positions)?;
-        let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
+        let graph = self.executor.compile(&recorded.graph, &bound, options)?;
         Ok(Step { graph, recorded, tokens: ids, positions })
     }
 

@@ -40,7 +40,7 @@ use self::{
     tensor::{TensorInfo, check_apart},
 };
 
-/// An open GGUF model, of one file or of several parts.
+/// An open GGUF model, of one file or of several parts. Clones share its bytes.
 ///
 /// ```
 /// use clearway_llm::gguf::{Gguf, GgufWriter};
@@ -56,7 +56,7 @@ use self::{
 /// assert_eq!(model.metadata().u32("llama.block_count")?, 30);
 /// # Ok::<(), clearway_llm::gguf::GgufError>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Gguf {
     version: u32,
     sources: Vec<Source>,
@@ -67,7 +67,7 @@ pub struct Gguf {
 }
 
 /// A tensor and the part it lies in.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Placed {
     info: TensorInfo,
     part: usize,

@@ -1,4 +1,5 @@
 //! Chains on the host, as lists and in kernels of one workgroup and of more than fit.
+#![allow(clippy::print_stdout)] // of the test itself, not of the command
 
 use clearway::vulkan::{VulkanDevice, VulkanOptions};
 
