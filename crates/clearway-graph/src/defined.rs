@@ -130,7 +130,8 @@ impl Defined {
         }
         let Self::Some(runs) = self else { return };
         // What it touches becomes one run with it.
-        while let Some((&start, &end)) = runs.range(..=p1).next_back().filter(|(_, end)| **end >= p0)
+        while let Some((&start, &end)) =
+            runs.range(..=p1).next_back().filter(|(_, end)| **end >= p0)
         {
             runs.remove(&start);
             (p0, p1) = (p0.min(start), p1.max(end));

@@ -347,7 +347,10 @@ mod tests {
         assert_eq!(runs(DType::F32, &[3, 2], &[1, 4]), [(0, 12), (16, 28)]);
         assert_eq!(runs(DType::F32, &[5, 2], &[0, 1]), [(0, 8)]); // broadcast
         assert_eq!(runs(DType::F32, &[3, 4], &[2, 1]), [(0, 32)]); // windows that overlap
-        assert_eq!(runs(DType::F16, &[2, 2, 1], &[16, 4, 1]), [(0, 2), (8, 10), (32, 34), (40, 42)]);
+        assert_eq!(
+            runs(DType::F16, &[2, 2, 1], &[16, 4, 1]),
+            [(0, 2), (8, 10), (32, 34), (40, 42)]
+        );
         assert_eq!(runs(DType::Q4_0, &[2, 32], &[64, 1]), [(0, 18), (36, 54)]);
         let gaps = |shape: &[usize], strides: &[usize]| {
             Layout::new(DType::F32, shape).unwrap().with_strides(strides).unwrap().has_gaps()

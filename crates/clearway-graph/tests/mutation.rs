@@ -11,7 +11,8 @@ use std::time::Instant;
 use clearway_graph::fuse::TestCatalog;
 use clearway_graph::place::Slot;
 use clearway_graph::testkit::{
-    Lives, Oracle, Rng, Run, Shape, Touch, flows, graph_of, plan_by_groups, random_graph, with_nodes,
+    Lives, Oracle, Rng, Run, Shape, Touch, flows, graph_of, plan_by_groups, random_graph,
+    with_nodes,
 };
 use clearway_graph::verify::{Fault, Placement, Problem, Proof, verify};
 use clearway_graph::{

@@ -451,7 +451,8 @@ impl Calls<'_> {
         let part = Layout::new(DType::F32, &[1, cols / 2])?;
         let rng = &mut self.rng;
         let swapped = rng.below(2) as usize;
-        let row_at = |rng: &mut Rng| sides[rng.below(2) as usize] + rng.below(rows as u64) * cols as u64 * 4;
+        let row_at =
+            |rng: &mut Rng| sides[rng.below(2) as usize] + rng.below(rows as u64) * cols as u64 * 4;
         if rng.below(2) == 0 {
             s.push(Kind::Fill, &[y.reinterpret(row_at(rng), part)?], &[9f32.to_bits()])?;
         }

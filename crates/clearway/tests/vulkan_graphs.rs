@@ -139,9 +139,7 @@ fn switches_do_not_change_a_bit() {
     let start = Instant::now();
     let (mut runs, mut graphs) = (0, 0);
     let [plain_switches, fused_switches] = [false, true].map(|fuse| Vec::from_iter(switches(fuse)));
-    for (case, seed) in
-        Run::from_env_up_to("vulkan switches", 20, 500).seeds().enumerate()
-    {
+    for (case, seed) in Run::from_env_up_to("vulkan switches", 20, 500).seeds().enumerate() {
         let shape = PassShape { halves: case % 2 == 1, ..PassShape::FEW_KERNELS };
         let pass = RandomPass::new(&**executor.device(), seed, shape).unwrap();
         // Without replay and without anything else: encoded as it is called.

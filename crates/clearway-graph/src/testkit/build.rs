@@ -62,7 +62,8 @@ impl Touch {
     /// Whether it is all of a value, densely.
     pub fn is_whole_value(&self) -> bool {
         self.layout.is_none()
-            && NodeId::from_buf_id(self.buf_id).is_some() && (self.p0, self.p1) == (0, self.len)
+            && NodeId::from_buf_id(self.buf_id).is_some()
+            && (self.p0, self.p1) == (0, self.len)
     }
 
     /// The tensor, or the smallest view of whole elements around the bytes.

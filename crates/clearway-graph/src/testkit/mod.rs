@@ -15,12 +15,12 @@ mod shapes;
 pub use build::{Touch, dispatch_of, graph_of, minimise, with_nodes};
 pub use dag::random_dag;
 pub use kernels::record_op;
+#[cfg(test)]
+pub(crate) use oracle::elements;
 pub use oracle::{
     Oracle, TrackerOracle, conflicting_pairs, conflicts, flows, members_once, out_of_order,
     undefined_read, walk_barriers,
 };
-#[cfg(test)]
-pub(crate) use oracle::elements;
 pub use planner::{Lives, plan_by_groups};
 pub use random::{Shape, random_graph};
 pub use shapes::{branches, decoder_like};

@@ -53,7 +53,8 @@ fn structured_lists_have_their_size() {
 
 #[test]
 fn minimise_leaves_only_what_matters() {
-    let graph = random_graph(3, &Shape { dispatches: (30, 30), values: 0, runs: 0, ..Shape::default() });
+    let graph =
+        random_graph(3, &Shape { dispatches: (30, 30), values: 0, runs: 0, ..Shape::default() });
     let ids: Vec<_> = graph.dispatches().map(|d| d.id).collect();
     let wanted = [ids[4], ids[21]];
     let smallest =

@@ -250,7 +250,10 @@ impl fmt::Display for Fault {
             Problem::OutsideSlab => write!(f, "a value of {at} is placed outside its slab")?,
             Problem::SlabInUse => write!(f, "the buffer of a slab is also one of {at}")?,
             Problem::GapsOverwritten => {
-                write!(f, "{at} is recorded as if it wrote the gaps between the elements it writes")?;
+                write!(
+                    f,
+                    "{at} is recorded as if it wrote the gaps between the elements it writes"
+                )?;
             }
             Problem::UndefinedRead => write!(f, "{at} reads what nothing has written")?,
             Problem::Conflict(kind) => {

@@ -7,8 +7,8 @@ use crate::node::Dispatch;
 use crate::place::Slot;
 use crate::testkit::{Touch, branches, decoder_like, dispatch_of, graph_of, with_nodes};
 use crate::{
-    Access, Accesses, BarrierReason, CapturedNode, CapturedOpKind, DispatchId, HazardKind, InPlace,
-    NodeId, Origin,
+    Access, Accesses, BarrierReason, CapturedNode, CapturedOpKind, DType, DispatchId, HazardKind,
+    InPlace, Layout, NodeId, Origin,
 };
 
 mod repeats;
