@@ -19,7 +19,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                        formatting, lints, docs, tests and examples, with the minutes each part took
                        NAME: build, core, ops, golden, race or browser
                        NEED: vulkan, browser, race or golden; what is missing and not named fails the run
-  soak [--cases N]     the random suites with full counts (10000); writes docs/soak.md
+  soak [--cases N]     the random suites with full counts (20000); writes docs/soak.md
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart

@@ -11,7 +11,7 @@ use crate::run::{self, Suite, cargo};
 use crate::{date, root, seed};
 
 /// Cases of a property test. Suites whose single case is dear take a fixed share of it.
-pub const FULL_CASES: u64 = 10_000;
+pub const FULL_CASES: u64 = 20_000;
 
 /// Runs all tests with `cases` cases and writes the result down; tells whether all of it held.
 pub fn run(cases: u64) -> Result<bool> {

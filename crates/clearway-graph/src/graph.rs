@@ -28,11 +28,21 @@ pub struct Value {
     pub bytes: u64,
     /// Uploaded by the host before the first dispatch; kept for every replay.
     pub input: bool,
+    /// Kept from the step before: every step finds what the last one left.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub kept: bool,
     /// Read by the host after the last dispatch.
     pub output: bool,
     /// The value whose f16 shadow it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow_of: Option<NodeId>,
+}
+
+impl Value {
+    /// Whether it holds something before the first dispatch, and from one replay to the next.
+    pub const fn lasts(&self) -> bool {
+        self.input || self.kept
+    }
 }
 
 /// A recorded forward pass: dispatches and barriers in execution order. May be built by hand.
@@ -199,6 +209,18 @@ impl ComputeGraph {
     /// [`GraphError::UnknownValue`] if there is no such value.
     pub fn mark_input(&mut self, value: NodeId) -> Result<()> {
         self.value_mut(value)?.input = true;
+        Ok(())
+    }
+
+    /// Marks a value as kept from one step to the next: each replay finds what the one before left.
+    /// Before the first one it holds whatever its memory holds.
+    ///
+    /// A value that is neither an input nor kept must be written before it is read.
+    ///
+    /// # Errors
+    /// [`GraphError::UnknownValue`] if there is no such value.
+    pub fn mark_kept(&mut self, value: NodeId) -> Result<()> {
+        self.value_mut(value)?.kept = true;
         Ok(())
     }
 

@@ -24,6 +24,7 @@
 
 mod barriers;
 mod contract;
+mod defined;
 mod dtype;
 mod encode;
 mod error;

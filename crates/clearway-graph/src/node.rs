@@ -204,6 +204,10 @@ pub struct Access {
     pub binding: u16,
     /// The recorded access it carries out; the verifier follows values through it.
     pub origin: Origin,
+    /// A read on behalf of a write with gaps: the bytes between the elements that the same binding
+    /// writes keep what they held. The kernel looks at none of them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keeps: bool,
 }
 
 /// An output binding that may lie exactly over an input binding.

@@ -180,7 +180,7 @@ fn check_written<'a>(
     if let Some(unknown) = uses.unknown() {
         return Err(Refusal::BoundUnannotated { dispatch: id_at(graph, unknown) });
     }
-    if entry.input {
+    if entry.lasts() {
         return Err(Refusal::IsInput);
     }
     let range = writer.writes().find(|range| range.buf_id == value.buf_id());

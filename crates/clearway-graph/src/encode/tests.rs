@@ -28,7 +28,7 @@ fn dispatch(id: u32, accesses: Accesses) -> CapturedNode {
 fn node(id: u32, ranges: &[(u64, u64, MemRangeRole)]) -> CapturedNode {
     let access = |(&(p0, p1, role), access)| {
         let origin = Origin { dispatch: DispatchId(id), access };
-        Access { range: BufferRange { buf_id: 0, p0, p1, role }, binding: 0, origin }
+        Access { range: BufferRange { buf_id: 0, p0, p1, role }, binding: 0, origin, keeps: false }
     };
     dispatch(id, Accesses::Known(ranges.iter().zip(0..).map(access).collect()))
 }

@@ -67,12 +67,16 @@ impl ComputeGraph {
             }
         }
         let values = self.values().iter().enumerate().map(|(id, value)| {
-            json!({
+            let mut object = json!({
                 "id": id,
                 "bytes": value.bytes,
                 "input": value.input,
                 "output": value.output,
-            })
+            });
+            if value.kept {
+                object["kept"] = true.into();
+            }
+            object
         });
         json!({
             "version": JSON_VERSION,

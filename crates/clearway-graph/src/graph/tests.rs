@@ -18,6 +18,7 @@ fn hand_built(id: u32, accesses: Option<&[BufferRange]>) -> Dispatch {
                     range,
                     binding: 0,
                     origin: Origin { dispatch: id, access },
+                    keeps: false,
                 })
                 .collect(),
         ),

@@ -35,6 +35,7 @@ impl List {
             range: BufferRange { buf_id, p0, p1, role },
             binding: 0,
             origin: Origin { dispatch, access },
+            keeps: false,
         };
         self.add(Accesses::Known(ranges.iter().zip(0..).map(access).collect()))
     }

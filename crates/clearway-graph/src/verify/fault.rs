@@ -280,6 +280,11 @@ pub enum Problem {
     OutsideSlab,
     /// The buffer of a slab is also used by the recorded list.
     SlabInUse,
+    /// The recorded `dispatch` writes a tensor with gaps and does not read the bytes that it keeps there.
+    GapsOverwritten,
+    /// The recorded `dispatch`, or the host at the end, reads `bytes` that nothing has written, of a
+    /// value that is neither an input nor kept.
+    UndefinedRead,
     /// `dispatch` and `other` conflict and are not ordered by a barrier.
     Conflict(HazardKind),
     /// `dispatch` touches unknown memory and shares its group with `other`.
@@ -397,6 +402,13 @@ impl fmt::Display for Fault {
             Problem::Unplaced => write!(f, "{at} binds a value without a place")?,
             Problem::OutsideSlab => write!(f, "a value of {at} is placed outside its slab")?,
             Problem::SlabInUse => write!(f, "the buffer of a slab is also one of {at}")?,
+            Problem::GapsOverwritten => {
+                write!(
+                    f,
+                    "{at} is recorded as if it wrote the gaps between the elements it writes"
+                )?;
+            }
+            Problem::UndefinedRead => write!(f, "{at} reads what nothing has written")?,
             Problem::Conflict(kind) => {
                 write!(f, "no barrier orders {at} and {other}, which conflict ({})", kind.name())?
             }

@@ -8,9 +8,12 @@
 //! |---|---|---|
 //! | structure | every recorded dispatch is carried out once, on the same tensors; several times only if nothing of it is left in memory | lost, doubled or altered dispatches, wrong ranges, crossed fixed dispatches |
 //! | groups | no two conflicting accesses lie in one group | missing barriers |
-//! | value flow | every byte read was last written by the dispatch that wrote it in the recorded list | wrong order, premature reuse of memory, wrong fusion |
+//! | value flow | every byte read was last written by the dispatch that wrote it in the recorded list, and there was one | wrong order, premature reuse of memory, wrong fusion, values read before they are written |
 //! | wrap-around | both hold for the list followed by itself | replay without the barrier it needs, inputs that do not last |
 //! | derivation | a dispatch that stands for several, or finds a value rounded, is what the rules make of the recorded ones | another kind, other constants, tensors at the wrong binding, values rounded that may not be |
+//!
+//! A write through a layout with gaps counts as read and written, and must be recorded so: what lies
+//! between its elements is part of its result.
 //!
 //! The cost is close to linear in the accesses: sorting within a group, and looking up intervals
 //! per buffer.
@@ -21,6 +24,7 @@ mod fault;
 mod flow;
 mod groups;
 mod history;
+mod holes;
 mod intervals;
 mod memory;
 mod structure;
@@ -80,6 +84,7 @@ pub struct VerifyStats {
 /// let mut recorded = ComputeGraph::new();
 /// let layout = Layout::new(DType::F32, &[16])?;
 /// let views = [(); 3].map(|()| recorded.declare_value(layout));
+/// recorded.mark_input(views[0].value().unwrap())?;
 /// recorded.dispatch(CapturedOpKind::Copy, &copy, &views[0..2], &[], "")?;
 /// recorded.dispatch(CapturedOpKind::Copy, &copy, &views[1..3], &[], "")?;
 ///
@@ -132,7 +137,7 @@ fn prove(
         while record.noted() <= behind_members.map_or(0, |position| position as usize)
             && let Some((position, recorded)) = record.note_next(places)?
         {
-            past.add(position, recorded);
+            past.add(position, recorded)?;
         }
         carriers.prove(record, index, &dispatches, places)?;
         operands = operands.and_then(|()| groups::prove_operands(record, dispatch));
@@ -148,9 +153,9 @@ fn prove(
         index += 1;
     }
     while let Some((position, recorded)) = record.note_next(places)? {
-        past.add(position, recorded);
+        past.add(position, recorded)?;
     }
-    let history = past.finish();
+    let history = past.finish()?;
     carriers.prove_all(record, &dispatches, graph.values())?;
     operands?;
     groups.and_then(|()| sweep.close())?;

@@ -178,7 +178,7 @@ fn one_read_may_serve_two_members_that_saw_the_same() {
         fails(&recorded, &list(&recorded, vec![both]), Proof::Structure, lost);
     }
     let flat = recorded.dispatches().next().unwrap().bindings[0];
-    let square = crate::Layout::new(crate::DType::F16, &[4, 8]).unwrap();
+    let square = Layout::new(DType::F16, &[4, 8]).unwrap();
     let reshaped = changed(&recorded, 0, |d| d.bindings[0] = flat.reinterpret(0, square).unwrap());
     let both = fusion(&recorded, 90, &[0, 1], &[(1, 0), (1, 2)]);
     fails(&reshaped, &list(&reshaped, vec![both]), Proof::Structure, lost);
