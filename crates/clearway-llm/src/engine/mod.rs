@@ -32,7 +32,9 @@ use rustc_hash::FxHashMap;
 use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
-use crate::model::{self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
+use crate::model::{
+    self, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
+};
 
 /// Shorthand for results of this module.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
@@ -71,8 +73,8 @@ pub struct Engine {
     weight_dtypes: FxHashMap<String, DType>,
     conversions: Vec<Conversion>,
     buffers: FxHashMap<String, Buffer>,
-    /// Compiled steps by their number of tokens.
-    steps: FxHashMap<usize, Step>,
+    /// Compiled steps by their number of tokens and what they compute logits for.
+    steps: FxHashMap<(usize, Logits), Step>,
     looped: Option<TokenLoop>,
     position: usize,
 }
@@ -151,7 +153,11 @@ impl Engine {
     /// Statistics of the step that reads one token, once it is compiled; of the one that feeds itself
     /// where there is one.
     pub fn decode_stats(&self) -> Option<&clearway::PassStats> {
-        let step = self.looped.as_ref().map(TokenLoop::step).or_else(|| self.steps.get(&1));
+        let step = self
+            .looped
+            .as_ref()
+            .map(TokenLoop::step)
+            .or_else(|| self.steps.get(&(1, Logits::Last)));
         step.map(|step| step.graph.stats())
     }
 
@@ -171,6 +177,38 @@ impl Engine {
     /// [`EngineError::Empty`], [`EngineError::ContextFull`], [`EngineError::TokenOutOfRange`] before
     /// anything is computed; what the device reports.
     pub fn eval(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.check(tokens)?;
+        let mut logits = Vec::new();
+        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
+            logits = self.step(batch, Logits::Last)?;
+        }
+        Ok(logits)
+    }
+
+    /// Reads tokens into the cache as [`eval`](Self::eval) does; returns the logits after each of the last
+    /// `count`, or after all where there are fewer.
+    ///
+    /// # Errors
+    /// As [`eval`](Self::eval).
+    pub fn eval_each(&mut self, tokens: &[u32], count: usize) -> Result<Vec<Vec<f32>>> {
+        self.check(tokens)?;
+        let vocab = self.shape.vocab;
+        let mut kept = Vec::new();
+        let mut left = tokens.len();
+        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
+            left -= batch.len();
+            let logits = self.step(batch, Logits::All)?;
+            // Rows that stand in for missing tokens come first.
+            let rows = logits.rchunks_exact(vocab).take(batch.len()).enumerate();
+            let wanted = rows.take_while(|(behind, _)| left + behind < count);
+            let wanted: Vec<Vec<f32>> = wanted.map(|(_, row)| row.to_vec()).collect();
+            kept.extend(wanted.into_iter().rev());
+        }
+        Ok(kept)
+    }
+
+    /// Whether tokens can be read at all.
+    fn check(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             return Err(EngineError::Empty);
         }
@@ -183,14 +221,10 @@ impl Engine {
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
             return Err(EngineError::TokenOutOfRange { token, vocab });
         }
-        let mut logits = Vec::new();
-        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
-            logits = self.step(batch)?;
-        }
-        Ok(logits)
+        Ok(())
     }
 
-    fn step(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+    fn step(&mut self, tokens: &[u32], logits: Logits) -> Result<Vec<f32>> {
         let size = BATCHES
             .into_iter()
             .find(|&size| size >= tokens.len())
@@ -198,11 +232,12 @@ impl Engine {
         if !self.options.replay {
             self.steps.clear();
         }
-        let step = match self.steps.remove(&size) {
+        let key = (size, logits);
+        let step = match self.steps.remove(&key) {
             Some(step) => step,
-            None => self.compile(size)?,
+            None => self.compile(size, logits)?,
         };
-        let step = self.steps.entry(size).or_insert(step);
+        let step = self.steps.entry(key).or_insert(step);
         // What is missing is the first token again, at its own place: it writes the same bits to the
         // same row of the cache, and the last token stays the last.
         let missing = size - tokens.len();
@@ -218,19 +253,20 @@ impl Engine {
         Ok(step.graph.read_f32(step.recorded.logits)?)
     }
 
-    fn record(&self, tokens: usize) -> Result<ModelGraph> {
+    fn record(&self, tokens: usize, logits: Logits) -> Result<ModelGraph> {
         let dtypes = &self.weight_dtypes;
         let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
         let options = RecordOptions {
             cache_dtype: self.options.cache_dtype,
+            logits,
             weight_dtype: &weight_dtype,
             ..RecordOptions::new(tokens, self.context)
         };
         Ok(model::record(&self.shape, &options)?)
     }
 
-    fn compile(&self, tokens: usize) -> Result<Step> {
-        let recorded = self.record(tokens)?;
+    fn compile(&self, tokens: usize, logits: Logits) -> Result<Step> {
+        let recorded = self.record(tokens, logits)?;
         let device = self.executor.device();
         let ids = device.alloc(tokens as u64 * 4)?;
         let positions = device.alloc(tokens as u64 * 4)?;
@@ -261,7 +297,7 @@ impl Engine {
     /// Puts every tensor the graph names on the device. The names come from the graph, so that
     /// nothing is missing later and nothing that is not needed is uploaded.
     fn upload(&mut self, gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        let recorded = self.record(1)?;
+        let recorded = self.record(1, Logits::Last)?;
         let mut uploaded = 0;
         let device = self.executor.device().clone();
         for external in &recorded.externals {
