@@ -1,6 +1,7 @@
 //! Developer commands, run as `cargo xtask COMMAND`.
 
 mod date;
+mod deny;
 mod peers;
 mod run;
 mod size;

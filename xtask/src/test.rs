@@ -23,7 +23,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::run::{self, cargo};
-use crate::{root, seed, size, syncval};
+use crate::{deny, root, seed, size, syncval};
 use outcome::Outcome;
 
 /// Runs everything, or one part, and does without what is `allowed` to be missing; tells whether all of it
@@ -69,8 +69,7 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
 }
 
 /// Installs what the run needs and tells the outcome what is still missing, up to the first that may not be.
-/// The golden model is fetched by
-/// our own program, so that waits until it is built.
+/// The golden model waits until our own program, which fetches it, is built.
 fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
     need_component("rustfmt", "fmt")?;
     need_component("clippy", "clippy")?;
@@ -96,11 +95,31 @@ fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
 fn lint(root: &Path, outcome: &mut Outcome) {
     let everything = ["--workspace", "--all-targets", "--all-features"];
     outcome.step(Part::Build, "formatting", &mut cargo(root, &["fmt", "--all", "--check"]));
+    dependencies(root, outcome);
     let mut clippy = cargo(root, &["clippy"]);
     clippy.args(everything).args(["--", "--deny", "warnings"]);
     outcome.step(Part::Build, "clippy", &mut clippy);
     let mut docs = cargo(root, &["doc", "--workspace", "--no-deps", "--all-features"]);
     outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"));
+}
+
+/// Licences, duplicates and sources of what we build with.
+fn dependencies(root: &Path, outcome: &mut Outcome) {
+    let start = Instant::now();
+    println!("\n== dependencies");
+    match deny::check(root) {
+        Ok(true) => {}
+        Ok(false) => outcome.fail("dependencies"),
+        Err(error) => {
+            println!("{error:#}");
+            outcome.fail("dependencies");
+        }
+    }
+    outcome.spend(Part::Build, start.elapsed());
+    if needs::succeeds("cargo", &["deny", "--version"]) {
+        let mut command = cargo(root, &["deny", "check", "licenses", "bans", "sources"]);
+        outcome.step(Part::Build, "cargo deny", &mut command);
+    }
 }
 
 fn test(

@@ -12,7 +12,7 @@ use half::f16;
 
 use super::{Engine, EngineError, Result, Step};
 use crate::gguf::Tensor;
-use crate::model::{POSITIONS, TOKENS};
+use crate::model::{Logits, POSITIONS, TOKENS};
 
 /// Tokens that are looked through at a time: every value of all of them is kept.
 const TOGETHER: usize = 128;
@@ -101,7 +101,7 @@ impl Engine {
         for part in tokens.chunks(together) {
             let mut step = match kept.take().filter(|step| step.size() == part.len()) {
                 Some(step) => step,
-                None => self.compile_with(part.len(), &options)?,
+                None => self.compile_with(part.len(), Logits::Last, &options)?,
             };
             let positions: Vec<u32> = (first..).take(part.len()).collect();
             step.tokens.write_slice(0, part)?;

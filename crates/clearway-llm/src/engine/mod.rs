@@ -35,7 +35,9 @@ use rustc_hash::FxHashMap;
 use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
-use crate::model::{self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
+use crate::model::{
+    self, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
+};
 
 /// Shorthand for results of this module.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
@@ -76,8 +78,8 @@ pub struct Engine {
     weight_dtypes: FxHashMap<String, DType>,
     conversions: Vec<Conversion>,
     buffers: FxHashMap<String, Buffer>,
-    /// Compiled steps by their number of tokens.
-    steps: FxHashMap<usize, Step>,
+    /// Compiled steps by their number of tokens and what they compute logits for.
+    steps: FxHashMap<(usize, Logits), Step>,
     looped: Option<TokenLoop>,
     position: usize,
 }
@@ -164,7 +166,11 @@ impl Engine {
     /// Statistics of the step that reads one token, once it is compiled; of the one that feeds itself
     /// where there is one.
     pub fn decode_stats(&self) -> Option<&clearway::PassStats> {
-        let step = self.looped.as_ref().map(TokenLoop::step).or_else(|| self.steps.get(&1));
+        let step = self
+            .looped
+            .as_ref()
+            .map(TokenLoop::step)
+            .or_else(|| self.steps.get(&(1, Logits::Last)));
         step.map(|step| step.graph.stats())
     }
 
@@ -184,6 +190,38 @@ impl Engine {
     /// [`EngineError::Empty`], [`EngineError::ContextFull`], [`EngineError::TokenOutOfRange`] before
     /// anything is computed; [`EngineError::NotFinite`]; what the device reports.
     pub fn eval(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.check(tokens)?;
+        let mut logits = Vec::new();
+        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
+            logits = self.step(batch, Logits::Last)?;
+        }
+        Ok(logits)
+    }
+
+    /// Reads tokens into the cache as [`eval`](Self::eval) does; returns the logits after each of the last
+    /// `count`, or after all where there are fewer.
+    ///
+    /// # Errors
+    /// As [`eval`](Self::eval).
+    pub fn eval_each(&mut self, tokens: &[u32], count: usize) -> Result<Vec<Vec<f32>>> {
+        self.check(tokens)?;
+        let vocab = self.shape.vocab;
+        let mut kept = Vec::new();
+        let mut left = tokens.len();
+        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
+            left -= batch.len();
+            let logits = self.step(batch, Logits::All)?;
+            // Rows that stand in for missing tokens come first.
+            let rows = logits.rchunks_exact(vocab).take(batch.len()).enumerate();
+            let wanted = rows.take_while(|(behind, _)| left + behind < count);
+            let wanted: Vec<Vec<f32>> = wanted.map(|(_, row)| row.to_vec()).collect();
+            kept.extend(wanted.into_iter().rev());
+        }
+        Ok(kept)
+    }
+
+    /// Whether tokens can be read at all.
+    fn check(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             return Err(EngineError::Empty);
         }
@@ -196,14 +234,10 @@ impl Engine {
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
             return Err(EngineError::TokenOutOfRange { token, vocab });
         }
-        let mut logits = Vec::new();
-        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
-            logits = self.step(batch)?;
-        }
-        Ok(logits)
+        Ok(())
     }
 
-    fn step(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+    fn step(&mut self, tokens: &[u32], logits: Logits) -> Result<Vec<f32>> {
         let size = BATCHES
             .into_iter()
             .find(|&size| size >= tokens.len())
@@ -211,11 +245,12 @@ impl Engine {
         if !self.options.replay {
             self.steps.clear();
         }
-        let step = match self.steps.remove(&size) {
+        let key = (size, logits);
+        let step = match self.steps.remove(&key) {
             Some(step) => step,
-            None => self.compile(size)?,
+            None => self.compile(size, logits)?,
         };
-        let step = self.steps.entry(size).or_insert(step);
+        let step = self.steps.entry(key).or_insert(step);
         // What is missing is the first token again, at its own place: it writes the same bits to the
         // same row of the cache, and the last token stays the last.
         let missing = size - tokens.len();
@@ -235,23 +270,29 @@ impl Engine {
         Ok(logits)
     }
 
-    fn record(&self, tokens: usize) -> Result<ModelGraph> {
+    fn record(&self, tokens: usize, logits: Logits) -> Result<ModelGraph> {
         let dtypes = &self.weight_dtypes;
         let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
         let options = RecordOptions {
             cache_dtype: self.options.cache_dtype,
+            logits,
             weight_dtype: &weight_dtype,
             ..RecordOptions::new(tokens, self.context)
         };
         Ok(model::record(&self.shape, &options)?)
     }
 
-    fn compile(&self, tokens: usize) -> Result<Step> {
-        self.compile_with(tokens, &self.options.compile)
+    fn compile(&self, tokens: usize, logits: Logits) -> Result<Step> {
+        self.compile_with(tokens, logits, &self.options.compile)
     }
 
-    fn compile_with(&self, tokens: usize, options: &CompileOptions) -> Result<Step> {
-        let recorded = self.record(tokens)?;
+    fn compile_with(
+        &self,
+        tokens: usize,
+        logits: Logits,
+        options: &CompileOptions,
+    ) -> Result<Step> {
+        let recorded = self.record(tokens, logits)?;
         let device = self.executor.device();
         let ids = device.alloc(tokens as u64 * 4)?;
         let positions = device.alloc(tokens as u64 * 4)?;
@@ -282,7 +323,7 @@ impl Engine {
     /// Puts every tensor the graph names on the device. The names come from the graph, so that
     /// nothing is missing later and nothing that is not needed is uploaded.
     fn upload(&mut self, gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        let recorded = self.record(1)?;
+        let recorded = self.record(1, Logits::Last)?;
         let mut uploaded = 0;
         let device = self.executor.device().clone();
         for external in &recorded.externals {

@@ -15,7 +15,7 @@ use clearway::{
 
 use super::sample::SamplerOptions;
 use super::{Engine, EngineError, Result, Step};
-use crate::model::{POSITIONS, TOKENS};
+use crate::model::{Logits, POSITIONS, TOKENS};
 
 /// Steps that are handed over together at most.
 const TOGETHER: usize = 32;
@@ -183,7 +183,7 @@ impl Engine {
 
     fn compile_loop(&mut self, choice: Choice) -> Result<TokenLoop> {
         self.register_kernels()?;
-        let mut recorded = self.record(1)?;
+        let mut recorded = self.record(1, Logits::Last)?;
         let device = self.executor.device().clone();
         let (tokens, positions) = (device.alloc(4)?, device.alloc(4)?);
         let (ring, random) = (device.alloc_mailbox(4 * RING as u64)?, device.alloc(8)?);
