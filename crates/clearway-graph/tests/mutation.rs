@@ -310,7 +310,11 @@ fn a_dispatch_moved_across_a_write_with_gaps_is_reported() {
         let nodes: Vec<Arc<Dispatch>> = case.recorded.dispatches().cloned().collect();
         let mut tried = 0;
         for (place, gapped) in nodes.iter().enumerate() {
-            if !gapped.accesses().iter().any(|access| access.keeps) {
+            let writes_gaps = |access: &Access| {
+                let view = &gapped.bindings[usize::from(access.binding)];
+                access.range.is_write() && view.layout.has_gaps()
+            };
+            if !gapped.accesses().iter().any(writes_gaps) {
                 continue;
             }
             for other in (0..nodes.len()).filter(|&other| other != place) {
