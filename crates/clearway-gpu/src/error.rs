@@ -74,6 +74,19 @@ pub enum GpuError {
         /// Operand it overlaps.
         other: usize,
     },
+    /// A dispatch differs from what the contract of the kernel that would run makes of it.
+    #[error(
+        "{kernel} ({dispatch}): its {what} differ from what the kernel's contract gives for its operands; \
+         record it with the contract that the kernel is registered with"
+    )]
+    ContractMismatch {
+        /// Kernel name.
+        kernel: String,
+        /// The dispatch.
+        dispatch: DispatchId,
+        /// What differs.
+        what: &'static str,
+    },
     /// A kernel was asked for that the registry does not have.
     #[error("kernel `{kernel}` is not registered; register it with the executor first")]
     UnknownKernel {
@@ -238,6 +251,15 @@ pub enum GpuError {
     ProfileUnsupported {
         /// What was to be timed.
         mode: ProfileMode,
+    },
+    /// A kernel asked the device that runs it for a transfer or for another run.
+    #[error(
+        "a kernel cannot use the device `{device}` that runs it; transfer before or after the program, or \
+         bind the buffer"
+    )]
+    DeviceBusy {
+        /// Device name.
+        device: String,
     },
     /// A kernel panicked while it ran; the device stays usable.
     #[error("kernel `{kernel}` failed while it ran: {message}")]

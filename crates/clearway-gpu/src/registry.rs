@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clearway_graph::{
-    CapturedOpKind, Dispatch, FusedRequest, GraphError, KernelCatalog, KernelContract, TensorView,
+    Access, Accesses, CapturedOpKind, Dispatch, FusedRequest, GraphError, KernelCatalog, KernelContract, TensorView,
 };
 use rustc_hash::FxHashMap;
 
@@ -161,6 +161,48 @@ impl KernelRegistry {
             }
             kind => ops::contract(kind, dispatch.bindings.len()),
         })
+    }
+}
+
+impl KernelRegistry {
+    /// The contract of the kernel that a dispatch would run. Backends call this before they lower it,
+    /// since what they hand a kernel must be what was proven, and a dispatch may have been recorded
+    /// with a contract of any kind.
+    ///
+    /// # Errors
+    /// [`GpuError::ContractMismatch`] if the kernel, its accesses or its in-place operands are not what
+    /// this contract gives for the operands and constants; [`GpuError::UnknownKernel`].
+    pub fn checked_contract(&self, dispatch: &Dispatch) -> Result<&KernelContract> {
+        let kernel = || dispatch.kernel.to_string();
+        let contract = self.contract_of(dispatch)?;
+        let contract = contract.ok_or_else(|| GpuError::UnknownKernel { kernel: kernel() })?;
+        let differs = |what| GpuError::ContractMismatch {
+            kernel: contract.kernel.to_string(),
+            dispatch: dispatch.id,
+            what,
+        };
+        if contract.kernel != dispatch.kernel {
+            return Err(differs("kernel and kind"));
+        }
+        if self.custom.get(&*dispatch.kernel).is_some_and(|own| own.kind() != dispatch.kind) {
+            return Err(differs("kernel and kind"));
+        }
+        let given = contract.annotate(dispatch.id, &dispatch.bindings, &dispatch.params)?;
+        let same = match &given {
+            Accesses::Unknown => !dispatch.is_annotated(),
+            Accesses::Known(list) => {
+                let facts = |access: &Access| (access.binding, access.range);
+                dispatch.is_annotated()
+                    && list.iter().map(facts).eq(dispatch.accesses().iter().map(facts))
+            }
+        };
+        if !same {
+            return Err(differs("accesses"));
+        }
+        if contract.in_place() != dispatch.in_place {
+            return Err(differs("in-place operands"));
+        }
+        Ok(contract)
     }
 }
 

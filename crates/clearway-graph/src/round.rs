@@ -27,7 +27,7 @@ use crate::fuse::{Refusal, RefusedPair};
 use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::Layout;
-use crate::node::{Accesses, CapturedOpKind as Kind, Dispatch};
+use crate::node::{Accesses, CapturedOpKind as Kind, Dispatch, DispatchFields};
 use survey::{Readers, Survey, id_at};
 
 /// Name of the stage in reports of what was refused.
@@ -243,8 +243,8 @@ fn with_layout<C: KernelCatalog>(
     device: &C::Device,
 ) -> Result<std::result::Result<Dispatch, Refusal>> {
     let mut fresh = dispatch.clone();
-    fresh.bindings[usize::from(binding)].layout = layout;
-    let Dispatch { kind, bindings, params, .. } = &fresh;
+    fresh.fields_mut().bindings[usize::from(binding)].layout = layout;
+    let DispatchFields { kind, bindings, params, .. } = &*fresh;
     let request = FusedRequest { kind: *kind, bindings, params };
     let Some(contract) = catalog.fused_kernel(device, &request)? else {
         return Ok(Err(Refusal::NoKernel { kind: *kind }));

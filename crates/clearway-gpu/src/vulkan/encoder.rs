@@ -61,6 +61,7 @@ impl VulkanEncoder {
         if spec.is_some() {
             ops::check(dispatch.kind, &dispatch.bindings, &dispatch.params)?;
         }
+        self.kernels.checked_contract(dispatch)?;
         if dispatch.bindings.len() > MAX_BINDINGS {
             return Err(GpuError::Arity {
                 op: "custom kernel",
@@ -257,13 +258,15 @@ impl VulkanEncoder {
     }
 
     fn take_program(&mut self) -> Result<VulkanProgram> {
+        // Taken together, before anything can fail: steps must not stay behind without their list, since
+        // the next proof would know nothing of them.
         let list = std::mem::take(&mut self.list);
+        let lowered = std::mem::take(&mut self.lowered);
+        let memory = self.memory.drain().map(|(_, memory)| memory).collect();
         // Every submission starts with a barrier, so wrap-around needs no proof here.
         if self.proven {
             verify(&list, &list, None).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
         }
-        let lowered = std::mem::take(&mut self.lowered);
-        let memory = self.memory.drain().map(|(_, memory)| memory).collect();
         VulkanProgram::new(&self.context, lowered, memory)
     }
 }
@@ -308,9 +311,15 @@ impl CommandEncoder for VulkanEncoder {
     type Error = GpuError;
 
     fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
-        self.lower(dispatch)?;
-        self.list.record(CapturedNode::Dispatch(Arc::new(dispatch.as_recorded())))?;
-        Ok(())
+        let node = CapturedNode::Dispatch(Arc::new(dispatch.as_recorded()));
+        // What was lowered must be in the list that is proven: asked before, and taken back on failure.
+        self.list.check(&node)?;
+        let before = self.lowered.mark();
+        if let Err(error) = self.lower(dispatch) {
+            self.lowered.take_back(before);
+            return Err(error);
+        }
+        Ok(self.list.record(node)?)
     }
 
     fn barrier(&mut self, _reason: &BarrierReason) -> Result<()> {

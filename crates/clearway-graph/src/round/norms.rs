@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::fuse::{Refusal, RefusedPair, joined};
 use crate::graph::ComputeGraph;
 use crate::layout::{Layout, TensorView};
-use crate::node::{Accesses, CapturedNode, CapturedOpKind as Kind, Dispatch};
+use crate::node::{Accesses, CapturedNode, CapturedOpKind as Kind, Dispatch, DispatchFields};
 
 /// Name of this part of the stage in reports of what was refused.
 const NORM_AHEAD: &str = "norm_ahead";
@@ -186,8 +186,17 @@ impl Chain<'_> {
         let origins = members.iter().flat_map(|member| member.origins.iter().copied()).collect();
         let label = joined(&self.sum.label, &self.scaled.label);
         let id = self.scaled.id;
-        let fused =
-            Dispatch { id, kind, in_place, kernel, params, bindings, accesses, origins, label };
+        let fused = Dispatch::from_fields(DispatchFields {
+            id,
+            kind,
+            in_place,
+            kernel,
+            params,
+            bindings,
+            accesses,
+            origins,
+            label,
+        });
         Ok(Ok((fused, fresh)))
     }
 

@@ -12,7 +12,7 @@ mod planner;
 mod random;
 mod shapes;
 
-pub use build::{Touch, dispatch_of, graph_of, minimise, with_nodes};
+pub use build::{Touch, dispatch_of, graph_of, minimise, tampered, with_nodes};
 pub use dag::random_dag;
 pub use kernels::record_op;
 pub use oracle::{
