@@ -79,13 +79,26 @@ pub enum GpuError {
         "{kernel} ({dispatch}): its {what} differ from what the kernel's contract gives for its operands; \
          record it with the contract that the kernel is registered with"
     )]
-    ContractMismatch {
+    WrongContract {
         /// Kernel name.
         kernel: String,
         /// The dispatch.
         dispatch: DispatchId,
         /// What differs.
         what: &'static str,
+    },
+    /// A contract declares a part of an operand, but the device can only hand out all of it.
+    #[error(
+        "the contract of kernel `{kernel}` declares a part of operand {operand}, but `{device}` hands kernels \
+         whole views; bind a view of that part, or declare the whole view"
+    )]
+    PartialExtent {
+        /// Kernel name.
+        kernel: String,
+        /// Index of the operand.
+        operand: usize,
+        /// Device name.
+        device: String,
     },
     /// A kernel was asked for that the registry does not have.
     #[error("kernel `{kernel}` is not registered; register it with the executor first")]

@@ -1,9 +1,11 @@
 //! Which kernels exist: the built-in ops and the user's own.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use clearway_graph::{
-    Access, Accesses, CapturedOpKind, Dispatch, FusedRequest, GraphError, KernelCatalog, KernelContract, TensorView,
+    Access, Accesses, BindingRole, BufferRange, CapturedOpKind, Dispatch, FusedRequest, GraphError,
+    KernelCatalog, KernelContract, MemRangeRole, TensorView,
 };
 use rustc_hash::FxHashMap;
 
@@ -170,13 +172,13 @@ impl KernelRegistry {
     /// with a contract of any kind.
     ///
     /// # Errors
-    /// [`GpuError::ContractMismatch`] if the kernel, its accesses or its in-place operands are not what
+    /// [`GpuError::WrongContract`] if the kernel, its accesses or its in-place operands are not what
     /// this contract gives for the operands and constants; [`GpuError::UnknownKernel`].
     pub fn checked_contract(&self, dispatch: &Dispatch) -> Result<&KernelContract> {
         let kernel = || dispatch.kernel.to_string();
         let contract = self.contract_of(dispatch)?;
         let contract = contract.ok_or_else(|| GpuError::UnknownKernel { kernel: kernel() })?;
-        let differs = |what| GpuError::ContractMismatch {
+        let differs = |what| GpuError::WrongContract {
             kernel: contract.kernel.to_string(),
             dispatch: dispatch.id,
             what,
@@ -204,6 +206,36 @@ impl KernelRegistry {
         }
         Ok(contract)
     }
+}
+
+/// The bytes of its buffer that a dispatch declares for a binding: those the proof knows about. The
+/// dispatch agrees with its kernel's contract, so a role that is not covered, or a binding in several
+/// ranges, would be an error of the annotate stage.
+pub(crate) fn declared_bytes(
+    dispatch: &Dispatch,
+    index: usize,
+    role: BindingRole,
+) -> Result<Range<u64>> {
+    let view = &dispatch.bindings[index];
+    if !dispatch.is_annotated() {
+        // Alone in its group: it may touch all it binds.
+        return Ok(view.offset..view.offset.saturating_add(view.layout.span_bytes()));
+    }
+    let own = || dispatch.accesses().iter().filter(|access| usize::from(access.binding) == index);
+    let needed = match role {
+        BindingRole::Read => MemRangeRole::Src,
+        BindingRole::Write | BindingRole::ReadWrite => MemRangeRole::Dst,
+    };
+    let covering = own().map(|access| access.range).find(|range| range.role == needed);
+    let one = covering.filter(|range| {
+        let place = |range: &BufferRange| (range.buf_id, range.p0, range.p1);
+        range.buf_id == view.buf_id && own().all(|other| place(&other.range) == place(range))
+    });
+    one.map(|range| range.p0..range.p1).ok_or_else(|| GpuError::WrongContract {
+        kernel: dispatch.kernel.to_string(),
+        dispatch: dispatch.id,
+        what: "bindings",
+    })
 }
 
 impl KernelCatalog for KernelRegistry {

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use clearway_graph::verify::verify;
 use clearway_graph::{
-    BarrierReason, BindingRole, BufferRange, CapturedNode, CommandEncoder, ComputeGraph, Dispatch,
-    MemRangeRole, Params, TensorView,
+    BarrierReason, BindingRole, CapturedNode, CommandEncoder, ComputeGraph, Dispatch, Params,
+    TensorView,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -24,7 +24,7 @@ use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::profile::{Profile, ProfileMode};
-use crate::registry::KernelRegistry;
+use crate::registry::{KernelRegistry, declared_bytes};
 
 /// Pieces of a dispatch at most.
 const MAX_PIECES: usize = u32::MAX as usize;
@@ -78,7 +78,7 @@ impl CpuEncoder {
             .zip(roles)
             .enumerate()
             .map(|(index, (view, role))| {
-                let declared = declared(dispatch, index, view, role)?;
+                let declared = declared_bytes(dispatch, index, role)?;
                 self.operand(view, role, declared)
             })
             .collect::<Result<SmallVec<[Operand; 6]>>>()?;
@@ -214,36 +214,6 @@ fn check_pieces(steps: &[Step], ends: &[usize]) -> Result<()> {
         start = end;
     }
     Ok(())
-}
-
-/// The bytes of its buffer that a dispatch declares for a binding: those the proof knows about. The
-/// dispatch agrees with its kernel's contract, so a role that is not covered, or a binding in several
-/// ranges, would be an error of the annotate stage.
-fn declared(
-    dispatch: &Dispatch,
-    index: usize,
-    view: &TensorView,
-    role: BindingRole,
-) -> Result<Range<u64>> {
-    if !dispatch.is_annotated() {
-        // Alone in its group: it may touch all it binds.
-        return Ok(view.offset..view.offset.saturating_add(view.layout.span_bytes()));
-    }
-    let own = || dispatch.accesses().iter().filter(|access| usize::from(access.binding) == index);
-    let needed = match role {
-        BindingRole::Read => MemRangeRole::Src,
-        BindingRole::Write | BindingRole::ReadWrite => MemRangeRole::Dst,
-    };
-    let covering = own().map(|access| access.range).find(|range| range.role == needed);
-    let one = covering.filter(|range| {
-        let place = |range: &BufferRange| (range.buf_id, range.p0, range.p1);
-        range.buf_id == view.buf_id && own().all(|other| place(&other.range) == place(range))
-    });
-    one.map(|range| range.p0..range.p1).ok_or_else(|| GpuError::ContractMismatch {
-        kernel: dispatch.kernel.to_string(),
-        dispatch: dispatch.id,
-        what: "bindings",
-    })
 }
 
 /// Shared and exclusive slices of the same bytes must never exist side by side. An operand that an

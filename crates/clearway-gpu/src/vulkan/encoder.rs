@@ -20,7 +20,7 @@ use super::{split, tune};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
-use crate::registry::KernelRegistry;
+use crate::registry::{KernelRegistry, declared_bytes};
 use crate::wgsl::{self, Job, Kernel, Operand, Packing, Scratch, View};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
@@ -61,7 +61,7 @@ impl VulkanEncoder {
         if spec.is_some() {
             ops::check(dispatch.kind, &dispatch.bindings, &dispatch.params)?;
         }
-        self.kernels.checked_contract(dispatch)?;
+        self.check_extents(dispatch)?;
         if dispatch.bindings.len() > MAX_BINDINGS {
             return Err(GpuError::Arity {
                 op: "custom kernel",
@@ -75,6 +75,23 @@ impl VulkanEncoder {
             return self.lower_part(dispatch, None, true);
         }
         (0..parts).try_for_each(|part| self.lower_part(dispatch, Some(part), part + 1 == parts))
+    }
+
+    /// A binding covers the whole view, so a contract must declare all of it.
+    fn check_extents(&self, dispatch: &Dispatch) -> Result<()> {
+        let contract = self.kernels.checked_contract(dispatch)?;
+        for (operand, binding) in contract.bindings.iter().flatten().enumerate() {
+            let view = &dispatch.bindings[operand];
+            let declared = declared_bytes(dispatch, operand, binding.role)?;
+            if declared != (view.offset..view.offset + view.layout.span_bytes()) {
+                return Err(GpuError::PartialExtent {
+                    kernel: dispatch.kernel.to_string(),
+                    operand,
+                    device: self.context.info.name.clone(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// In how many parts the weights of a dispatch lie; 0 if in one piece.
