@@ -223,8 +223,8 @@ impl DeviceMemory for HostMemory {
         let target = self.window(offset, bytes.len())?;
         self.lock.exclusive(|| {
             // SAFETY: `window` has seen that `bytes.len()` bytes from `target` are inside the allocation.
-            // Nobody else touches them, since all who do hold the lock. `bytes` is other memory: slices
-            // of buffers exist in kernels only, and there `exclusive` has refused.
+            // Nobody else touches them, since all who do hold the lock. `bytes` is other memory: a
+            // slice of a buffer exists only while a program of its device runs, and that holds the lock.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
         })
     }
@@ -233,8 +233,8 @@ impl DeviceMemory for HostMemory {
         let source = self.window(offset, bytes.len())?;
         self.lock.exclusive(|| {
             // SAFETY: `window` has seen that `bytes.len()` bytes from `source` are inside the allocation.
-            // Nobody writes them, since all who touch them hold the lock. `bytes` is other memory: slices
-            // of buffers exist in kernels only, and there `exclusive` has refused.
+            // Nobody writes them, since all who touch them hold the lock. `bytes` is other memory: a
+            // slice of a buffer exists only while a program of its device runs, and that holds the lock.
             unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) }
         })
     }

@@ -6,7 +6,7 @@ use ash::vk;
 use clearway_graph::verify::verify;
 use clearway_graph::{
     BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
-    Dispatch, TensorView,
+    Dispatch, Layout, TensorView,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -98,7 +98,11 @@ impl VulkanEncoder {
     fn parts(&mut self, dispatch: &Dispatch) -> Result<usize> {
         let mut parts = 0;
         for view in &dispatch.bindings {
-            parts = parts.max(self.memory(view.buf_id)?.parts.len());
+            let memory = self.memory(view.buf_id)?;
+            if memory.tensor.is_some_and(|tensor| !is_whole(view, &tensor)) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
+            }
+            parts = parts.max(memory.parts.len());
         }
         Ok(parts)
     }
@@ -286,6 +290,12 @@ impl VulkanEncoder {
         }
         VulkanProgram::new(&self.context, lowered, memory)
     }
+}
+
+/// Whether a view is all of a weight tensor, in any number of dimensions.
+fn is_whole(view: &TensorView, tensor: &Layout) -> bool {
+    let facts = |layout: &Layout| (layout.dtype(), layout.elems(), layout.cols());
+    view.offset == 0 && view.layout.is_dense() && facts(&view.layout) == facts(tensor)
 }
 
 /// Bindings that scratch takes: floats and tickets.

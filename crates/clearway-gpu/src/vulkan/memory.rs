@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use clearway_graph::Layout;
+
 use super::context::Context;
 use super::heap::Piece;
 use super::split::RowPart;
@@ -16,6 +18,9 @@ pub(super) struct VulkanMemory {
     pub(super) packing: Packing,
     /// Rows of a tensor that is larger than one binding; the piece is empty then.
     pub(super) parts: Vec<RowPart>,
+    /// The tensor that was uploaded, where it lies in planes or parts: what a view says about it is the
+    /// caller's word only.
+    pub(super) tensor: Option<Layout>,
     /// Whether it is the host's.
     mailbox: bool,
     context: Arc<Context>,
@@ -25,14 +30,16 @@ impl VulkanMemory {
     /// Memory that holds anything.
     pub(super) fn new(context: &Arc<Context>, bytes: u64, packing: Packing) -> Result<Self> {
         let piece = context.heap.alloc(context, bytes)?;
-        Ok(Self { piece, packing, parts: Vec::new(), mailbox: false, context: context.clone() })
+        let (parts, tensor, context) = (Vec::new(), None, context.clone());
+        Ok(Self { piece, packing, parts, tensor, mailbox: false, context })
     }
 
     /// Memory of the host, filled with zeros.
     pub(super) fn mailbox(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let piece = context.mailboxes.alloc(context, bytes)?;
-        let (packing, parts) = (Packing::Plain, Vec::new());
-        let memory = Self { piece, packing, parts, mailbox: true, context: context.clone() };
+        let (packing, parts, tensor) = (Packing::Plain, Vec::new(), None);
+        let memory =
+            Self { piece, packing, parts, tensor, mailbox: true, context: context.clone() };
         context.transfers.fill_zero(context, &memory.piece)?;
         Ok(memory)
     }
