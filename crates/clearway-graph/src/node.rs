@@ -271,6 +271,7 @@ pub struct DispatchFields {
 impl Deref for Dispatch {
     type Target = DispatchFields;
 
+    #[inline]
     fn deref(&self) -> &DispatchFields {
         &self.fields
     }

@@ -101,8 +101,10 @@ impl CpuEncoder {
 
     fn kernel(&self, dispatch: &Dispatch) -> Result<CpuKernel> {
         let name = &*dispatch.kernel;
-        if let Some(kernel) = kernels::builtin(name) {
-            return Ok(kernel.clone());
+        // By kind, as its contract: a user's kernel is never run by the contract of one of ours.
+        if ops::spec(dispatch.kind).is_some() {
+            let unknown = || GpuError::UnknownKernel { kernel: name.to_owned() };
+            return kernels::builtin(name).cloned().ok_or_else(unknown);
         }
         let custom = self.kernels.custom(name)?;
         custom.cpu.clone().ok_or_else(|| GpuError::KernelNotForDevice {
