@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use clearway::cpu::{CpuDevice, CpuKernel, Grid};
 use clearway::{
-    BindingContract, BindingRole, CapturedOpKind as Kind, CommandEncoder, ComputeGraph,
-    CustomKernel, DType, Device, GpuError, GraphError, KernelContract, KernelRegistry, Upload,
+    BindingContract, BindingRole, CapturedOpKind as Kind, ComputeGraph, CustomKernel, DType,
+    Device, GpuError, GraphError, KernelContract, KernelRegistry, Upload,
 };
 
 use crate::{lowered, part, registry, whole};

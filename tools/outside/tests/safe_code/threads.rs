@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clearway::cpu::{CpuDevice, CpuKernel, Grid};
 use clearway::{
     BindingContract, BindingRole, Buffer, CapturedOpKind as Kind, ComputeGraph, DType, Device,
-    GpuError, KernelContract, KernelRegistry, Program, Upload,
+    GpuError, KernelContract, KernelRegistry, Upload,
 };
 
 use crate::{lowered, registry, run_on, whole};
