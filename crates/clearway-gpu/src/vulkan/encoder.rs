@@ -241,14 +241,14 @@ impl VulkanEncoder {
             let (offset, range) = (piece.offset, piece.len);
             return Ok((vk::DescriptorBufferInfo { buffer: piece.buffer, offset, range }, 0));
         }
-        let end = view.offset.checked_add(bytes).filter(|&end| end <= piece.len);
+        let end = view.offset.checked_add(bytes).filter(|&end| end <= memory.len);
         if end.is_none() {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::TransferOutOfBounds {
                 buf_id,
                 offset,
                 len: bytes,
-                buf_len: piece.len,
+                buf_len: memory.len,
             });
         }
         let dtype = view.layout.dtype();

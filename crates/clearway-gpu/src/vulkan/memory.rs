@@ -14,6 +14,8 @@ use crate::wgsl::Packing;
 /// The memory behind a buffer.
 pub(super) struct VulkanMemory {
     pub(super) piece: Piece,
+    /// Bytes that were asked for. The piece may be a little longer.
+    pub(super) len: u64,
     /// How block weights lie in it.
     pub(super) packing: Packing,
     /// Rows of a tensor that is larger than one binding; the piece is empty then.
@@ -31,23 +33,34 @@ impl VulkanMemory {
     pub(super) fn new(context: &Arc<Context>, bytes: u64, packing: Packing) -> Result<Self> {
         let piece = context.heap.alloc(context, bytes)?;
         let (parts, tensor, context) = (Vec::new(), None, context.clone());
-        Ok(Self { piece, packing, parts, tensor, mailbox: false, context })
+        Ok(Self { piece, len: bytes, packing, parts, tensor, mailbox: false, context })
     }
 
     /// Memory of the host, filled with zeros.
     pub(super) fn mailbox(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let piece = context.mailboxes.alloc(context, bytes)?;
-        let (packing, parts, tensor) = (Packing::Plain, Vec::new(), None);
-        let memory =
-            Self { piece, packing, parts, tensor, mailbox: true, context: context.clone() };
+        let memory = Self {
+            piece,
+            len: bytes,
+            packing: Packing::Plain,
+            parts: Vec::new(),
+            tensor: None,
+            mailbox: true,
+            context: context.clone(),
+        };
         context.transfers.fill_zero(context, &memory.piece)?;
         Ok(memory)
     }
 
-    /// Weights longer than a buffer says have less memory than that where they lie in parts.
+    /// Refuses bytes that are not there. A buffer of weights that lie in parts has none of its own.
     fn check(&self, offset: u64, len: usize) -> Result<()> {
         match offset.checked_add(len as u64) {
-            Some(end) if end <= self.piece.len => Ok(()),
+            Some(end) if end <= self.len => Ok(()),
+            _ if self.parts.is_empty() => Err(GpuError::TransferMismatch {
+                what: "transfer",
+                found: format!("{len} bytes at byte {offset}"),
+                expected: format!("bytes of a buffer of {}", self.len),
+            }),
             _ => Err(GpuError::TransferMismatch {
                 what: "packed weights",
                 found: format!("a transfer of {len} bytes at byte {offset}"),
