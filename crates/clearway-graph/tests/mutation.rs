@@ -265,7 +265,7 @@ fn a_shortened_range_is_reported() {
 /// Takes a byte off an access; false if it has none.
 fn shorten(node: &mut CapturedNode, access: usize, from_front: bool) -> bool {
     let CapturedNode::Dispatch(dispatch) = node else { return false };
-    if !dispatch.accesses().get(access).is_some_and(|access| !access.range.is_empty()) {
+    if dispatch.accesses().get(access).is_none_or(|access| access.range.is_empty()) {
         return false;
     }
     let shorter = tampered(dispatch, |_, accesses| {
