@@ -53,6 +53,9 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
         let selection = only.map_or(&["--workspace"][..], Part::selection);
         test(&root, seed, selection, &needs, &mut outcome)?;
     }
+    if wants(Part::Core) {
+        outcome.step(Part::Core, "outside crate", &mut outside(&root));
+    }
     if wants(Part::Race) {
         race(&root, seed, &mut outcome)?;
     }
@@ -149,6 +152,15 @@ fn test(
         outcome.fail("cargo test");
     }
     Ok(())
+}
+
+/// The tests of a crate outside the workspace, which has the public API only and no unsafe code. What it
+/// shares with ours is not built again.
+fn outside(root: &Path) -> Command {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let mut command = cargo(root, &["test", "--locked", "--manifest-path"]);
+    command.arg("tools/outside/Cargo.toml").env("CARGO_TARGET_DIR", root.join(target));
+    command
 }
 
 /// The race checker in a system of its own, where that could be made.

@@ -74,32 +74,31 @@ pub enum GpuError {
         /// Operand it overlaps.
         other: usize,
     },
-    /// A dispatch names a kernel that computes something else than the dispatch says.
+    /// A dispatch differs from what the contract of the kernel that would run makes of it.
     #[error(
-        "{dispatch} is to compute {kind}, but kernel `{kernel}` does not; take both from one op call"
+        "{kernel} ({dispatch}): its {what} differ from what the kernel's contract gives for its operands; \
+         record it with the contract that the kernel is registered with"
     )]
-    WrongKernel {
-        /// The dispatch.
-        dispatch: DispatchId,
-        /// What it is to compute.
-        kind: CapturedOpKind,
-        /// The kernel it names.
-        kernel: String,
-    },
-    /// A dispatch says that an output may lie over an operand, which its kernel does not allow.
-    #[error(
-        "{kernel} ({dispatch}): operand {output} may not lie over operand {input}; take what may from \
-         the kernel's contract"
-    )]
-    WrongInPlace {
-        /// The dispatch.
-        dispatch: DispatchId,
+    WrongContract {
         /// Kernel name.
         kernel: String,
-        /// Operand that is written.
-        output: u16,
-        /// Operand it is said to lie over.
-        input: u16,
+        /// The dispatch.
+        dispatch: DispatchId,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A contract declares a part of an operand, but the device can only hand out all of it.
+    #[error(
+        "the contract of kernel `{kernel}` declares a part of operand {operand}, but `{device}` hands kernels \
+         whole views; bind a view of that part, or declare the whole view"
+    )]
+    PartialExtent {
+        /// Kernel name.
+        kernel: String,
+        /// Index of the operand.
+        operand: usize,
+        /// Device name.
+        device: String,
     },
     /// A kernel was asked for that the registry does not have.
     #[error("kernel `{kernel}` is not registered; register it with the executor first")]
@@ -265,6 +264,15 @@ pub enum GpuError {
     ProfileUnsupported {
         /// What was to be timed.
         mode: ProfileMode,
+    },
+    /// A kernel asked the device that runs it for a transfer or for another run.
+    #[error(
+        "a kernel cannot use the device `{device}` that runs it; transfer before or after the program, or \
+         bind the buffer"
+    )]
+    DeviceBusy {
+        /// Device name.
+        device: String,
     },
     /// A kernel panicked while it ran; the device stays usable.
     #[error("kernel `{kernel}` failed while it ran: {message}")]

@@ -1,9 +1,11 @@
 //! Which kernels exist: the built-in ops and the user's own.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use clearway_graph::{
-    CapturedOpKind, Dispatch, FusedRequest, GraphError, KernelCatalog, KernelContract, TensorView,
+    Access, Accesses, BindingRole, BufferRange, CapturedOpKind, Dispatch, FusedRequest, GraphError,
+    KernelCatalog, KernelContract, MemRangeRole, TensorView,
 };
 use rustc_hash::FxHashMap;
 
@@ -149,41 +151,90 @@ impl KernelRegistry {
         self.custom.get(name).ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() })
     }
 
-    /// The contract a dispatch was annotated with; `None` for an op that takes no such number of
+    /// The contract of the kernel a dispatch names; `None` for an op that takes no such number of
     /// operands.
     ///
-    /// Backends ask for it before they lower a dispatch. The verifier proves what a dispatch computes by its
-    /// kind and knows no kernels, so this is where the kernel is held to the kind: the kernel the
-    /// dispatch names must be the one of its kind, and what it allows to lie over an operand must be
-    /// what that kernel allows.
+    /// # Errors
+    /// [`GpuError::UnknownKernel`] for a user's kernel that is not registered.
+    pub fn contract_of(&self, dispatch: &Dispatch) -> Result<Option<&KernelContract>> {
+        Ok(match dispatch.kind {
+            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
+                Some(&self.custom(&dispatch.kernel)?.contract)
+            }
+            kind => ops::contract(kind, dispatch.bindings.len()),
+        })
+    }
+
+    /// The contract of the kernel that a dispatch would run. Backends call this before they lower it,
+    /// since what they hand a kernel must be what was proven, and a dispatch may have been recorded
+    /// with a contract of any kind. The verifier proves what a dispatch computes by its kind and knows no
+    /// kernels: here the kernel is held to the kind.
     ///
     /// # Errors
-    /// [`GpuError::UnknownKernel`] for a user's kernel that is not registered,
-    /// [`GpuError::WrongKernel`] and [`GpuError::WrongInPlace`].
-    pub fn contract_of(&self, dispatch: &Dispatch) -> Result<Option<&KernelContract>> {
-        let (contract, computes) = match dispatch.kind {
-            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
-                let kernel = self.custom(&dispatch.kernel)?;
-                (Some(&kernel.contract), kernel.kind())
-            }
-            kind => (ops::contract(kind, dispatch.bindings.len()), kind),
+    /// [`GpuError::WrongContract`] if the kernel, its accesses or its in-place operands are not what
+    /// this contract gives for the operands and constants; [`GpuError::UnknownKernel`].
+    pub fn checked_contract(&self, dispatch: &Dispatch) -> Result<&KernelContract> {
+        let kernel = || dispatch.kernel.to_string();
+        let contract = self.contract_of(dispatch)?;
+        let contract = contract.ok_or_else(|| GpuError::UnknownKernel { kernel: kernel() })?;
+        let differs = |what| GpuError::WrongContract {
+            kernel: contract.kernel.to_string(),
+            dispatch: dispatch.id,
+            what,
         };
-        let Some(contract) = contract else { return Ok(None) };
-        if computes != dispatch.kind || contract.kernel != dispatch.kernel {
-            let (kind, kernel) = (dispatch.kind, dispatch.kernel.to_string());
-            return Err(GpuError::WrongKernel { dispatch: dispatch.id, kind, kernel });
+        if contract.kernel != dispatch.kernel {
+            return Err(differs("kernel and kind"));
         }
-        let allowed = contract.in_place();
-        if let Some(pair) = dispatch.in_place.iter().find(|pair| !allowed.contains(pair)) {
-            return Err(GpuError::WrongInPlace {
-                dispatch: dispatch.id,
-                kernel: dispatch.kernel.to_string(),
-                output: pair.output,
-                input: pair.input,
-            });
+        if self.custom.get(&*dispatch.kernel).is_some_and(|own| own.kind() != dispatch.kind) {
+            return Err(differs("kernel and kind"));
         }
-        Ok(Some(contract))
+        let given = contract.annotate(dispatch.id, &dispatch.bindings, &dispatch.params)?;
+        let same = match &given {
+            Accesses::Unknown => !dispatch.is_annotated(),
+            Accesses::Known(list) => {
+                let facts = |access: &Access| (access.binding, access.range);
+                dispatch.is_annotated()
+                    && list.iter().map(facts).eq(dispatch.accesses().iter().map(facts))
+            }
+        };
+        if !same {
+            return Err(differs("accesses"));
+        }
+        if contract.in_place() != dispatch.in_place {
+            return Err(differs("in-place operands"));
+        }
+        Ok(contract)
     }
+}
+
+/// The bytes of its buffer that a dispatch declares for a binding: those the proof knows about. The
+/// dispatch agrees with its kernel's contract, so a role that is not covered, or a binding in several
+/// ranges, would be an error of the annotate stage.
+pub(crate) fn declared_bytes(
+    dispatch: &Dispatch,
+    index: usize,
+    role: BindingRole,
+) -> Result<Range<u64>> {
+    let view = &dispatch.bindings[index];
+    if !dispatch.is_annotated() {
+        // Alone in its group: it may touch all it binds.
+        return Ok(view.offset..view.offset.saturating_add(view.layout.span_bytes()));
+    }
+    let own = || dispatch.accesses().iter().filter(|access| usize::from(access.binding) == index);
+    let needed = match role {
+        BindingRole::Read => MemRangeRole::Src,
+        BindingRole::Write | BindingRole::ReadWrite => MemRangeRole::Dst,
+    };
+    let covering = own().map(|access| access.range).find(|range| range.role == needed);
+    let one = covering.filter(|range| {
+        let place = |range: &BufferRange| (range.buf_id, range.p0, range.p1);
+        range.buf_id == view.buf_id && own().all(|other| place(&other.range) == place(range))
+    });
+    one.map(|range| range.p0..range.p1).ok_or_else(|| GpuError::WrongContract {
+        kernel: dispatch.kernel.to_string(),
+        dispatch: dispatch.id,
+        what: "bindings",
+    })
 }
 
 impl KernelCatalog for KernelRegistry {

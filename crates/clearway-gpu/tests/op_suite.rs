@@ -319,10 +319,10 @@ impl CommandEncoder for SabotagedEncoder {
     type Error = clearway_gpu::GpuError;
 
     fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
-        let mut dispatch = dispatch.clone();
-        if let Sabotage::Constant(index) = self.sabotage {
-            change_constant(&mut dispatch, index);
-        }
+        let dispatch = match self.sabotage {
+            Sabotage::Constant(index) => with_other_constant(dispatch, index)?,
+            _ => dispatch.clone(),
+        };
         self.inner.dispatch(&dispatch)?;
         self.dispatch = Some(dispatch);
         Ok(())
@@ -394,16 +394,20 @@ fn change_element(buffer: &Buffer, view: &TensorView, at: u64) -> Result<()> {
     }
 }
 
-/// Another value that the op also takes.
-fn change_constant(dispatch: &mut Dispatch, index: usize) {
+/// The dispatch with another value of a constant, one that the op also takes.
+fn with_other_constant(dispatch: &Dispatch, index: usize) -> Result<Dispatch> {
     let spec = ops::spec(dispatch.kind).unwrap().params[index];
-    let word = &mut dispatch.params[index];
+    let mut params = dispatch.params.clone();
+    let word = &mut params[index];
     *word = match (spec.kind, spec.name) {
         (ParamKind::F32, _) => (f32::from_bits(*word) * 2.0 + 1e-5).to_bits(),
         (ParamKind::U32, "n_dims") => (*word - 2).max(2),
         (ParamKind::U32, "mode" | "renorm") => u32::from(*word == 0),
         (ParamKind::U32, _) => *word + 1,
     };
+    let (id, kind) = (dispatch.id, dispatch.kind);
+    let contract = ops::contract(kind, dispatch.bindings.len()).unwrap();
+    Ok(Dispatch::annotated(id, kind, contract, &dispatch.bindings, &params, &dispatch.label)?)
 }
 
 fn change_byte(buffer: &Buffer, at: u64) -> Result<()> {

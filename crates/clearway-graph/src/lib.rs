@@ -58,8 +58,8 @@ pub use graph::{ComputeGraph, Value};
 pub use ids::{DispatchId, NodeId};
 pub use layout::{Layout, MAX_DIMS, TensorView};
 pub use node::{
-    Access, Accesses, BarrierReason, CapturedNode, CapturedOpKind, Dispatch, Hazard, HazardKind,
-    InPlace, Origin, Params,
+    Access, Accesses, BarrierReason, CapturedNode, CapturedOpKind, Dispatch, DispatchFields,
+    Hazard, HazardKind, InPlace, Origin, Params,
 };
 pub use place::MemoryPlan;
 pub use range::{BufferRange, MemRangeRole, View};

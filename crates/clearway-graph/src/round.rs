@@ -28,7 +28,7 @@ use crate::fuse::{Refusal, RefusedPair};
 use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::Layout;
-use crate::node::{Accesses, CapturedOpKind as Kind, Dispatch};
+use crate::node::{Accesses, CapturedOpKind as Kind, Dispatch, DispatchFields};
 use rules::{ACTIVATIONS, BEHIND_GATE};
 use survey::{Readers, Survey, id_at};
 
@@ -235,8 +235,8 @@ fn with_layout<C: KernelCatalog>(
     device: &C::Device,
 ) -> Result<std::result::Result<Dispatch, Refusal>> {
     let mut fresh = dispatch.clone();
-    fresh.bindings[usize::from(binding)].layout = layout;
-    let Dispatch { kind, bindings, params, .. } = &fresh;
+    fresh.fields_mut().bindings[usize::from(binding)].layout = layout;
+    let DispatchFields { kind, bindings, params, .. } = &*fresh;
     let request = FusedRequest { kind: *kind, bindings, params };
     let Some(contract) = catalog.fused_kernel(device, &request)? else {
         return Ok(Err(Refusal::NoKernel { kind: *kind }));

@@ -11,7 +11,7 @@ use std::time::Instant;
 use clearway_graph::fuse::TestCatalog;
 use clearway_graph::place::Slot;
 use clearway_graph::testkit::{
-    Lives, Oracle, Rng, Run, Shape, Touch, flows, graph_of, plan_by_groups, random_graph,
+    Lives, Oracle, Rng, Run, Shape, Touch, flows, graph_of, plan_by_groups, random_graph, tampered,
     with_nodes,
 };
 use clearway_graph::verify::{Fault, Placement, Problem, Proof, verify};
@@ -372,15 +372,17 @@ fn a_shortened_range_is_reported() {
 /// Takes a byte off an access; false if it has none.
 fn shorten(node: &mut CapturedNode, access: usize, from_front: bool) -> bool {
     let CapturedNode::Dispatch(dispatch) = node else { return false };
-    let Accesses::Known(list) = &mut Arc::make_mut(dispatch).accesses else { return false };
-    let range = &mut list[access].range;
-    if range.is_empty() {
+    if dispatch.accesses().get(access).is_none_or(|access| access.range.is_empty()) {
         return false;
     }
-    match from_front {
-        true => range.p0 += 1,
-        false => range.p1 -= 1,
-    }
+    let shorter = tampered(dispatch, |_, accesses| {
+        let Accesses::Known(list) = accesses else { return };
+        match from_front {
+            true => list[access].range.p0 += 1,
+            false => list[access].range.p1 -= 1,
+        }
+    });
+    *node = CapturedNode::Dispatch(Arc::new(shorter));
     true
 }
 

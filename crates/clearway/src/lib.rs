@@ -31,7 +31,7 @@ pub use clearway_gpu::{
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{
     BarrierReason, BindingContract, BindingRole, BufferRange, CapturedNode, CapturedOpKind,
-    CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchId, Extent, GraphError,
-    Hazard, HazardKind, KernelCatalog, KernelContract, Layout, MemRangeRole, MemoryPlan, NodeId,
-    TensorView, View, fuse, pack, pipeline, place, schedule, verify,
+    CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchFields, DispatchId,
+    Extent, GraphError, Hazard, HazardKind, KernelCatalog, KernelContract, Layout, MemRangeRole,
+    MemoryPlan, NodeId, TensorView, View, fuse, pack, pipeline, place, schedule, verify,
 };

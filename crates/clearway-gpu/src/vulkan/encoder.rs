@@ -6,7 +6,7 @@ use ash::vk;
 use clearway_graph::verify::verify;
 use clearway_graph::{
     BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
-    Dispatch, TensorView,
+    Dispatch, Layout, TensorView,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -20,7 +20,7 @@ use super::{split, tune};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
-use crate::registry::KernelRegistry;
+use crate::registry::{KernelRegistry, declared_bytes};
 use crate::wgsl::{self, Job, Kernel, Operand, Packing, Scratch, View};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
@@ -61,6 +61,7 @@ impl VulkanEncoder {
         if spec.is_some() {
             ops::check(dispatch.kind, &dispatch.bindings, &dispatch.params)?;
         }
+        self.check_extents(dispatch)?;
         if dispatch.bindings.len() > MAX_BINDINGS {
             return Err(GpuError::Arity {
                 op: "custom kernel",
@@ -76,11 +77,32 @@ impl VulkanEncoder {
         (0..parts).try_for_each(|part| self.lower_part(dispatch, Some(part), part + 1 == parts))
     }
 
+    /// A binding covers the whole view, so a contract must declare all of it.
+    fn check_extents(&self, dispatch: &Dispatch) -> Result<()> {
+        let contract = self.kernels.checked_contract(dispatch)?;
+        for (operand, binding) in contract.bindings.iter().flatten().enumerate() {
+            let view = &dispatch.bindings[operand];
+            let declared = declared_bytes(dispatch, operand, binding.role)?;
+            if declared != (view.offset..view.offset + view.layout.span_bytes()) {
+                return Err(GpuError::PartialExtent {
+                    kernel: dispatch.kernel.to_string(),
+                    operand,
+                    device: self.context.info.name.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// In how many parts the weights of a dispatch lie; 0 if in one piece.
     fn parts(&mut self, dispatch: &Dispatch) -> Result<usize> {
         let mut parts = 0;
         for view in &dispatch.bindings {
-            parts = parts.max(self.memory(view.buf_id)?.parts.len());
+            let memory = self.memory(view.buf_id)?;
+            if memory.tensor.is_some_and(|tensor| !is_whole(view, &tensor)) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
+            }
+            parts = parts.max(memory.parts.len());
         }
         Ok(parts)
     }
@@ -219,14 +241,14 @@ impl VulkanEncoder {
             let (offset, range) = (piece.offset, piece.len);
             return Ok((vk::DescriptorBufferInfo { buffer: piece.buffer, offset, range }, 0));
         }
-        let end = view.offset.checked_add(bytes).filter(|&end| end <= piece.len);
+        let end = view.offset.checked_add(bytes).filter(|&end| end <= memory.len);
         if end.is_none() {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::TransferOutOfBounds {
                 buf_id,
                 offset,
                 len: bytes,
-                buf_len: piece.len,
+                buf_len: memory.len,
             });
         }
         let dtype = view.layout.dtype();
@@ -257,15 +279,23 @@ impl VulkanEncoder {
     }
 
     fn take_program(&mut self) -> Result<VulkanProgram> {
+        // Taken together, before anything can fail: steps must not stay behind without their list, since
+        // the next proof would know nothing of them.
         let list = std::mem::take(&mut self.list);
+        let lowered = std::mem::take(&mut self.lowered);
+        let memory = self.memory.drain().map(|(_, memory)| memory).collect();
         // Every submission starts with a barrier, so wrap-around needs no proof here.
         if self.proven {
             verify(&list, &list, None).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
         }
-        let lowered = std::mem::take(&mut self.lowered);
-        let memory = self.memory.drain().map(|(_, memory)| memory).collect();
         VulkanProgram::new(&self.context, lowered, memory)
     }
+}
+
+/// Whether a view is all of a weight tensor, in any number of dimensions.
+fn is_whole(view: &TensorView, tensor: &Layout) -> bool {
+    let facts = |layout: &Layout| (layout.dtype(), layout.elems(), layout.cols());
+    view.offset == 0 && view.layout.is_dense() && facts(&view.layout) == facts(tensor)
 }
 
 /// Bindings that scratch takes: floats and tickets.
@@ -308,9 +338,15 @@ impl CommandEncoder for VulkanEncoder {
     type Error = GpuError;
 
     fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
-        self.lower(dispatch)?;
-        self.list.record(CapturedNode::Dispatch(Arc::new(dispatch.as_recorded())))?;
-        Ok(())
+        let node = CapturedNode::Dispatch(Arc::new(dispatch.as_recorded()));
+        // What was lowered must be in the list that is proven: asked before, and taken back on failure.
+        self.list.check(&node)?;
+        let before = self.lowered.mark();
+        if let Err(error) = self.lower(dispatch) {
+            self.lowered.take_back(before);
+            return Err(error);
+        }
+        Ok(self.list.record(node)?)
     }
 
     fn barrier(&mut self, _reason: &BarrierReason) -> Result<()> {

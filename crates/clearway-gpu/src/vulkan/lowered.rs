@@ -55,6 +55,14 @@ pub(super) struct Step {
     pub(super) label: CString,
 }
 
+/// How much there was of a list on its way to the device.
+pub(super) struct Mark {
+    steps: usize,
+    words: usize,
+    scratch: (u64, u64),
+    tickets: u64,
+}
+
 /// What a step is to the list.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
@@ -101,6 +109,20 @@ impl Lowered {
         });
         let label = CString::new(label).unwrap_or_default();
         self.steps.push(Step { source, bound, block, scratch, groups: kernel.groups, role, label });
+    }
+
+    /// What there is so far, to come back to.
+    pub(super) fn mark(&self) -> Mark {
+        let Self { steps, words, scratch, tickets, .. } = self;
+        Mark { steps: steps.len(), words: words.len(), scratch: *scratch, tickets: *tickets }
+    }
+
+    /// Forgets the steps since a mark that no barrier follows. Their texts stay, for others.
+    pub(super) fn take_back(&mut self, mark: Mark) {
+        self.steps.truncate(mark.steps);
+        self.words.truncate(mark.words);
+        self.scratch = mark.scratch;
+        self.tickets = mark.tickets;
     }
 
     pub(super) fn barrier(&mut self) {

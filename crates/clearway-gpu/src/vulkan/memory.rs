@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use clearway_graph::Layout;
+
 use super::context::Context;
 use super::heap::Piece;
 use super::split::RowPart;
@@ -12,10 +14,15 @@ use crate::wgsl::Packing;
 /// The memory behind a buffer.
 pub(super) struct VulkanMemory {
     pub(super) piece: Piece,
+    /// Bytes that were asked for. The piece may be a little longer.
+    pub(super) len: u64,
     /// How block weights lie in it.
     pub(super) packing: Packing,
     /// Rows of a tensor that is larger than one binding; the piece is empty then.
     pub(super) parts: Vec<RowPart>,
+    /// The tensor that was uploaded, where it lies in planes or parts: what a view says about it is the
+    /// caller's word only.
+    pub(super) tensor: Option<Layout>,
     /// Whether it is the host's.
     mailbox: bool,
     context: Arc<Context>,
@@ -25,22 +32,35 @@ impl VulkanMemory {
     /// Memory that holds anything.
     pub(super) fn new(context: &Arc<Context>, bytes: u64, packing: Packing) -> Result<Self> {
         let piece = context.heap.alloc(context, bytes)?;
-        Ok(Self { piece, packing, parts: Vec::new(), mailbox: false, context: context.clone() })
+        let (parts, tensor, context) = (Vec::new(), None, context.clone());
+        Ok(Self { piece, len: bytes, packing, parts, tensor, mailbox: false, context })
     }
 
     /// Memory of the host, filled with zeros.
     pub(super) fn mailbox(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let piece = context.mailboxes.alloc(context, bytes)?;
-        let (packing, parts) = (Packing::Plain, Vec::new());
-        let memory = Self { piece, packing, parts, mailbox: true, context: context.clone() };
+        let memory = Self {
+            piece,
+            len: bytes,
+            packing: Packing::Plain,
+            parts: Vec::new(),
+            tensor: None,
+            mailbox: true,
+            context: context.clone(),
+        };
         context.transfers.fill_zero(context, &memory.piece)?;
         Ok(memory)
     }
 
-    /// Weights longer than a buffer says have less memory than that where they lie in parts.
+    /// Refuses bytes that are not there. A buffer of weights that lie in parts has none of its own.
     fn check(&self, offset: u64, len: usize) -> Result<()> {
         match offset.checked_add(len as u64) {
-            Some(end) if end <= self.piece.len => Ok(()),
+            Some(end) if end <= self.len => Ok(()),
+            _ if self.parts.is_empty() => Err(GpuError::TransferMismatch {
+                what: "transfer",
+                found: format!("{len} bytes at byte {offset}"),
+                expected: format!("bytes of a buffer of {}", self.len),
+            }),
             _ => Err(GpuError::TransferMismatch {
                 what: "packed weights",
                 found: format!("a transfer of {len} bytes at byte {offset}"),

@@ -270,7 +270,7 @@ impl Device for VulkanDevice {
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {
         let memory = self.context.memory(buf_id)?;
-        Ok(Buffer::with_id(buf_id, memory.piece.len, memory))
+        Ok(Buffer::with_id(buf_id, memory.len, memory))
     }
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {

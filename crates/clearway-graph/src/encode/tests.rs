@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::ids::DispatchId;
-use crate::node::{Access, Accesses, CapturedOpKind, Origin, Params};
+use crate::node::{Access, Accesses, CapturedOpKind, DispatchFields, Origin, Params};
 use crate::range::BufferRange;
 use crate::range::MemRangeRole::{self, Dst, Src};
 
 fn dispatch(id: u32, accesses: Accesses) -> CapturedNode {
     let id = DispatchId(id);
-    CapturedNode::Dispatch(Arc::new(Dispatch {
+    CapturedNode::Dispatch(Arc::new(Dispatch::from_fields(DispatchFields {
         id,
         kind: CapturedOpKind::Custom,
         kernel: "test".into(),
@@ -22,7 +22,7 @@ fn dispatch(id: u32, accesses: Accesses) -> CapturedNode {
         in_place: SmallVec::new(),
         origins: SmallVec::from_slice(&[id]),
         label: Arc::from(""),
-    }))
+    })))
 }
 
 fn node(id: u32, ranges: &[(u64, u64, MemRangeRole)]) -> CapturedNode {

@@ -55,7 +55,7 @@ use crate::contract::{FusedRequest, KernelCatalog};
 use crate::error::Result;
 use crate::graph::ComputeGraph;
 use crate::ids::DispatchId;
-use crate::node::{Access, Accesses, CapturedNode, CapturedOpKind, Dispatch};
+use crate::node::{Access, Accesses, CapturedNode, CapturedOpKind, Dispatch, DispatchFields};
 
 /// Applies the rules until none fires. Barriers are stripped if any did.
 pub(crate) fn fuse<C: KernelCatalog>(
@@ -322,7 +322,7 @@ fn combine<C: KernelCatalog>(
     if !adopt_origins(&mut accesses, plan) {
         return Ok(Err(Refusal::Contract { kernel: contract.kernel.into_owned() }));
     }
-    Ok(Ok(Dispatch {
+    Ok(Ok(Dispatch::from_fields(DispatchFields {
         id: second.id,
         kind,
         in_place: contract.in_place(),
@@ -333,7 +333,7 @@ fn combine<C: KernelCatalog>(
         // The consumer reads what the producer computes.
         origins: first.origins.iter().chain(&second.origins).copied().collect(),
         label: joined(&first.label, &second.label),
-    }))
+    })))
 }
 
 /// Gives every access of the fused dispatch the origin of the member's it carries out; false if

@@ -25,7 +25,9 @@ use crate::error::Result;
 use crate::fuse::{Refusal, RefusedPair, joined};
 use crate::graph::ComputeGraph;
 use crate::layout::{Layout, TensorView};
-use crate::node::{Accesses, CapturedNode, CapturedOpKind as Kind, Dispatch, Params};
+use crate::node::{
+    Accesses, CapturedNode, CapturedOpKind as Kind, Dispatch, DispatchFields, Params,
+};
 
 /// Four ops one behind the other, each reading what the one before it wrote.
 struct Chain<'a> {
@@ -199,8 +201,17 @@ impl Chain<'_> {
             self.members().iter().flat_map(|member| member.origins.iter().copied()).collect();
         let label = joined(&self.sum.label, &self.scaled.label);
         let id = self.scaled.id;
-        let fused =
-            Dispatch { id, kind, in_place, kernel, params, bindings, accesses, origins, label };
+        let fused = Dispatch::from_fields(DispatchFields {
+            id,
+            kind,
+            in_place,
+            kernel,
+            params,
+            bindings,
+            accesses,
+            origins,
+            label,
+        });
         Ok(Ok((fused, fresh)))
     }
 

@@ -4,7 +4,9 @@ use super::*;
 use crate::dtype::DType;
 use crate::ids::NodeId;
 use crate::layout::{Layout, TensorView};
-use crate::node::{Access, Accesses, BarrierReason, CapturedOpKind, HazardKind, Origin, Params};
+use crate::node::{
+    Access, Accesses, BarrierReason, CapturedOpKind, DispatchFields, HazardKind, Origin, Params,
+};
 use crate::range::BufferRange;
 use crate::range::MemRangeRole::{self, Dst, Src};
 
@@ -15,7 +17,7 @@ struct List(Vec<Dispatch>);
 impl List {
     fn add(&mut self, accesses: Accesses) -> &mut Dispatch {
         let id = DispatchId(self.0.len() as u32);
-        self.0.push(Dispatch {
+        self.0.push(Dispatch::from_fields(DispatchFields {
             id,
             kind: CapturedOpKind::Custom,
             kernel: "test".into(),
@@ -25,7 +27,7 @@ impl List {
             in_place: SmallVec::new(),
             origins: SmallVec::from_slice(&[id]),
             label: Arc::from(""),
-        });
+        }));
         self.0.last_mut().unwrap()
     }
 

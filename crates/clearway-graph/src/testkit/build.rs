@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     BindingContract, BindingRole, CapturedNode, CapturedOpKind, ComputeGraph, DType, Dispatch,
-    DispatchId, Extent, KernelContract, Layout, NodeId, Params, TensorView, View,
+    DispatchFields, DispatchId, Extent, KernelContract, Layout, NodeId, Params, TensorView, View,
 };
 
 /// Bytes `p0..p1` of a buffer of `len` bytes, read, written or both.
@@ -98,7 +98,7 @@ pub fn dispatch_of(id: u32, kind: CapturedOpKind, touches: &[Touch], known: bool
         true => KernelContract::new("test", bindings),
         false => KernelContract::unknown("test"),
     };
-    CapturedNode::Dispatch(Arc::new(Dispatch {
+    CapturedNode::Dispatch(Arc::new(Dispatch::from_fields(DispatchFields {
         id,
         kind,
         kernel: "test".into(),
@@ -108,7 +108,21 @@ pub fn dispatch_of(id: u32, kind: CapturedOpKind, touches: &[Touch], known: bool
         in_place: SmallVec::new(),
         origins: SmallVec::from_slice(&[id]),
         label: Arc::from(""),
-    }))
+    })))
+}
+
+/// A copy of a dispatch after `change`, which may leave it at odds with its kernel's contract. For
+/// tests of who must notice: the verifier, and the backends.
+pub fn tampered(
+    dispatch: &Dispatch,
+    change: impl FnOnce(&mut DispatchFields, &mut Accesses),
+) -> Dispatch {
+    let mut dispatch = dispatch.clone();
+    let fields = dispatch.fields_mut();
+    let mut accesses = std::mem::replace(&mut fields.accesses, Accesses::Unknown);
+    change(fields, &mut accesses);
+    fields.accesses = accesses;
+    dispatch
 }
 
 /// A list of dispatches that touch these bytes, with ids from 0.

@@ -13,7 +13,7 @@ mod random;
 mod shapes;
 mod skip;
 
-pub use build::{Touch, dispatch_of, graph_of, minimise, with_nodes};
+pub use build::{Touch, dispatch_of, graph_of, minimise, tampered, with_nodes};
 pub use dag::random_dag;
 pub use kernels::record_op;
 #[cfg(test)]

@@ -142,7 +142,7 @@ impl Maker<'_> {
         });
         let mut node = dispatch_of(self.count, kind, &touches, true);
         if let CapturedNode::Dispatch(dispatch) = &mut node {
-            Arc::make_mut(dispatch).in_place.extend(pair);
+            Arc::make_mut(dispatch).fields_mut().in_place.extend(pair);
         }
         self.graph.record(node).unwrap();
         self.count += 1;
