@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use clearway_gpu::cpu::CpuDevice;
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
@@ -22,6 +23,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     processors: None,
     read_ahead: None,
     tuning: Tuning::Hardware,
+    patience: None,
 };
 
 mod vulkan;
@@ -132,6 +134,74 @@ fn a_device_that_is_not_there() {
         }
     }
     assert_goes_on(&device);
+}
+
+/// Counts up to the number in its first operand, for long if that is large, and says so in the others.
+const COUNTS: &str = "@compute @workgroup_size(1) fn main() {
+    let rounds = get_o0(0u);
+    var x = rounds;
+    for (var i = 0u; i < rounds; i++) {
+        x = x * 1664525u + 1013904223u;
+    }
+    put_o1(0u, x | 1u);
+    put_o2(0u, 1u);
+}";
+
+/// Rounds that take longer than the patience of the test, and then come to an end.
+const LONG: u32 = 400_000_000;
+
+#[test]
+fn what_a_device_may_still_use_after_a_timeout_is_not_freed() {
+    let patience = Some(Duration::from_millis(5));
+    let Some(device) = open(VulkanOptions { patience, ..PLAIN }) else { return };
+    if !device.is_software() {
+        return println!("skipped: how long a real device takes is not known");
+    }
+    let roles = [BindingRole::Read, BindingRole::Write, BindingRole::Write];
+    let bindings = ["rounds", "x", "done"].into_iter().zip(roles);
+    let bindings: Vec<_> = bindings.map(|(name, role)| BindingContract::new(name, role)).collect();
+    let contract = KernelContract::new("counts", bindings);
+    let mut kernels = KernelRegistry::new();
+    let kernel = CustomKernel::new(contract.clone()).with_wgsl(COUNTS, |_, _| [1, 1, 1]);
+    kernels.register(kernel).unwrap();
+    // Anything may take longer than the patience on a machine that has much to do.
+    let patiently = |what: &mut dyn FnMut() -> Result<()>| loop {
+        match what() {
+            Err(GpuError::Timeout { .. }) => {}
+            other => return other.unwrap(),
+        }
+    };
+    let (rounds, x) = (device.alloc(4).unwrap(), device.alloc(256).unwrap());
+    let done = device.alloc_mailbox(4).unwrap();
+    patiently(&mut || rounds.write_slice(0, &[LONG]));
+    let one = |buffer: &Buffer| buffer.tensor(DType::U32, &[1]).unwrap();
+    let mut graph = ComputeGraph::new();
+    let views = [one(&rounds), one(&x), one(&done)];
+    graph.dispatch(Kind::Custom, &contract, &views, &[], "").unwrap();
+    let mut program = None;
+    patiently(&mut || {
+        let mut encoder = device.encoder(&kernels);
+        graph.encode_with_barriers(&mut *encoder)?;
+        program = Some(encoder.into_program()?);
+        Ok(())
+    });
+    let mut program = program.unwrap();
+    assert!(matches!(program.run(), Err(GpuError::Timeout { .. })));
+    assert_eq!(done.peek_vec::<u32>(0, 1).unwrap(), [0], "the kernel is under way");
+    let held = device.allocated_bytes();
+    assert!(held > 0);
+    drop((program, rounds, x));
+    assert_eq!(done.peek_vec::<u32>(0, 1).unwrap(), [0], "dropping does not wait for it");
+    assert_eq!(device.allocated_bytes(), held, "all of it stays");
+    // The device comes back, and so does what is made of it later.
+    while done.peek_vec::<u32>(0, 1).unwrap() == [0] {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    patiently(&mut || {
+        assert_eq!(doubled(&device)?, [2.0, 4.0, 6.0, 8.0]);
+        Ok(())
+    });
+    assert_eq!(device.allocated_bytes(), held, "the program's memory is never given back");
 }
 
 /// Runs one of the ignored tests below in a process of its own: what it looks at is read from the

@@ -116,11 +116,10 @@ impl Heap {
         };
         let block = &mut blocks.list[index];
         block.give(piece.offset, piece.len);
-        if block.free == [(0, block.size)] {
-            let block = blocks.list.swap_remove(index);
-            // Filling with zeros may still be under way. A lost device has nothing under way.
-            let _ = context.wait_all();
-            block.destroy(&context.raw);
+        // Copies may still be under way. Where they do not end the block stays, for other pieces: what is done to
+        // those comes later in the same queue.
+        if block.free == [(0, block.size)] && context.all_settled() {
+            blocks.list.swap_remove(index).destroy(&context.raw);
         }
     }
 

@@ -40,6 +40,8 @@ pub(super) struct Adapter {
     pub(super) queue_family: u32,
     pub(super) timestamp_bits: u32,
     pub(super) fixed_subgroup: bool,
+    /// What invocations of a subgroup can do together.
+    pub(super) subgroup_operations: vk::SubgroupFeatureFlags,
     pub(super) target: Target,
     /// Bytes of weights that groups may read ahead.
     pub(super) read_ahead: u64,
@@ -52,6 +54,14 @@ pub(super) struct Adapter {
 /// Bytes of weights that groups of a card read ahead: a small part of its cache. Larger windows cost more
 /// than they bring.
 const READ_AHEAD: u64 = 4 << 20;
+
+/// What our kernels do with subgroups.
+const SUBGROUP_OPERATIONS: vk::SubgroupFeatureFlags = vk::SubgroupFeatureFlags::from_raw(
+    vk::SubgroupFeatureFlags::BASIC.as_raw()
+        | vk::SubgroupFeatureFlags::VOTE.as_raw()
+        | vk::SubgroupFeatureFlags::ARITHMETIC.as_raw()
+        | vk::SubgroupFeatureFlags::SHUFFLE.as_raw(),
+);
 
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
@@ -192,7 +202,10 @@ impl Instance {
         let (mut cooperative, mut packed_dot) = (false, false);
         if missing.is_none() {
             let features = self.features(raw, has(khr::cooperative_matrix::NAME));
-            missing = features.missing;
+            missing = features.missing.or_else(|| {
+                let has = vulkan11.subgroup_supported_operations.contains(SUBGROUP_OPERATIONS);
+                (!has).then_some("subgroup arithmetic, votes or shuffles")
+            });
             packed_dot = vulkan13.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
             cooperative = features.cooperative && self.has_square_tiles(raw);
             if !packed_dot {
@@ -241,6 +254,7 @@ impl Instance {
             queue_family: family.unwrap_or(0) as u32,
             timestamp_bits: family.map_or(0, |f| families[f].timestamp_valid_bits),
             fixed_subgroup: vulkan13.min_subgroup_size == vulkan13.max_subgroup_size,
+            subgroup_operations: vulkan11.subgroup_supported_operations,
             target,
             read_ahead: self.options.read_ahead.unwrap_or(match properties.device_type {
                 vk::PhysicalDeviceType::DISCRETE_GPU => READ_AHEAD,

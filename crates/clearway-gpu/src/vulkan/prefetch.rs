@@ -6,7 +6,7 @@
 
 use ash::vk::{self, Handle};
 
-use crate::wgsl::Kernel;
+use crate::wgsl::{Kernel, Trust};
 
 /// Bytes of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +92,7 @@ pub(super) fn reader(start: u64, end: u64) -> Kernel {
         words: vec![first as u32, sectors as u32, 0, 0],
         again: Vec::new(),
         scratch: None,
+        trust: Trust::Own,
     }
 }
 

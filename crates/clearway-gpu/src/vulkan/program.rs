@@ -32,8 +32,8 @@ pub(super) struct VulkanProgram {
     /// What was handed over last.
     running: Ticket,
     pace: Pace,
-    /// Keeps operands and uniform blocks alive.
-    _memory: Vec<Arc<VulkanMemory>>,
+    /// Operands and uniform blocks, alive as long as the device may use them.
+    memory: Vec<Arc<VulkanMemory>>,
 }
 
 /// Command buffers of one submission at most.
@@ -69,9 +69,10 @@ impl VulkanProgram {
             .sources
             .iter()
             .enumerate()
-            .map(|(index, (name, source))| {
+            .map(|(index, (name, source, trust))| {
                 let step = lowered.steps.iter().find(|step| step.source == index);
-                Wanted { name, source, bindings: step.map_or(0, |step| step.bound.ranges.len()) }
+                let bindings = step.map_or(0, |step| step.bound.ranges.len());
+                Wanted { name, source, trust: *trust, bindings }
             })
             .collect();
         let pipelines = context.pipelines.get_all(raw, &wanted)?;
@@ -96,11 +97,11 @@ impl VulkanProgram {
             groups: lowered.groups(),
             running: Ticket::default(),
             pace: Pace::default(),
-            _memory: Vec::new(),
+            memory: Vec::new(),
         };
         program.make_sets(&lowered, &blocks, &pipelines)?;
         memory.push(Arc::new(blocks));
-        program._memory = memory;
+        program.memory = memory;
         program.commands = program.allocate_commands()?;
         program.record(program.commands, 1, None)?;
         Ok(program)
@@ -357,23 +358,37 @@ impl Program for VulkanProgram {
         let commands = self.allocate_commands();
         let profile = commands.and_then(|commands| {
             let profile = self.measure(&clock, commands);
-            // SAFETY: the submission is done, or was never made.
-            unsafe { context.raw.free_command_buffers(self.pool, &[commands]) };
+            if context.settled(self.running.clock) {
+                // SAFETY: VUID-vkFreeCommandBuffers-pCommandBuffers-00047: no submission of them is under way,
+                // which was just checked. They come from this pool.
+                unsafe { context.raw.free_command_buffers(self.pool, &[commands]) };
+            }
             profile
         });
-        // SAFETY: as above.
-        unsafe { context.raw.destroy_query_pool(pool, None) };
+        // A device that does not end its work keeps both; the commands go with the program, if ever.
+        if context.settled(self.running.clock) {
+            // SAFETY: VUID-vkDestroyQueryPool-queryPool-00793: the submissions that use the pool are this
+            // program's and done, which was just checked.
+            unsafe { context.raw.destroy_query_pool(pool, None) };
+        }
         profile
     }
 }
 
 impl Drop for VulkanProgram {
     fn drop(&mut self) {
-        // A lost device has nothing under way; what is freed then is only bookkeeping.
-        let _ = self.context.wait(self.running.clock);
-        // SAFETY: no submission uses the sets any more; a null pool is ignored.
+        if !self.context.settled(self.running.clock) {
+            // The device may still run these commands: they, their sets and their memory stay for good. The memory
+            // keeps the context, and that the pipelines and the device.
+            std::mem::forget(std::mem::take(&mut self.memory));
+            std::mem::forget(self.context.clone());
+            return;
+        }
+        // SAFETY: VUID-vkDestroyDescriptorPool-descriptorPool-00303: the submissions that use the sets are this
+        // program's and done, which was just checked. A null pool is ignored.
         unsafe { self.context.raw.destroy_descriptor_pool(self.sets_pool, None) };
-        // SAFETY: no submission uses the commands any more.
+        // SAFETY: VUID-vkDestroyCommandPool-commandPool-00041: as for the sets, of which the same submissions
+        // are the only users.
         unsafe { self.context.raw.destroy_command_pool(self.pool, None) };
     }
 }

@@ -3,6 +3,10 @@
 //! Where the host sees device memory it writes there directly; elsewhere, and for reading where the
 //! host's caches do not hold it, copies go through a ring of staging segments. A segment is used
 //! again only when the clock shows that its last copy is done.
+//!
+//! Against programs: where the host touches device memory itself, the device is idle and nothing can be
+//! submitted meanwhile ([`Context::idle`]); elsewhere the queue keeps the order. Only a mailbox is looked at while
+//! work is under way. Against each other, transfers hold the lock of their memory.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -77,7 +81,11 @@ impl Transfers {
         Ok(transfers)
     }
 
-    pub(super) fn write(
+    /// Writes `bytes` behind byte `offset` of a piece.
+    ///
+    /// # Safety
+    /// The bytes lie inside the piece, and until this returns no other transfer touches them.
+    pub(super) unsafe fn write(
         &self,
         context: &Context,
         piece: &Piece,
@@ -85,10 +93,11 @@ impl Transfers {
         bytes: &[u8],
     ) -> Result<()> {
         if let Some(mapped) = piece.mapped {
-            context.wait_all()?;
+            let _idle = context.idle()?;
             let start = mapped.start.wrapping_add(offset as usize);
-            // SAFETY: the caller checked that the bytes lie inside the piece, and nothing on the
-            // device runs. The host's own accesses are ordered by whoever shares the buffer.
+            // SAFETY: the caller says that the bytes lie inside the piece, which is mapped as long as it lives, and
+            // that no other transfer touches them. The device does not either while it is idle. `bytes` is
+            // memory of the program and no device memory, whose address never leaves this backend.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
             return Ok(());
         }
@@ -96,7 +105,8 @@ impl Transfers {
         for (chunk, at) in bytes.chunks(SEGMENT as usize).zip((offset..).step_by(SEGMENT as usize))
         {
             let (segment, start) = self.segment(context, &mut ring)?;
-            // SAFETY: the segment is as long as a chunk at least, and no copy from it is in flight.
+            // SAFETY: the segment is as long as a chunk at least, it is ours while the ring is locked, and `turn`
+            // has waited for the last copy from it.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), start, chunk.len()) };
             let copy = (piece.offset + at, chunk.len() as u64);
             ring.busy[segment] = self.copy(context, segment, piece, copy, Direction::ToDevice)?;
@@ -104,7 +114,11 @@ impl Transfers {
         Ok(())
     }
 
-    pub(super) fn read(
+    /// Reads the bytes behind byte `offset` of a piece.
+    ///
+    /// # Safety
+    /// The bytes lie inside the piece, and until this returns no other transfer writes them.
+    pub(super) unsafe fn read(
         &self,
         context: &Context,
         piece: &Piece,
@@ -112,9 +126,11 @@ impl Transfers {
         bytes: &mut [u8],
     ) -> Result<()> {
         if let Some(mapped) = piece.mapped.filter(|m| m.cached || bytes.len() <= SMALL_READ) {
-            context.wait_all()?;
+            let _idle = context.idle()?;
             let start = mapped.start.wrapping_add(offset as usize);
-            // SAFETY: as for writing.
+            // SAFETY: the caller says that the bytes lie inside the piece, which is mapped as long as it lives, and
+            // that no other transfer writes them. The device does not either while it is idle. `bytes` is
+            // memory of the program and no device memory.
             unsafe { std::ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), bytes.len()) };
             return Ok(());
         }
@@ -127,14 +143,18 @@ impl Transfers {
             let done = self.copy(context, segment, piece, copy, Direction::ToHost)?;
             ring.busy[segment] = done;
             context.wait(done)?;
-            // SAFETY: the copy into the segment is done.
+            // SAFETY: the segment is as long as a chunk at least, it is ours while the ring is locked, and the
+            // copy into it is done, with a barrier for the host behind it.
             unsafe { std::ptr::copy_nonoverlapping(start, chunk.as_mut_ptr(), chunk.len()) };
         }
         Ok(())
     }
 
     /// As [`read`](Self::read), of what finished work has left, if the host's caches hold the memory.
-    pub(super) fn peek(
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read).
+    pub(super) unsafe fn peek(
         &self,
         context: &Context,
         piece: &Piece,
@@ -142,12 +162,14 @@ impl Transfers {
         bytes: &mut [u8],
     ) -> Result<()> {
         let Some(mapped) = piece.mapped.filter(|mapped| mapped.cached) else {
-            return self.read(context, piece, offset, bytes);
+            // SAFETY: the caller promises what reading needs.
+            return unsafe { self.read(context, piece, offset, bytes) };
         };
         let start = mapped.start.wrapping_add(offset as usize);
         for (index, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: the caller checked that the bytes lie inside the piece. The device may write them
-            // meanwhile, hence volatile: what is read then is some value.
+            // SAFETY: the caller says that the bytes lie inside the piece, which is mapped as long as it lives, and
+            // that the host does not write them. The device may do so meanwhile, hence volatile: a byte that is
+            // read then has some value, which nothing relies on.
             *byte = unsafe { start.wrapping_add(index).read_volatile() };
         }
         Ok(())
@@ -250,7 +272,11 @@ impl Transfers {
 
 impl Drop for Transfers {
     fn drop(&mut self) {
-        // SAFETY: the device is idle; this frees the commands too.
+        if self.device.is_abandoned() {
+            return;
+        }
+        // SAFETY: VUID-vkDestroyCommandPool-commandPool-00041: `Context` waits for all submissions before its
+        // fields go, or abandons the device. This frees the commands too.
         unsafe { self.device.destroy_command_pool(self.pool, None) };
         if let Some(staging) = self.staging.get() {
             // SAFETY: the device is idle.
