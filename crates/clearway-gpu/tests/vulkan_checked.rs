@@ -26,6 +26,15 @@ fn program(
     kernel: WgslKernel,
     operands: &[(TensorView, BindingRole)],
 ) -> Result<Box<dyn Program>> {
+    program_with(device, kernel, operands, &[])
+}
+
+fn program_with(
+    device: &VulkanDevice,
+    kernel: WgslKernel,
+    operands: &[(TensorView, BindingRole)],
+    params: &[u32],
+) -> Result<Box<dyn Program>> {
     let names = ["a", "b", "c", "d"];
     let bindings: Vec<BindingContract> = operands
         .iter()
@@ -37,7 +46,7 @@ fn program(
     let mut kernels = KernelRegistry::new();
     kernels.register(CustomKernel::new(contract.clone()).with_wgsl_kernel(kernel))?;
     let mut graph = ComputeGraph::new();
-    graph.dispatch(Kind::Custom, &contract, &views, &[], "")?;
+    graph.dispatch(Kind::Custom, &contract, &views, params, "")?;
     let mut encoder = device.encoder(&kernels);
     graph.encode_with_barriers(&mut *encoder)?;
     encoder.into_program()
@@ -83,9 +92,9 @@ fn workgroups_larger_than_the_device_allows_are_errors() {
         )
     };
     for (body, expected) in [
-        (sized("1000000"), "invocations in x"),
-        (sized("1, 1000000"), "invocations in y"),
-        (sized("1, 1, 1000000"), "invocations in z"),
+        (sized("16000"), "invocations in x"),
+        (sized("1, 16000"), "invocations in y"),
+        (sized("1, 1, 16000"), "invocations in z"),
         (sized("1024, 1024"), "invocations"),
         (shared(64 << 20), "bytes of workgroup memory"),
     ] {
@@ -142,8 +151,7 @@ fn reads_outside_an_operand_give_zero_or_an_element_of_it() {
     put_o1(2u, get_o0(0x40000000u));
     put_o1(3u, get_o0(3u));
 }";
-    let bare = body.replace("get_o0(", "pick(")
-        + "fn pick(i: u32) -> f32 { return b_o0[i]; }";
+    let bare = body.replace("get_o0(", "pick(") + "fn pick(i: u32) -> f32 { return b_o0[i]; }";
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let bits: Vec<u8> = match dtype {
             DType::F32 => [7.0_f32; COUNT].iter().flat_map(|x| x.to_le_bytes()).collect(),
@@ -288,8 +296,8 @@ fn workgroup_memory_starts_as_zeros() {
 @compute @workgroup_size(64) fn main(@builtin(local_invocation_index) lid: u32) {
     for (var i = lid; i < 1024u; i += 64u) { put_o0(i, all[i]); }
 }";
-    let mut fills = program(&device, WgslKernel::new(&fills, |_, _| [64, 1, 1]), &[(view, Write)])
-        .unwrap();
+    let mut fills =
+        program(&device, WgslKernel::new(&fills, |_, _| [64, 1, 1]), &[(view, Write)]).unwrap();
     let mut reads = program(&device, one_group(&reads), &[(view, Write)]).unwrap();
     for _ in 0..4 {
         fills.run().unwrap();
@@ -311,4 +319,58 @@ fn packed_weights_are_not_for_kernels_that_do_not_know_how() {
     let operands = [(weights.view(0, layout).unwrap(), Read), (y, Write)];
     let error = program(&device, one_group(body), &operands).err();
     assert_eq!(error, Some(GpuError::PackedWeights { buf_id: weights.id() }));
+}
+
+#[test]
+fn a_view_that_claims_more_than_the_packed_weights_is_refused() {
+    // Whole, and in parts.
+    for max_binding in [None, Some(8 << 10)] {
+        let options = VulkanOptions { disk_cache: false, max_binding, ..VulkanOptions::default() };
+        let Some(device) = vulkan::open(options) else { return };
+        let layout = Layout::new(DType::Q8_0, &[64, 256]).unwrap();
+        let bytes = vec![0_u8; layout.span_bytes() as usize];
+        let weights = device.upload_weights(&layout, &bytes).unwrap();
+        let product = |claimed: Layout| {
+            let buf_len = claimed.span_bytes();
+            let w = TensorView { buf_id: weights.id(), buf_len, offset: 0, layout: claimed };
+            let (rows, cols) = (claimed.rows(), claimed.cols());
+            let (x, y) = (device.alloc(cols as u64 * 4)?, device.alloc(rows as u64 * 4)?);
+            let mut graph = ComputeGraph::new();
+            let views = [x.tensor(DType::F32, &[1, cols])?, w, y.tensor(DType::F32, &[1, rows])?];
+            clearway_gpu::record(&mut graph, Kind::MatMul, &views, &[], "")?;
+            let mut encoder = device.encoder(&KernelRegistry::new());
+            graph.encode_with_barriers(&mut *encoder)?;
+            encoder.into_program().map(|_| ())
+        };
+        assert_eq!(product(layout), Ok(()));
+        for (dtype, shape) in [
+            (DType::Q8_0, [512, 256]),
+            (DType::Q8_0, [32, 256]),
+            (DType::Q8_0, [32, 512]),
+            (DType::F16, [64, 256]),
+        ] {
+            let claimed = Layout::new(dtype, &shape).unwrap();
+            let refused = Err(GpuError::PackedWeights { buf_id: weights.id() });
+            assert_eq!(product(claimed), refused, "{claimed}");
+        }
+    }
+}
+
+#[test]
+fn tickets_and_constants_have_limits_too() {
+    let Some(device) = open() else { return };
+    let buffer = device.alloc(64).unwrap();
+    let operands = [(buffer.tensor(DType::F32, &[4]).unwrap(), Write)];
+    let tickets = one_group(WRITES).scratch(4, u32::MAX);
+    let tickets = program(&device, tickets, &operands).err();
+    assert!(
+        matches!(tickets, Some(GpuError::BindingTooLarge { operand: "tickets", .. })),
+        "{tickets:?}"
+    );
+    let constants = program_with(&device, one_group(WRITES), &operands, &[0; 1 << 20]).err();
+    assert!(
+        matches!(constants, Some(GpuError::BindingTooLarge { operand: "constants", .. })),
+        "{constants:?}"
+    );
+    assert!(program_with(&device, one_group(WRITES), &operands, &[0; 1000]).is_ok());
 }

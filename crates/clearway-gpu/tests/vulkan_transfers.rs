@@ -74,11 +74,10 @@ fn a_look_into_a_mailbox_sees_a_write_whole_or_not_at_all() {
 
 /// A program that adds 1 to every word of a buffer.
 fn increments(device: &VulkanDevice, buffer: &Buffer) -> Box<dyn Program> {
-    let contract = KernelContract::new(
-        "increments",
-        [BindingContract::new("words", BindingRole::ReadWrite)],
-    );
-    let body = "@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let contract =
+        KernelContract::new("increments", [BindingContract::new("words", BindingRole::ReadWrite)]);
+    let body =
+        "@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     put_o0(id.x, get_o0(id.x) + 1u);
 }";
     let kernel = WgslKernel::new(body, |_, _| [WORDS as u32 / 64, 1, 1]);

@@ -125,11 +125,8 @@ impl Chain {
             pass.output(view).unwrap();
         }
         // Every value as it was recorded: what is compared is memory, not fusion.
-        let options = CompileOptions {
-            fuse: false,
-            max_slab_bytes: slab_bytes,
-            ..CompileOptions::default()
-        };
+        let options =
+            CompileOptions { fuse: false, max_slab_bytes: slab_bytes, ..CompileOptions::default() };
         let graph = pass.compile(&options).unwrap();
         Self { graph, input, values, products, _weights: weights }
     }

@@ -66,7 +66,8 @@ impl Context {
             reason: format!("{} cannot be opened ({e})", adapter.name),
         })?;
         let raw = Handle::new(raw, instance.clone());
-        // SAFETY: the device was created with one queue of this family.
+        // SAFETY: VUID-vkGetDeviceQueue-queueFamilyIndex-00384 and -queueIndex-00385: `create_device` asks for one
+        // queue of this family, without flags (-flags-01841).
         let queue = unsafe { raw.get_device_queue(adapter.queue_family, 0) };
         let timeline =
             Timeline::new(&raw).map_err(|e| driver_error(&name, "vkCreateSemaphore", e))?;
@@ -119,7 +120,11 @@ impl Context {
         let submit = [vk::SubmitInfo2::default()
             .command_buffer_infos(commands)
             .signal_semaphore_infos(&signal)];
-        // SAFETY: the queue is locked, and callers keep what they submit alive until it is done.
+        // SAFETY: the queue needs outside synchronisation, and its lock is held alone. The value is above all before
+        // it (VUID-VkSubmitInfo2-semaphore-03882). Callers submit commands whose recording has ended
+        // (VUID-vkQueueSubmit2-commandBuffer-03874), that are not under way unless recorded for
+        // simultaneous use (-03875), and that they keep with all they use until the clock shows this value:
+        // `VulkanProgram` until it is dropped, `Transfers` by waiting for a segment's last value.
         unsafe { self.raw.queue_submit2(*queue, &submit, vk::Fence::null()) }
             .map_err(|e| self.error("vkQueueSubmit2", e))?;
         self.submitted.store(value, Ordering::Release);
@@ -147,7 +152,8 @@ impl Context {
     pub(super) fn sleep(&self, value: u64) -> Result<()> {
         let (semaphores, values) = ([self.timeline.semaphore], [value]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
-        // SAFETY: the semaphore lives as long as the context.
+        // SAFETY: the semaphore is this context's, which lives, and a timeline (VUID-VkSemaphoreWaitInfo-
+        // pSemaphores-03256).
         match unsafe { self.raw.wait_semaphores(&info, self.patience.as_nanos() as u64) } {
             Ok(()) => {
                 self.stuck.store(false, Ordering::Relaxed);
@@ -194,7 +200,8 @@ impl Context {
 
     /// What the clock shows.
     pub(super) fn done(&self) -> Result<u64> {
-        // SAFETY: the semaphore lives as long as the context.
+        // SAFETY: the semaphore is this context's, which lives, and a timeline (VUID-vkGetSemaphoreCounterValue-
+        // semaphore-03255).
         unsafe { self.raw.get_semaphore_counter_value(self.timeline.semaphore) }
             .map_err(|e| self.error("vkGetSemaphoreCounterValue", e))
     }
@@ -224,6 +231,16 @@ impl Context {
             return size;
         }
         self.instance.free(self.adapter.raw)[heap as usize]
+    }
+
+    /// Refuses workgroups that the device does not start.
+    pub(super) fn check_groups(&self, kernel: &str, found: [u32; 3]) -> Result<()> {
+        let limit = self.adapter.limits.max_compute_work_group_count;
+        if found.iter().zip(limit).all(|(found, limit)| (1..=limit).contains(found)) {
+            return Ok(());
+        }
+        let (kernel, device) = (kernel.to_owned(), self.info.name.clone());
+        Err(GpuError::GroupCount { kernel, device, found, limit })
     }
 
     pub(super) fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
@@ -290,7 +307,10 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     if adapter.target.cooperative {
         info = info.push_next(&mut matrix);
     }
-    // SAFETY: the features and extensions asked for were found on this device.
+    // SAFETY: VUID-vkCreateDevice-ppEnabledExtensionNames-01387: `Instance::adapter` found the extensions on this
+    // device. It found the features, too, or `Context::open` refuses the device; missing ones would be an error
+    // and nothing worse. The queue family is one of the device (VUID-VkDeviceQueueCreateInfo-
+    // queueFamilyIndex-00381). The chain lives until the call returns.
     unsafe { instance.raw.create_device(adapter.raw, &info, None) }
 }
 

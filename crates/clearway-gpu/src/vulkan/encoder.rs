@@ -81,7 +81,11 @@ impl VulkanEncoder {
     fn parts(&mut self, dispatch: &Dispatch) -> Result<usize> {
         let mut parts = 0;
         for view in &dispatch.bindings {
-            parts = parts.max(self.memory(view.buf_id)?.parts.len());
+            let memory = self.memory(view.buf_id)?;
+            if memory.is_packed() && !memory.holds(view) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
+            }
+            parts = parts.max(memory.parts.len());
         }
         Ok(parts)
     }
@@ -103,25 +107,16 @@ impl VulkanEncoder {
         let written = indices(|operand| operand.role != BindingRole::Read);
         let mut bound = Bound { ranges, weights, written };
         let kernel = match dispatch.kind {
-            CapturedOpKind::Custom | CapturedOpKind::Pinned => self.custom(dispatch, &job, &bound)?,
+            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
+                self.custom(dispatch, &job, &bound)?
+            }
             _ if part.is_some() => wgsl::lower(&job)?,
             _ => tune::lower(&context, &mut job, &bound)?,
         };
-        self.check_groups(dispatch, kernel.groups)?;
         let again: SmallVec<[_; 2]> = kernel.again.iter().map(|&o| bound.ranges[o]).collect();
         bound.ranges.extend(again);
         self.lowered.push(dispatch, kernel, bound, last);
         Ok(())
-    }
-
-    /// Workgroups that the device starts, in each dimension.
-    fn check_groups(&self, dispatch: &Dispatch, found: [u32; 3]) -> Result<()> {
-        let limit = self.context.adapter.limits.max_compute_work_group_count;
-        if found.iter().zip(limit).all(|(found, limit)| (1..=limit).contains(found)) {
-            return Ok(());
-        }
-        let (kernel, device) = (dispatch.kernel.to_string(), self.context.info.name.clone());
-        Err(GpuError::GroupCount { kernel, device, found, limit })
     }
 
     /// A user's kernel, checked against the device and its contract.
@@ -132,7 +127,7 @@ impl VulkanEncoder {
             device: self.context.info.name.clone(),
         })?;
         let groups = (text.groups)(&dispatch.bindings, &dispatch.params);
-        self.check_groups(dispatch, groups)?;
+        self.context.check_groups(&dispatch.kernel, groups)?;
         let bad = |message| GpuError::KernelCompile {
             kernel: dispatch.kernel.to_string(),
             device: self.context.info.name.clone(),
@@ -171,6 +166,10 @@ impl VulkanEncoder {
             }
             if bytes > job.target.max_binding {
                 return Err(self.too_large(dispatch, "scratch", bytes));
+            }
+            let ticket_bytes = u64::from(tickets) * 4;
+            if ticket_bytes > job.target.max_binding {
+                return Err(self.too_large(dispatch, "tickets", ticket_bytes));
             }
             // No binding may be empty.
             source = source.scratch(bytes.max(4), tickets.max(1));
@@ -241,12 +240,9 @@ impl VulkanEncoder {
         let (piece, bytes) = (&memory.piece, view.layout.span_bytes());
         let too_large = |bytes| self.too_large(dispatch, operand, bytes);
         if memory.packing == Packing::Planes {
-            if view.offset != 0 || bytes != view.buf_len {
-                return Err(GpuError::TransferMismatch {
-                    what: "packed weights",
-                    found: format!("{bytes} bytes at byte {} of {}", view.offset, view.buf_len),
-                    expected: "the whole tensor".into(),
-                });
+            // Of parts, this is the view of their rows.
+            if !memory.holds(view) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
             if piece.len > self.context.adapter.target.max_binding {
                 return Err(too_large(piece.len));

@@ -141,7 +141,7 @@ impl Vetted {
             return Ok(());
         }
         let text = Text { name, device, kernel, operands };
-        text.check(&adapter.limits, Features::of(adapter))?;
+        text.check(&adapter.limits, adapter.target.max_invocations, Features::of(adapter))?;
         passed().insert(key);
         Ok(())
     }
@@ -156,7 +156,13 @@ struct Text<'a> {
 }
 
 impl Text<'_> {
-    fn check(&self, limits: &vk::PhysicalDeviceLimits, features: Features) -> Result<()> {
+    /// `most` invocations are a workgroup at most.
+    fn check(
+        &self,
+        limits: &vk::PhysicalDeviceLimits,
+        most: u32,
+        features: Features,
+    ) -> Result<()> {
         let source = &self.kernel.source;
         let module = naga::front::wgsl::parse_str(source)
             .map_err(|error| self.bad(error.emit_to_string(source)))?;
@@ -172,25 +178,31 @@ impl Text<'_> {
         };
         let entry = module.entry_points.iter().position(is_main);
         let entry = entry.ok_or_else(|| self.bad("there is no compute shader `main`".into()))?;
-        self.check_size(module.entry_points[entry].workgroup_size, limits)?;
+        self.check_size(module.entry_points[entry].workgroup_size, limits, most)?;
         let uses = info.get_entry_point(entry);
         self.check_shared(&module, uses, limits)?;
-        module.global_variables.iter().try_for_each(|(handle, variable)| match variable.binding {
-            Some(binding) => self.check_binding(variable, binding, uses[handle]),
-            None => Ok(()),
-        })
+        let bound = || {
+            let all = module.global_variables.iter();
+            all.filter_map(|(handle, variable)| Some((handle, variable, variable.binding?)))
+        };
+        bound().try_for_each(|(_, variable, at)| self.check_declared(variable, at))?;
+        bound().try_for_each(|(handle, variable, at)| self.check_use(variable, at, uses[handle]))
     }
 
-    fn check_size(&self, size: [u32; 3], limits: &vk::PhysicalDeviceLimits) -> Result<()> {
+    fn check_size(
+        &self,
+        size: [u32; 3],
+        limits: &vk::PhysicalDeviceLimits,
+        most: u32,
+    ) -> Result<()> {
         const AXES: [&str; 3] = ["invocations in x", "invocations in y", "invocations in z"];
         for ((what, found), limit) in
             AXES.into_iter().zip(size).zip(limits.max_compute_work_group_size)
         {
             self.at_most(what, u64::from(found), limit)?;
         }
-        // Each factor is within a limit of 32 bits, so the first two cannot overflow.
         let all = size.iter().fold(1, |all: u64, &extent| all.saturating_mul(u64::from(extent)));
-        self.at_most("invocations", all, limits.max_compute_work_group_invocations)
+        self.at_most("invocations", all, most)
     }
 
     fn check_shared(
@@ -218,18 +230,12 @@ impl Text<'_> {
         Err(GpuError::WorkgroupTooLarge { kernel, device, what, found, limit: limit.into() })
     }
 
-    /// A variable must be one that stands in front of the text, and be used as the contract says.
-    fn check_binding(
+    /// A variable must be one that stands in front of the text.
+    fn check_declared(
         &self,
         variable: &naga::GlobalVariable,
         binding: naga::ResourceBinding,
-        used: GlobalUse,
     ) -> Result<()> {
-        let name = variable.name.as_deref().unwrap_or("a variable without a name");
-        let wrong = |reason| {
-            let (kernel, binding) = (self.name.to_owned(), name.to_owned());
-            Err(GpuError::ContractMismatch { kernel, binding, reason })
-        };
         let slot = binding.binding as usize;
         let roles = self.roles(slot);
         let writable = matches!(
@@ -237,24 +243,44 @@ impl Text<'_> {
             naga::AddressSpace::Storage { access } if access.contains(naga::StorageAccess::STORE)
         );
         if writable && !roles.is_empty() && roles.iter().all(|role| *role == BindingRole::Read) {
-            return wrong("can be written, but the contract says that this operand is only read");
+            let reason = "can be written, but the contract says that this operand is only read";
+            return self.mismatch(variable, reason);
         }
-        if binding.group != 0 || self.expected(slot).as_deref() != Some(name) {
-            return wrong(
-                "is a binding of the text's own; operands are there already, as `b_o0`, `b_o1`, ...",
-            );
+        if binding.group != 0 || self.expected(slot) != variable.name {
+            let reason = "is a binding of the text's own; operands are there already, as `b_o0`, `b_o1`, ...";
+            return self.mismatch(variable, reason);
         }
+        Ok(())
+    }
+
+    /// A variable must be used as the contract says.
+    fn check_use(
+        &self,
+        variable: &naga::GlobalVariable,
+        binding: naga::ResourceBinding,
+        used: GlobalUse,
+    ) -> Result<()> {
+        let slot = binding.binding as usize;
+        let roles = self.roles(slot);
         // Halves of a word are written with atomics, which also read the other half.
         let halves = self.operands.get(slot).is_some_and(|o| o.layout.dtype() == DType::BF16);
         let written = used.intersects(GlobalUse::WRITE | GlobalUse::ATOMIC);
         if roles.contains(&BindingRole::Write) && !written {
-            return wrong("is never written, but the contract says that all of it is");
+            let reason = "is never written, but the contract says that all of it is";
+            return self.mismatch(variable, reason);
         }
         let only_written = !roles.is_empty() && roles.iter().all(|r| *r == BindingRole::Write);
         if only_written && used.contains(GlobalUse::READ) && !halves {
-            return wrong("is read, but the contract says that it is only written");
+            let reason = "is read, but the contract says that it is only written";
+            return self.mismatch(variable, reason);
         }
         Ok(())
+    }
+
+    fn mismatch(&self, variable: &naga::GlobalVariable, reason: &'static str) -> Result<()> {
+        let name = variable.name.as_deref().unwrap_or("a variable without a name");
+        let (kernel, binding) = (self.name.to_owned(), name.to_owned());
+        Err(GpuError::ContractMismatch { kernel, binding, reason })
     }
 
     /// Roles of all operands that share a binding; empty where it is no operand's.
@@ -293,6 +319,7 @@ pub(super) fn mentions(text: &str, identifier: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pipeline::to_spirv;
     use super::*;
 
     #[test]
@@ -307,8 +334,7 @@ mod tests {
 
     #[test]
     fn words_of_different_authors_have_different_names() {
-        let features =
-            Features { cooperative: false, subgroups: vk::SubgroupFeatureFlags::BASIC };
+        let features = Features { cooperative: false, subgroups: vk::SubgroupFeatureFlags::BASIC };
         let key = |trust, checks| Guards::new(trust, features, checks).key;
         let all = [
             key(Trust::Own, false),
@@ -321,5 +347,33 @@ mod tests {
         assert_eq!(distinct.len(), all.len(), "{all:?}");
         let larger = Features { cooperative: true, ..features };
         assert_ne!(Guards::new(Trust::Checked, larger, false).key, all[2]);
+    }
+
+    #[test]
+    fn checks_are_in_the_words_and_an_unsafe_call_leaves_them_out() {
+        let text = "@group(0) @binding(0) var<storage, read_write> b: array<u32>;
+var<workgroup> w: array<u32, 8>;
+@compute @workgroup_size(1) fn main() { var i = b[0]; loop { if (w[i] == b[i]) { break; } i /= b[i]; } }";
+        let features = Features { cooperative: false, subgroups: vk::SubgroupFeatureFlags::BASIC };
+        // Instructions with this code.
+        let count = |trust: Trust, code: u32| {
+            let words = to_spirv(text, &Guards::new(trust, features, false)).unwrap();
+            let (mut at, mut found) = (5, 0);
+            while at < words.len() {
+                found += usize::from(words[at] & 0xffff == code);
+                at += (words[at] >> 16) as usize;
+            }
+            found
+        };
+        const ARRAY_LENGTH: u32 = 68;
+        const CONTROL_BARRIER: u32 = 224;
+        assert!(count(Trust::Checked, ARRAY_LENGTH) >= 2, "indices are bounded");
+        assert_eq!(count(Trust::Unchecked, ARRAY_LENGTH), 0);
+        assert_eq!(count(Trust::Checked, CONTROL_BARRIER), 1, "zeros first");
+        assert_eq!(count(Trust::Unchecked, CONTROL_BARRIER), 0);
+        let kernel = crate::WgslKernel::new(text, |_, _| [1, 1, 1]);
+        assert_eq!(kernel.trust(), Trust::Checked);
+        // SAFETY: the kernel is not dispatched.
+        assert_eq!(unsafe { kernel.unchecked() }.trust(), Trust::Unchecked);
     }
 }

@@ -5,6 +5,8 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use clearway_graph::{Layout, TensorView};
+
 use super::context::Context;
 use super::heap::Piece;
 use super::split::RowPart;
@@ -19,6 +21,8 @@ pub(super) struct VulkanMemory {
     pub(super) packing: Packing,
     /// Rows of a tensor that is larger than one binding; the piece is empty then.
     pub(super) parts: Vec<RowPart>,
+    /// The tensor it holds otherwise than its layout says.
+    pub(super) tensor: Option<Layout>,
     /// Whether it is the host's.
     mailbox: bool,
     /// Held by the host's transfers.
@@ -34,7 +38,7 @@ impl VulkanMemory {
 
     fn of(context: &Arc<Context>, piece: Piece, packing: Packing, mailbox: bool) -> Self {
         let (parts, host, context) = (Vec::new(), RwLock::new(()), context.clone());
-        Self { piece, packing, parts, mailbox, host, context }
+        Self { piece, packing, parts, tensor: None, mailbox, host, context }
     }
 
     /// Memory of the host, filled with zeros.
@@ -48,6 +52,15 @@ impl VulkanMemory {
     /// Whether weights lie in it otherwise than their layout says.
     pub(super) fn is_packed(&self) -> bool {
         self.packing == Packing::Planes || !self.parts.is_empty()
+    }
+
+    /// Whether a view is exactly the packed tensor. Kernels trust its layout, and the binding is the whole piece.
+    pub(super) fn holds(&self, view: &TensorView) -> bool {
+        self.tensor.is_some_and(|tensor| {
+            let (found, rows) = (&view.layout, tensor.rows());
+            let same = found.dtype() == tensor.dtype() && found.span_bytes() == tensor.span_bytes();
+            view.offset == 0 && same && found.is_dense() && found.rows() == rows
+        })
     }
 
     /// Weights longer than a buffer says have less memory than that where they lie in parts.

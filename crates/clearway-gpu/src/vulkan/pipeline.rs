@@ -67,8 +67,9 @@ impl Pipelines {
         let disk = DiskCache::open(options.disk_cache);
         let data = disk.load("pipelines", &adapter.cache_key).unwrap_or_default();
         let info = vk::PipelineCacheCreateInfo::default().initial_data(&data);
-        // SAFETY: the driver checks the header of the data itself and starts empty if it is not its
-        // own.
+        // SAFETY: VUID-VkPipelineCacheCreateInfo-initialDataSize-00768 and -00769: the data is empty, or what `save` got
+        // from the driver that the file is named after. Its checksum finds damage; whoever may write the
+        // user's cache folder is trusted as the user is.
         let driver_cache = unsafe { raw.create_pipeline_cache(&info, None) }
             .map_err(|e| driver_error(device, "vkCreatePipelineCache", e))?;
         let mut pipelines = Self {
@@ -166,7 +167,7 @@ impl Pipelines {
     fn keep(&self, raw: &ash::Device, kernel: &Wanted<'_>, pipeline: vk::Pipeline) {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.get(kernel).is_some() {
-            // SAFETY: nobody has seen it.
+            // SAFETY: VUID-vkDestroyPipeline-pipeline-00765: `compile` has just made it and nobody else has it.
             unsafe { raw.destroy_pipeline(pipeline, None) };
         } else {
             made.0.entry(kernel.source.to_owned()).or_default().insert(kernel.trust, pipeline);
@@ -177,7 +178,9 @@ impl Pipelines {
     fn compile(&self, raw: &ash::Device, kernel: &Wanted<'_>) -> Result<vk::Pipeline> {
         let words = self.spirv(kernel)?;
         let module = vk::ShaderModuleCreateInfo::default().code(&words);
-        // SAFETY: naga validated the module it wrote; what comes from disk has its checksum.
+        // SAFETY: VUID-VkShaderModuleCreateInfo-pCode-08737: naga wrote the words from a module it validated, using only
+        // what the device was opened with: our kernels are chosen by its features, `Guards` bounds users'.
+        // Words from disk were written by this function; the cache folder is trusted as the user is.
         let module = unsafe { raw.create_shader_module(&module, None) }
             .map_err(|e| self.failed(kernel.name, format!("vkCreateShaderModule: {e}")))?;
         let mut stage = vk::PipelineShaderStageCreateInfo::default()
@@ -192,9 +195,13 @@ impl Pipelines {
         let info = [vk::ComputePipelineCreateInfo::default()
             .stage(stage)
             .layout(self.pipeline_layout(kernel.bindings))];
-        // SAFETY: module and layout are alive, and the layout has the bindings of the text.
+        // SAFETY: module and layout are alive. VUID-VkComputePipelineCreateInfo-layout-07988 and -07990: the layout has
+        // the bindings that stand in front of every text, and `guard` refuses texts with others. Workgroups
+        // fit the device (VUID-RuntimeSpirv-x-06429 to -06432): ours are cut by `Target`, users' checked by
+        // `guard`. A subgroup size is asked for only where compute shaders may (-pNext-02755, -02756).
         let made = unsafe { raw.create_compute_pipelines(self.driver_cache, &info, None) };
-        // SAFETY: pipelines do not need their modules any more.
+        // SAFETY: VUID-vkDestroyShaderModule-shaderModule-01092: no pipeline is being made of it any more, and made ones
+        // do not need it.
         unsafe { raw.destroy_shader_module(module, None) };
         match made {
             Ok(pipelines) => Ok(pipelines[0]),
@@ -226,7 +233,8 @@ impl Pipelines {
     /// Writes the driver's cache to disk if it grew.
     pub(super) fn save(&self, raw: &ash::Device, adapter: &Adapter) {
         if self.grown.swap(false, Ordering::Relaxed) {
-            // SAFETY: the cache is alive.
+            // SAFETY: the cache was made with `self` and goes with it. The driver synchronises it: it was made without
+            // the flag that leaves that to us.
             if let Ok(data) = unsafe { raw.get_pipeline_cache_data(self.driver_cache) } {
                 self.disk.store("pipelines", &adapter.cache_key, &data);
             }
@@ -242,16 +250,18 @@ impl Drop for Pipelines {
         }
         let made = self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
         for pipeline in made.0.drain().flat_map(|(_, of_text)| of_text.into_values()) {
-            // SAFETY: the device is idle.
+            // SAFETY: VUID-vkDestroyPipeline-pipeline-00765: `Context` waits for all submissions before its fields go,
+            // or abandons the device.
             unsafe { raw.destroy_pipeline(pipeline, None) };
         }
         for &(set, pipeline) in &self.layouts {
-            // SAFETY: nothing made from it is left.
+            // SAFETY: VUID-vkDestroyPipelineLayout-pipelineLayout-02004: no commands are being recorded, since programs
+            // keep the context that owns `self`.
             unsafe { raw.destroy_pipeline_layout(pipeline, None) };
-            // SAFETY: as above.
+            // SAFETY: sets were made from it by programs, which keep the context that owns `self` and are gone.
             unsafe { raw.destroy_descriptor_set_layout(set, None) };
         }
-        // SAFETY: no compilation is under way.
+        // SAFETY: compiling borrows `self`, which is being dropped, so nothing uses the cache.
         unsafe { raw.destroy_pipeline_cache(self.driver_cache, None) };
     }
 }
@@ -276,13 +286,15 @@ fn layout(
         })
         .collect();
     let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&slots);
-    // SAFETY: the structure is complete.
+    // SAFETY: VUID-VkDescriptorSetLayoutCreateInfo-binding-00279: every binding has another number; the slots live
+    // until the call returns.
     let set = unsafe { raw.create_descriptor_set_layout(&info, None) }?;
     let sets = [set];
     let info = vk::PipelineLayoutCreateInfo::default().set_layouts(&sets);
-    // SAFETY: the set layout is alive.
+    // SAFETY: the set layout was just made. VUID-VkPipelineLayoutCreateInfo-descriptorType-03018: opening demands as
+    // many storage buffers in a stage as `MAX_BINDINGS`, and every device has a uniform buffer.
     let pipeline = unsafe { raw.create_pipeline_layout(&info, None) }.inspect_err(|_| {
-        // SAFETY: nothing was made from it.
+        // SAFETY: it was just made, and what was to be made from it failed.
         unsafe { raw.destroy_descriptor_set_layout(set, None) };
     })?;
     Ok((set, pipeline))

@@ -99,6 +99,8 @@ pub(super) fn reader(start: u64, end: u64) -> Kernel {
 /// Bytes that come into the cache together.
 const SECTOR: u64 = 32;
 const SECTORS_OF_GROUP: u32 = 1024;
+/// Bytes that one workgroup reads.
+pub(super) const GROUP_BYTES: u64 = SECTOR * SECTORS_OF_GROUP as u64;
 
 const TEXT: &str = "
 @group(0) @binding(0) var<storage, read> weights: array<u32>;

@@ -60,7 +60,7 @@ impl Transfers {
         let pool = vk::CommandPoolCreateInfo::default()
             .queue_family_index(adapter.queue_family)
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
-        // SAFETY: the family is that of the device's queue.
+        // SAFETY: VUID-vkCreateCommandPool-queueFamilyIndex-01937: the family is the one the device was opened with.
         let pool = unsafe { device.create_command_pool(&pool, None) }
             .map_err(|e| driver_error(name, "vkCreateCommandPool", e))?;
         let mut transfers = Self {
@@ -75,7 +75,7 @@ impl Transfers {
         let info = vk::CommandBufferAllocateInfo::default()
             .command_pool(pool)
             .command_buffer_count(SEGMENTS as u32);
-        // SAFETY: the pool is alive.
+        // SAFETY: the pool was just made and nobody else has it.
         transfers.commands = unsafe { device.allocate_command_buffers(&info) }
             .map_err(|e| driver_error(name, "vkAllocateCommandBuffers", e))?;
         Ok(transfers)
@@ -179,7 +179,9 @@ impl Transfers {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let segment = self.turn(context, &mut ring)?;
         let fill = |commands| {
-            // SAFETY: pieces are multiples of 4 bytes inside their buffer.
+            // SAFETY: `run` has begun the commands. VUID-vkCmdFillBuffer-dstOffset-00024, -00025 and -size-00026 to -00028:
+            // `Heap` cuts pieces at multiples of `heap::ALIGN` inside their buffer. Blocks are made for copies into
+            // them (-dstBuffer-00029), and whoever is given the piece keeps it.
             unsafe {
                 context.raw.cmd_fill_buffer(commands, piece.buffer, piece.offset, piece.len, 0)
             };
@@ -241,7 +243,9 @@ impl Transfers {
             ),
         };
         self.run(context, segment, |commands| {
-            // SAFETY: both ranges lie inside their buffers.
+            // SAFETY: `run` has begun the commands. VUID-vkCmdCopyBuffer-srcOffset-00113 to -size-00116: the bytes lie inside
+            // the piece, as the callers of `read` and `write` promise, and a chunk is no longer than its segment.
+            // Both buffers are made for copies from and to them (-srcBuffer-00118, -dstBuffer-00120).
             unsafe { context.raw.cmd_copy_buffer(commands, from, to, &[region]) };
         })
     }
@@ -257,13 +261,14 @@ impl Transfers {
         context.counters.recordings.add(1);
         let begin = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
-        // SAFETY: the commands' last submission is done.
+        // SAFETY: VUID-vkBeginCommandBuffer-commandBuffer-00049 and -00050: `turn` has waited for the last submission of this
+        // segment's commands, the pool lets each be recorded anew, and the ring is locked.
         unsafe { context.raw.begin_command_buffer(commands, &begin) }
             .map_err(|e| context.error("vkBeginCommandBuffer", e))?;
         full_barrier(context, commands);
         record(commands);
         full_barrier(context, commands);
-        // SAFETY: the commands are being recorded.
+        // SAFETY: VUID-vkEndCommandBuffer-commandBuffer-00059: recording began above.
         unsafe { context.raw.end_command_buffer(commands) }
             .map_err(|e| context.error("vkEndCommandBuffer", e))?;
         context.submit(&[vk::CommandBufferSubmitInfo::default().command_buffer(commands)])
@@ -279,9 +284,11 @@ impl Drop for Transfers {
         // fields go, or abandons the device. This frees the commands too.
         unsafe { self.device.destroy_command_pool(self.pool, None) };
         if let Some(staging) = self.staging.get() {
-            // SAFETY: the device is idle.
+            // SAFETY: VUID-vkDestroyBuffer-buffer-00922: `Context` waits for all submissions before its fields go, or abandons
+            // the device.
             unsafe { self.device.destroy_buffer(staging.buffer, None) };
-            // SAFETY: the one buffer bound to it is gone.
+            // SAFETY: VUID-vkFreeMemory-memory-00677: the one buffer bound to it went just before. The mapping ends with it,
+            // and only transfers followed its address.
             unsafe { self.device.free_memory(staging.memory, None) };
         }
     }
@@ -297,6 +304,7 @@ fn full_barrier(context: &Context, commands: vk::CommandBuffer) {
         .dst_stage_mask(work | Stage::HOST)
         .dst_access_mask(Access::MEMORY_READ | Access::MEMORY_WRITE)];
     let info = vk::DependencyInfo::default().memory_barriers(&barrier);
-    // SAFETY: the commands are being recorded, outside any render pass.
+    // SAFETY: `run` has begun the commands. The stages are those of a compute queue, and synchronization2 is enabled
+    // (VUID-vkCmdPipelineBarrier2-synchronization2-03848).
     unsafe { context.raw.cmd_pipeline_barrier2(commands, &info) };
 }

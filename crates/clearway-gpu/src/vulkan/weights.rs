@@ -43,6 +43,7 @@ pub(super) fn upload(
     }
     let rows = rows.max(1);
     let mut memory = VulkanMemory::new(context, 0, packing)?;
+    memory.tensor = Some(*layout);
     for first in (0..layout.rows()).step_by(rows) {
         let rows = rows.min(layout.rows() - first);
         let part = Layout::new(layout.dtype(), &[rows, layout.cols()])?;
@@ -74,7 +75,9 @@ fn upload_whole(context: &Arc<Context>, layout: &Layout, bytes: &[u8]) -> Result
     let chunks_per_block = (dtype.block_elems() / planes::CHUNK) as u64;
     let chunks = (layout.elems() / planes::CHUNK) as u64;
     let (starts, end) = planes::offsets(dtype, chunks);
-    let memory = VulkanMemory::new(context, end, Packing::Planes)?;
+    let mut memory = VulkanMemory::new(context, end, Packing::Planes)?;
+    memory.tensor = Some(*layout);
+    let memory = memory;
     let parts: Vec<&[u8]> = bytes.chunks(BLOCKS * dtype.block_bytes()).collect();
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);

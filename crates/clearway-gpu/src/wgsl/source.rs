@@ -295,7 +295,8 @@ fn at_{name}(c: vec4<u32>) -> u32 {{
             true => format!("if (i > P.{name}.place.w) {{ {leave} }} "),
             false => String::new(),
         };
-        let (zero, none, nothing) = (outside("return 0.0;"), outside("return 0u;"), outside("return;"));
+        let (zero, none, nothing) =
+            (outside("return 0.0;"), outside("return 0u;"), outside("return;"));
         let get = match dtype {
             DType::F32 => format!("fn get_{name}(i: u32) -> f32 {{ {zero}return {array}[{place}]; }}"),
             DType::F16 => format!("fn get_{name}(i: u32) -> f32 {{ {zero}return f32({array}[{place}]); }}"),
@@ -324,9 +325,15 @@ fn word_{name}(i: u32) -> u32 {{
             return;
         }
         let put = match dtype {
-            DType::F32 => format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = v; }}"),
-            DType::F16 => format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = f16(v); }}"),
-            DType::U32 => format!("fn put_{name}(i: u32, v: u32) {{ {nothing}{array}[{place}] = v; }}"),
+            DType::F32 => {
+                format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = v; }}")
+            }
+            DType::F16 => {
+                format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = f16(v); }}")
+            }
+            DType::U32 => {
+                format!("fn put_{name}(i: u32, v: u32) {{ {nothing}{array}[{place}] = v; }}")
+            }
             // Two elements share a word and may be written by two invocations.
             DType::BF16 => format!(
                 "fn put_{name}(i: u32, v: f32) {{
