@@ -12,7 +12,7 @@ use std::time::Instant;
 use clearway::testkit::open_vulkan;
 use clearway::vulkan::VulkanOptions;
 use clearway::{
-    Buffer, CapturedOpKind as Kind, CompileOptions, DType, Device, Executable, GpuError,
+    Buffer, CapturedOpKind as Kind, CompileOptions, DType, Executable, GpuError,
     GraphExecutor, Layout, Ops, TensorView, Upload,
 };
 use half::f16;
