@@ -136,19 +136,22 @@ fn a_device_that_is_not_there() {
     assert_goes_on(&device);
 }
 
-/// Counts up to the number in its first operand, for long if that is large, and says so in the others.
-const COUNTS: &str = "@compute @workgroup_size(1) fn main() {
-    let rounds = get_o0(0u);
-    var x = rounds;
-    for (var i = 0u; i < rounds; i++) {
+/// Keeps the device busy.
+const COUNTS: &str =
+    "@compute @workgroup_size(1) fn main(@builtin(workgroup_id) group: vec3<u32>) {
+    var x = group.x;
+    for (var i = 0u; i < get_o0(0u); i++) {
         x = x * 1664525u + 1013904223u;
     }
-    put_o1(0u, x | 1u);
-    put_o2(0u, 1u);
+    put_o1(group.x, x);
 }";
+/// Says that it was run, after what wrote its first operand.
+const SAYS: &str = "@compute @workgroup_size(1) fn main() { put_o1(0u, get_o0(0u) | 1u); }";
 
-/// Rounds that take longer than the patience of the test, and then come to an end.
-const LONG: u32 = 400_000_000;
+/// Rounds, as many as a software driver lets a loop have, and workgroups: together they take longer than
+/// the patience of the test, and then come to an end.
+const ROUNDS: u32 = 60_000;
+const GROUPS: usize = 200;
 
 #[test]
 fn what_a_device_may_still_use_after_a_timeout_is_not_freed() {
@@ -157,13 +160,15 @@ fn what_a_device_may_still_use_after_a_timeout_is_not_freed() {
     if !device.is_software() {
         return println!("skipped: how long a real device takes is not known");
     }
-    let roles = [BindingRole::Read, BindingRole::Write, BindingRole::Write];
-    let bindings = ["rounds", "x", "done"].into_iter().zip(roles);
-    let bindings: Vec<_> = bindings.map(|(name, role)| BindingContract::new(name, role)).collect();
-    let contract = KernelContract::new("counts", bindings);
     let mut kernels = KernelRegistry::new();
-    let kernel = CustomKernel::new(contract.clone()).with_wgsl(COUNTS, |_, _| [1, 1, 1]);
-    kernels.register(kernel).unwrap();
+    let contracts = [("counts", COUNTS, GROUPS), ("says", SAYS, 1)].map(|(name, body, groups)| {
+        let read = BindingContract::new("x", BindingRole::Read);
+        let contract =
+            KernelContract::new(name, [read, BindingContract::new("y", BindingRole::Write)]);
+        let kernel = CustomKernel::new(contract.clone());
+        kernels.register(kernel.with_wgsl(body, move |_, _| [groups as u32, 1, 1])).unwrap();
+        contract
+    });
     // Anything may take longer than the patience on a machine that has much to do.
     let patiently = |what: &mut dyn FnMut() -> Result<()>| loop {
         match what() {
@@ -171,13 +176,22 @@ fn what_a_device_may_still_use_after_a_timeout_is_not_freed() {
             other => return other.unwrap(),
         }
     };
-    let (rounds, x) = (device.alloc(4).unwrap(), device.alloc(256).unwrap());
-    let done = device.alloc_mailbox(4).unwrap();
-    patiently(&mut || rounds.write_slice(0, &[LONG]));
-    let one = |buffer: &Buffer| buffer.tensor(DType::U32, &[1]).unwrap();
+    let (rounds, x) = (device.alloc(4).unwrap(), device.alloc(4 * GROUPS as u64).unwrap());
+    let mut done = None;
+    patiently(&mut || {
+        done = Some(device.alloc_mailbox(4)?);
+        Ok(())
+    });
+    let done = done.unwrap();
+    patiently(&mut || rounds.write_slice(0, &[ROUNDS]));
+    let words = |buffer: &Buffer| {
+        let count = buffer.len() as usize / 4;
+        buffer.tensor(DType::U32, &[count]).unwrap()
+    };
     let mut graph = ComputeGraph::new();
-    let views = [one(&rounds), one(&x), one(&done)];
-    graph.dispatch(Kind::Custom, &contract, &views, &[], "").unwrap();
+    for (contract, views) in contracts.iter().zip([[&rounds, &x], [&x, &done]]) {
+        graph.dispatch(Kind::Custom, contract, &views.map(words), &[], "").unwrap();
+    }
     let mut program = None;
     patiently(&mut || {
         let mut encoder = device.encoder(&kernels);
@@ -186,7 +200,8 @@ fn what_a_device_may_still_use_after_a_timeout_is_not_freed() {
         Ok(())
     });
     let mut program = program.unwrap();
-    assert!(matches!(program.run(), Err(GpuError::Timeout { .. })));
+    let outcome = program.run();
+    assert!(matches!(outcome, Err(GpuError::Timeout { .. })), "{outcome:?}");
     assert_eq!(done.peek_vec::<u32>(0, 1).unwrap(), [0], "the kernel is under way");
     let held = device.allocated_bytes();
     assert!(held > 0);

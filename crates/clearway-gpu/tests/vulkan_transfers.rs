@@ -15,8 +15,8 @@ use clearway_graph::{
 mod vulkan;
 
 /// Words of the buffers: enough that copying them takes long beside the rest of a transfer.
-const WORDS: usize = 64 << 10;
-const READS: usize = 300;
+const WORDS: usize = 32 << 10;
+const READS: usize = 200;
 
 fn open() -> Option<VulkanDevice> {
     let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };

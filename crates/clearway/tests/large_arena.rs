@@ -12,8 +12,8 @@ use std::time::Instant;
 use clearway::testkit::open_vulkan;
 use clearway::vulkan::VulkanOptions;
 use clearway::{
-    Buffer, CapturedOpKind as Kind, CompileOptions, DType, Executable, GpuError,
-    GraphExecutor, Layout, Ops, TensorView, Upload,
+    Buffer, CapturedOpKind as Kind, CompileOptions, DType, Executable, GpuError, GraphExecutor,
+    Layout, Ops, TensorView, Upload,
 };
 use half::f16;
 

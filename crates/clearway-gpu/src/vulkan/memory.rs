@@ -45,7 +45,8 @@ impl VulkanMemory {
     pub(super) fn mailbox(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let piece = context.mailboxes.alloc(context, bytes)?;
         let memory = Self::of(context, piece, Packing::Plain, true);
-        context.transfers.fill_zero(context, &memory.piece)?;
+        // Looks into it wait for nothing, so the zeros must be there first.
+        context.wait(context.transfers.fill_zero(context, &memory.piece)?)?;
         Ok(memory)
     }
 

@@ -175,7 +175,8 @@ impl Transfers {
         Ok(())
     }
 
-    pub(super) fn fill_zero(&self, context: &Context, piece: &Piece) -> Result<()> {
+    /// Fills a piece with zeros; returns what the clock shows when that is done.
+    pub(super) fn fill_zero(&self, context: &Context, piece: &Piece) -> Result<u64> {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let segment = self.turn(context, &mut ring)?;
         let fill = |commands| {
@@ -186,8 +187,9 @@ impl Transfers {
                 context.raw.cmd_fill_buffer(commands, piece.buffer, piece.offset, piece.len, 0)
             };
         };
-        ring.busy[segment] = self.run(context, segment, fill)?;
-        Ok(())
+        let done = self.run(context, segment, fill)?;
+        ring.busy[segment] = done;
+        Ok(done)
     }
 
     /// The next segment that is free, and where the host sees it.
