@@ -253,6 +253,47 @@ pub enum GpuError {
         /// Bytes one binding may cover.
         limit: u64,
     },
+    /// A dispatch asks for no workgroups, or for more than the device starts.
+    #[error(
+        "kernel `{kernel}` asks for {found:?} workgroups, but `{device}` starts from 1 to {limit:?}; \
+         give each workgroup more to do, or fold them into other dimensions"
+    )]
+    GroupCount {
+        /// Kernel name.
+        kernel: String,
+        /// Device name.
+        device: String,
+        /// Workgroups asked for in each dimension.
+        found: [u32; 3],
+        /// The most the device starts in each dimension.
+        limit: [u32; 3],
+    },
+    /// A workgroup of a kernel is larger than the device allows.
+    #[error(
+        "a workgroup of kernel `{kernel}` has {found} {what}, but `{device}` allows from 1 to {limit}"
+    )]
+    WorkgroupTooLarge {
+        /// Kernel name.
+        kernel: String,
+        /// Device name.
+        device: String,
+        /// What there is too much of.
+        what: &'static str,
+        /// How much of it the text asks for.
+        found: u64,
+        /// How much the device allows.
+        limit: u64,
+    },
+    /// The text of a kernel does something its contract does not say, so the proof would not know of it.
+    #[error("kernel `{kernel}` does not keep to its contract: `{binding}` {reason}")]
+    ContractMismatch {
+        /// Kernel name.
+        kernel: String,
+        /// The variable in the text.
+        binding: String,
+        /// What is wrong with it, and what to do.
+        reason: &'static str,
+    },
     /// The list is not proven, so it does not run.
     #[error("the list was not run, because it is wrong: {0}")]
     Unverified(String),

@@ -13,7 +13,7 @@ use crate::cpu::CpuKernel;
 use crate::device::Device;
 use crate::error::{GpuError, Result};
 use crate::ops;
-use crate::wgsl::Scratch;
+use crate::wgsl::{Scratch, Trust};
 
 /// A user's kernel: its contract, and an implementation for each backend it is to run on.
 #[derive(Clone)]
@@ -33,6 +33,12 @@ pub type GroupsFn = Arc<dyn Fn(&[TensorView], &[u32]) -> [u32; 3] + Send + Sync>
 
 /// A user's kernel for GPUs: WGSL with the entry point `main`. Operands are called `o0`, `o1`, ... and
 /// are reached through the functions that [`wgsl`](crate::wgsl) describes.
+///
+/// It is checked: an index outside an operand reads zero or some element and writes nothing or some element
+/// of that operand, workgroup memory starts as zeros, and neither a loop nor a division is undefined.
+/// [`unchecked`](Self::unchecked) leaves that out. Either way its workgroups must fit the device, its text may
+/// declare no binding of its own, and it may neither read what the contract says it only writes nor
+/// leave that unwritten.
 #[derive(Clone)]
 pub struct WgslKernel {
     /// The text behind the bindings.
@@ -43,6 +49,8 @@ pub struct WgslKernel {
     pub quads: Vec<usize>,
     /// Memory for what its workgroups leave for one another.
     pub scratch: Option<Scratch>,
+    /// Private: only an unsafe call may change it.
+    trust: Trust,
 }
 
 impl WgslKernel {
@@ -51,7 +59,30 @@ impl WgslKernel {
         body: &str,
         groups: impl Fn(&[TensorView], &[u32]) -> [u32; 3] + Send + Sync + 'static,
     ) -> Self {
-        Self { body: Arc::from(body), groups: Arc::new(groups), quads: Vec::new(), scratch: None }
+        Self {
+            body: Arc::from(body),
+            groups: Arc::new(groups),
+            quads: Vec::new(),
+            scratch: None,
+            trust: Trust::Checked,
+        }
+    }
+
+    /// Compiles the text as it is, without the checks that cost time.
+    ///
+    /// # Safety
+    /// Whatever it is dispatched with, the kernel must keep every index inside its operand or array, end every
+    /// loop, divide by no zero, and read no workgroup memory that it has not written. A GPU that is let
+    /// outside may read and write any memory of the process.
+    #[must_use]
+    pub unsafe fn unchecked(mut self) -> Self {
+        self.trust = Trust::Unchecked;
+        self
+    }
+
+    /// Whether the text is checked.
+    pub(crate) fn trust(&self) -> Trust {
+        self.trust
     }
 
     /// Binds an operand as `array<vec4<u32>>` instead of by elements: `b_o0[i]` is the four words at byte

@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::context::Context;
+use super::guard;
 use super::lowered::{Bound, Lowered};
 use super::memory::VulkanMemory;
 use super::pipeline::MAX_BINDINGS;
@@ -21,7 +22,7 @@ use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::registry::{KernelRegistry, declared_bytes};
-use crate::wgsl::{self, Job, Kernel, Operand, Packing, Scratch, View};
+use crate::wgsl::{self, Job, Kernel, Operand, Packing, Scratch, Trust, View};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
 pub(super) struct VulkanEncoder {
@@ -99,7 +100,7 @@ impl VulkanEncoder {
         let mut parts = 0;
         for view in &dispatch.bindings {
             let memory = self.memory(view.buf_id)?;
-            if memory.tensor.is_some_and(|tensor| !is_whole(view, &tensor)) {
+            if memory.is_packed() && !memory.holds(view) {
                 return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
             parts = parts.max(memory.parts.len());
@@ -124,7 +125,9 @@ impl VulkanEncoder {
         let written = indices(|operand| operand.role != BindingRole::Read);
         let mut bound = Bound { ranges, weights, written };
         let kernel = match dispatch.kind {
-            CapturedOpKind::Custom | CapturedOpKind::Pinned => self.custom(dispatch, &job)?,
+            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
+                self.custom(dispatch, &job, &bound)?
+            }
             _ if part.is_some() => wgsl::lower(&job)?,
             _ => tune::lower(&context, &mut job, &bound)?,
         };
@@ -134,24 +137,44 @@ impl VulkanEncoder {
         Ok(())
     }
 
-    fn custom(&self, dispatch: &Dispatch, job: &Job<'_>) -> Result<Kernel> {
+    /// A user's kernel, checked against the device and its contract.
+    fn custom(&self, dispatch: &Dispatch, job: &Job<'_>, bound: &Bound) -> Result<Kernel> {
         let kernel = self.kernels.custom(&dispatch.kernel)?;
         let text = kernel.wgsl.as_ref().ok_or_else(|| GpuError::KernelNotForDevice {
             kernel: dispatch.kernel.to_string(),
             device: self.context.info.name.clone(),
         })?;
         let groups = (text.groups)(&dispatch.bindings, &dispatch.params);
-        let mut source = wgsl::Source::new(job).body(&text.body);
+        self.context.check_groups(&dispatch.kernel, groups)?;
+        let bad = |message| GpuError::KernelCompile {
+            kernel: dispatch.kernel.to_string(),
+            device: self.context.info.name.clone(),
+            message,
+        };
+        let mut source = wgsl::Source::new(job).body(&text.body).trust(text.trust());
         for &index in &text.quads {
             if !job.operands.get(index).is_some_and(Operand::is_aligned) {
-                let message = format!("operand {index} is not there or not aligned for words");
-                return Err(GpuError::KernelCompile {
-                    kernel: dispatch.kernel.to_string(),
-                    device: self.context.info.name.clone(),
-                    message,
-                });
+                return Err(bad(format!("operand {index} is not there or not aligned for words")));
+            }
+            // Bounds checks keep an index below the length, which must not be zero.
+            if bound.ranges[index].range < 16 {
+                return Err(bad(format!("operand {index} is shorter than four words")));
             }
             source = source.view(index, View::Quads);
+        }
+        for (index, view) in dispatch.bindings.iter().enumerate() {
+            if self.memory.get(&view.buf_id).is_some_and(|memory| memory.is_packed()) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
+            }
+            // Bounds checks of the bare array are those of its binding, which then holds more than the view.
+            let exact = view.layout.span_bytes() == bound.ranges[index].range;
+            let name = format!("b_{}", job.operands[index].name);
+            if text.trust() == Trust::Checked && !exact && guard::mentions(&text.body, &name) {
+                return Err(bad(format!(
+                    "operand {index} does not begin and end where its binding does: \
+                     reach it through its functions and not as `{name}`"
+                )));
+            }
         }
         if let Some(Scratch { bytes, tickets }) = text.scratch {
             let count = job.operands.len() + SCRATCH_BINDINGS;
@@ -162,10 +185,17 @@ impl VulkanEncoder {
             if bytes > job.target.max_binding {
                 return Err(self.too_large(dispatch, "scratch", bytes));
             }
+            let ticket_bytes = u64::from(tickets) * 4;
+            if ticket_bytes > job.target.max_binding {
+                return Err(self.too_large(dispatch, "tickets", ticket_bytes));
+            }
             // No binding may be empty.
             source = source.scratch(bytes.max(4), tickets.max(1));
         }
-        Ok(source.build(groups))
+        let built = source.build(groups);
+        let (device, adapter) = (&self.context.info.name, &self.context.adapter);
+        self.context.vetted.check(&dispatch.kernel, device, adapter, &built, &job.operands)?;
+        Ok(built)
     }
 
     fn too_large(&self, dispatch: &Dispatch, operand: &'static str, bytes: u64) -> GpuError {
@@ -228,12 +258,9 @@ impl VulkanEncoder {
         let (piece, bytes) = (&memory.piece, view.layout.span_bytes());
         let too_large = |bytes| self.too_large(dispatch, operand, bytes);
         if memory.packing == Packing::Planes {
-            if view.offset != 0 || bytes != view.buf_len {
-                return Err(GpuError::TransferMismatch {
-                    what: "packed weights",
-                    found: format!("{bytes} bytes at byte {} of {}", view.offset, view.buf_len),
-                    expected: "the whole tensor".into(),
-                });
+            // Of parts, this is the view of their rows.
+            if !memory.holds(view) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
             if piece.len > self.context.adapter.target.max_binding {
                 return Err(too_large(piece.len));
@@ -290,12 +317,6 @@ impl VulkanEncoder {
         }
         VulkanProgram::new(&self.context, lowered, memory)
     }
-}
-
-/// Whether a view is all of a weight tensor, in any number of dimensions.
-fn is_whole(view: &TensorView, tensor: &Layout) -> bool {
-    let facts = |layout: &Layout| (layout.dtype(), layout.elems(), layout.cols());
-    view.offset == 0 && view.layout.is_dense() && facts(&view.layout) == facts(tensor)
 }
 
 /// Bindings that scratch takes: floats and tickets.

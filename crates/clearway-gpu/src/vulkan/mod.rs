@@ -12,12 +12,14 @@
 //! | `weights`, `split` | weight tensors packed for kernels, in parts where one binding is too small |
 //! | `pipeline`, `cache` | kernels compiled once, in memory and on disk |
 //! | `encoder` | from dispatches to bindings and kernels |
+//! | `guard` | users' kernels against the device and their contracts |
 //! | `program` | the recorded commands |
 
 mod cache;
 mod context;
 mod counts;
 mod encoder;
+mod guard;
 mod handle;
 mod heap;
 mod instance;
@@ -35,6 +37,7 @@ mod tune;
 mod weights;
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use clearway_graph::{FusedRequest, Layout, TensorView};
 
@@ -70,6 +73,9 @@ pub struct VulkanOptions {
     /// Whether products with block weights take their inputs as floats instead of rounding them to 8 bits:
     /// weights then stay as files have them, which is several times slower.
     pub float_activations: bool,
+    /// How long the host waits for the device, if not ten minutes. What a device that took longer may still
+    /// use is never freed.
+    pub patience: Option<Duration>,
 }
 
 /// Where products are timed to find the fastest way to do them.
@@ -97,6 +103,7 @@ impl Default for VulkanOptions {
             read_ahead: None,
             tuning: Tuning::Hardware,
             float_activations: false,
+            patience: None,
         }
     }
 }

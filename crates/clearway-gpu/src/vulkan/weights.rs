@@ -83,6 +83,7 @@ fn upload_whole(context: &Arc<Context>, layout: &Layout, bytes: &[u8]) -> Result
     let (starts, end) = planes::offsets(dtype, chunks);
     let mut memory = VulkanMemory::new(context, end, Packing::Planes)?;
     memory.tensor = Some(*layout);
+    let memory = memory;
     let parts: Vec<&[u8]> = bytes.chunks(BLOCKS * dtype.block_bytes()).collect();
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
@@ -129,8 +130,10 @@ fn upload_part(
     for plane in 0..planes::count(dtype) {
         let start = part_starts[plane] as usize;
         let bytes = &packed[start..start + planes::plane_bytes(dtype, plane, count) as usize];
-        // Every part but the last holds whole units, so it begins where the one before it ends.
-        memory.write(starts[plane] + planes::plane_bytes(dtype, plane, first), bytes)?;
+        let at = starts[plane] + planes::plane_bytes(dtype, plane, first);
+        // SAFETY: every part but the last holds whole units, so in each plane it begins where the one before it
+        // ends: parts of different threads are different bytes.
+        unsafe { memory.write_apart(at, bytes) }?;
     }
     Ok(())
 }

@@ -135,6 +135,21 @@ pub struct Kernel {
     pub again: Vec<usize>,
     /// Memory that is bound behind those, in two bindings.
     pub scratch: Option<Scratch>,
+    /// Whose text it is, and so what the compiler adds to it.
+    pub trust: Trust,
+}
+
+/// Whose text a kernel is, and so what the compiler adds to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Trust {
+    /// One of ours. Tests hold it to its operands, so nothing is added.
+    #[default]
+    Own,
+    /// A user's. Indices stay inside their operands, loops are bounded, workgroup memory starts as zeros and
+    /// no division traps, whatever the text says.
+    Checked,
+    /// A user's who promised all of that; see [`WgslKernel::unchecked`](crate::WgslKernel::unchecked).
+    Unchecked,
 }
 
 /// Memory of a dispatch that only it uses.
