@@ -3,12 +3,14 @@
 //! | module | what it does |
 //! |---|---|
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
+//! | `check` | hyper-parameters against the tensors of the file |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
 //! | `sample` | logits to a token |
 //! | `traffic` | bytes one token fetches |
 //! | `token_loop` | tokens chosen and fed back on the device |
 
+mod check;
 mod convert;
 mod error;
 mod sample;

@@ -73,9 +73,9 @@ pub(super) fn fetch(
         let sha256 = lfs.and_then(|lfs| lfs.sha256.as_deref());
         watch.say(&format!("fetching hf:{repo}:{file}"));
         let partial = working.path().join(format!("part-{part}"));
-        let mut out = CheckedFile::create(&partial, size)?;
+        let mut out = CheckedFile::create(&partial, file, size, sha256)?;
         client.download(&format!("/{repo}/resolve/{revision}/{file}"), &mut out, watch)?;
-        out.finish(file, sha256)?;
+        out.finish()?;
         fetched.push((partial, folder.join(file)));
     }
     for (partial, place) in &fetched {
@@ -83,7 +83,7 @@ pub(super) fn fetch(
     }
     if name.file.is_none() {
         let choice = working.path().join("choice");
-        std::fs::write(&choice, chosen[0]).map_err(|error| FetchError::io(&choice, 0, error))?;
+        std::fs::write(&choice, chosen[0]).map_err(|error| FetchError::io(&choice, None, error))?;
         working.place(&choice, &folder.join(CHOICE))?;
     }
     Ok(folder.join(chosen[0]))

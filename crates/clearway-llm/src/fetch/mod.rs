@@ -8,10 +8,11 @@
 //! |---|---|
 //! | `name` | what `-m` takes |
 //! | `cache` | the folder, its lock, what is in it |
-//! | `pip`, `wheel` | built-in models, which come in Python packages |
-//! | `hub`, `http`, `tls` | repositories of the hub |
-//! | `checked` | files whose checksum is known before they arrive |
+//! | `pip`, `program`, `wheel` | built-in models, which come in Python packages |
+//! | `hub`, `http`, `address`, `tls` | repositories of the hub |
+//! | `checked`, `space` | files that are checked while they arrive |
 
+mod address;
 mod cache;
 mod checked;
 mod error;
@@ -19,6 +20,8 @@ mod http;
 mod hub;
 mod name;
 mod pip;
+mod program;
+mod space;
 mod tls;
 mod wheel;
 
