@@ -1,6 +1,7 @@
 //! Developer commands, run as `cargo xtask COMMAND`.
 
 mod date;
+mod fuzz;
 mod peers;
 mod run;
 mod size;
@@ -16,7 +17,7 @@ use anyhow::{Context, Result};
 const USAGE: &str = "usage: cargo xtask COMMAND
   test [--part NAME]   formatting, lints, docs, tests and examples, with the minutes each part took
                        NAME: build, core, ops, golden, race or browser
-  soak [--cases N]     the random suites with full counts (10000); writes docs/soak.md
+  soak [--cases N]     the random suites with full counts (10000), an hour of fuzzing; writes docs/soak.md
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::run::{self, Suite, cargo, step};
-use crate::{root, seed, size, syncval};
+use crate::{fuzz, root, seed, size, syncval};
 
 /// Minutes for everything, on two cores.
 const TOTAL_BUDGET: u32 = 30;
@@ -88,6 +88,10 @@ pub fn run(only: Option<Part>) -> Result<bool> {
     if only != Some(Part::Build) {
         let selection = only.map_or(&["--workspace"][..], Part::selection);
         test(&root, seed, selection, wants(Part::Golden), &mut outcome)?;
+    }
+    if wants(Part::Core) {
+        let mut targets = fuzz::command(built(&root, "clearway-fuzz"), seed, fuzz::TEST_SECONDS);
+        outcome.step(Part::Core, "fuzz targets", &mut targets);
     }
     if wants(Part::Race) {
         race(&root, seed, &mut outcome)?;
@@ -201,7 +205,7 @@ fn examples(root: &Path) -> Result<Vec<(Part, String)>> {
 
 /// A program as `cargo test` has built it: `cargo run` would resolve features for one crate alone
 /// and build everything again.
-fn built(root: &Path, program: &str) -> Command {
+pub fn built(root: &Path, program: &str) -> Command {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let mut command = Command::new(root.join(target).join("debug").join(program));
     command.current_dir(root);

@@ -26,11 +26,11 @@ fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
     let (arch, meta) = (keys.arch, keys.meta);
     let (embd, heads) = (keys.size("embedding_length")?, keys.size("attention.head_count")?);
     let kv_heads = keys.optional_size("attention.head_count_kv")?.unwrap_or(heads);
-    let head_dim = head_dim(keys, embd, heads)?;
-    keys.expect_equal("attention.value_length", head_dim)?;
-    keys.expect_equal("rope.dimension_count", head_dim)?;
+    let (head_dim, source) = head_dim(keys, embd, heads)?;
+    keys.expect_head_size("attention.value_length", head_dim, source)?;
+    keys.expect_head_size("rope.dimension_count", head_dim, source)?;
     if !heads.is_multiple_of(kv_heads) {
-        let expected = format!("a divisor of the {heads} query heads");
+        let expected = format!("a divisor of `{}`, {heads},", keys.key("attention.head_count"));
         return Err(keys.wrong("attention.head_count_kv", kv_heads, &expected));
     }
     let vocab = check::vocab(gguf, keys, embd)?;
@@ -59,13 +59,13 @@ fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
     Ok(shape)
 }
 
-/// The size of a head, which rotary embeddings need to be even.
-fn head_dim(keys: &Keys<'_>, embd: usize, heads: usize) -> Result<usize> {
+/// The size of a head, which rotary embeddings need to be even, and the key it follows from.
+fn head_dim(keys: &Keys<'_>, embd: usize, heads: usize) -> Result<(usize, &'static str)> {
     const KEY: &str = "attention.key_length";
     const HEADS: &str = "attention.head_count";
     if let Some(size) = keys.optional_size(KEY)? {
         return match size % 2 {
-            0 => Ok(size),
+            0 => Ok((size, KEY)),
             _ => Err(keys.wrong(KEY, size, "an even head size")),
         };
     }
@@ -79,7 +79,7 @@ fn head_dim(keys: &Keys<'_>, embd: usize, heads: usize) -> Result<usize> {
             );
             Err(keys.wrong(HEADS, heads, &expected))
         }
-        size => Ok(size),
+        size => Ok((size, HEADS)),
     }
 }
 fn rope_scale(keys: &Keys<'_>) -> Result<f32> {
@@ -206,10 +206,12 @@ impl<'a> Keys<'a> {
         if fits && found.is_finite() { Ok(found) } else { Err(self.wrong(key, found, expected)) }
     }
 
-    fn expect_equal(&self, key: &str, expected: usize) -> Result<()> {
+    /// Refuses another head size than the one that follows from the key `source`.
+    fn expect_head_size(&self, key: &str, expected: usize, source: &str) -> Result<()> {
         match self.optional_size(key)? {
             Some(found) if found != expected => {
-                Err(self.wrong(key, found, &format!("the head size {expected}")))
+                let expected = format!("the head size {expected} of `{}`", self.key(source));
+                Err(self.wrong(key, found, &expected))
             }
             _ => Ok(()),
         }

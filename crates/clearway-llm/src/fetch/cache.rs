@@ -6,9 +6,9 @@
 //! folder found while holding the lock was left by a process that was killed, and is removed.
 
 use std::fs::{File, TryLockError};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
 
 use clearway::CacheFolderError;
 
@@ -21,10 +21,19 @@ pub(super) const WORKING: &str = ".fetch-";
 const EXTENSION: &str = "gguf";
 
 /// Where fetched models are kept.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Cache {
     folder: PathBuf,
     hub: Option<String>,
+    token: Option<String>,
+}
+
+/// Without the token, which must not reach a log.
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { folder, hub, token: _ } = self;
+        f.debug_struct("Cache").field("folder", folder).field("hub", hub).finish_non_exhaustive()
+    }
 }
 
 /// A model of the cache.
@@ -49,7 +58,7 @@ impl Cache {
 
     /// A cache in this folder, which is made when something is fetched.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), hub: None }
+        Self { folder: folder.into(), hub: None, token: None }
     }
 
     /// The same folder with another hub than `HF_ENDPOINT` names, such as `http://127.0.0.1:8000`.
@@ -58,9 +67,20 @@ impl Cache {
         Self { hub: Some(address.into()), ..self }
     }
 
+    /// The same folder with another token than `HF_TOKEN` holds.
+    #[must_use]
+    pub fn with_token(self, token: impl Into<String>) -> Self {
+        Self { token: Some(token.into()), ..self }
+    }
+
     /// Address of the hub, where the user of this type chose one.
     pub(super) fn hub(&self) -> Option<&str> {
         self.hub.as_deref()
+    }
+
+    /// The token for the hub, where the user of this type chose one.
+    pub(super) fn token(&self) -> Option<&str> {
+        self.token.as_deref()
     }
 
     /// The folder.

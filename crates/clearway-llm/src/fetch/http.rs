@@ -63,8 +63,8 @@ enum Piece {
 }
 
 impl Client {
-    /// A client for this address or else `HF_ENDPOINT`, with the token in `HF_TOKEN` if there is one.
-    pub fn new(endpoint: Option<&str>) -> Result<Self, FetchError> {
+    /// A client for this address or else `HF_ENDPOINT`, with this token or else the one in `HF_TOKEN`.
+    pub fn new(endpoint: Option<&str>, token: Option<&str>) -> Result<Self, FetchError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let endpoint = endpoint.map(str::to_owned).or_else(|| variable("HF_ENDPOINT"));
         let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.to_owned());
@@ -73,7 +73,7 @@ impl Client {
             url: endpoint.clone(),
             message: "HF_ENDPOINT is an http or https address without a password".into(),
         })?;
-        let token = variable("HF_TOKEN");
+        let token = token.map(str::to_owned).or_else(|| variable("HF_TOKEN"));
         let private = hub.is_https() || hub.is_loopback();
         let allowed = || variable(TOKEN_OVER_HTTP).is_some_and(|value| value != "0");
         if token.is_some() && !private && !allowed() {
@@ -249,7 +249,7 @@ fn pass_on(
     let body = response.body().content_length();
     let head = match status {
         200 => Piece::Head { start: 0, total: body },
-        206 => match content_range(&response) {
+        206 => match range(&response) {
             Some((first, total)) if first == start => Piece::Head { start, total },
             _ => {
                 let message = "the server sent another part than it was asked for".into();
@@ -274,9 +274,12 @@ fn pass_on(
     }
 }
 
+fn range(response: &Response<ureq::Body>) -> Option<(u64, Option<u64>)> {
+    content_range(response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?)
+}
+
 /// First byte and whole length of `Content-Range: bytes FIRST-LAST/TOTAL`.
-fn content_range(response: &Response<ureq::Body>) -> Option<(u64, Option<u64>)> {
-    let value = response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?;
+pub(super) fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
 }

@@ -16,6 +16,8 @@ mod address;
 mod cache;
 mod checked;
 mod error;
+#[cfg(feature = "testkit")]
+mod fuzz;
 mod http;
 mod hub;
 mod name;
@@ -27,6 +29,9 @@ mod wheel;
 
 pub use cache::{Cache, CachedModel};
 pub use error::FetchError;
+#[cfg(feature = "testkit")]
+#[doc(hidden)]
+pub use fuzz::fuzz_hub;
 pub use name::{BuiltIn, HubName, ModelName};
 
 use std::path::PathBuf;
