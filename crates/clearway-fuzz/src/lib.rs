@@ -36,7 +36,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 5] = [
+pub static TARGETS: [Target; 5] = [
     Target { name: "gguf", run: gguf::fuzz_one, seeds: seeds::gguf, words: seeds::GGUF_WORDS },
     Target {
         name: "tokenizer",
@@ -56,8 +56,7 @@ pub const TARGETS: [Target; 5] = [
 
 /// The target of a name.
 pub fn target(name: &str) -> Option<&'static Target> {
-    static ALL: [Target; 5] = TARGETS;
-    ALL.iter().find(|target| target.name == name)
+    TARGETS.iter().find(|target| target.name == name)
 }
 
 #[cfg(test)]

@@ -88,7 +88,7 @@ impl Mutator<'_> {
 
     fn pick<'b>(&'b mut self, seeds: &'b [Vec<u8>]) -> &'b [u8] {
         let kept = self.random.below(2) == 1 && !self.kept.is_empty();
-        let from = if kept { &self.kept } else { seeds };
+        let from: &[Vec<u8>] = if kept { &self.kept } else { seeds };
         match from.len() {
             0 => &[],
             len => &from[self.random.below(len)],
@@ -119,12 +119,12 @@ impl Mutator<'_> {
             5 => drop(data.drain(at..at + len)),
             6 => {
                 let copy = data[at..at + len].to_vec();
-                data.splice(at..at, copy);
+                drop(data.splice(at..at, copy));
             }
             7 | 8 if !self.target.words.is_empty() => {
                 let word = self.target.words[self.random.below(self.target.words.len())];
                 let over = if self.random.below(2) == 0 { 0 } else { word.len().min(rest) };
-                data.splice(at..at + over, word.iter().copied());
+                drop(data.splice(at..at + over, word.iter().copied()));
             }
             // The end of another.
             9 => {

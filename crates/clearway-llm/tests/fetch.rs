@@ -210,7 +210,7 @@ fn a_model_without_length_and_hash_is_measured_by_its_own_tables() {
         assert!(words.iter().all(|word| error.contains(word)), "{body:?}: {error}");
         assert_eq!(folder.files(), [""; 0], "{body:?}");
         // Tables may be long; what comes behind them is cut off at once.
-        let limit = if body == Body::EndlessTables { 300 << 20 } else { 16 << 20 };
+        let limit = if body == Body::EndlessTables { 80 << 20 } else { 16 << 20 };
         assert!(server.sent() < limit, "{body:?}: {} bytes were taken", server.sent());
     }
 }

@@ -15,8 +15,8 @@ use crate::gguf::whole_bytes;
 
 /// Bytes after which the tables are looked for first. They are looked for again whenever twice as much has come.
 const FIRST_LOOK: u64 = 64 << 10;
-/// Bytes by which the tables must end. Those of the largest vocabularies end before 32 MB.
-const MAX_TABLE_BYTES: u64 = 256 << 20;
+/// Bytes by which the tables must end. Those of the largest vocabularies take some 10 MB.
+const MAX_TABLE_BYTES: u64 = 64 << 20;
 
 /// A file that is hashed while it is written.
 pub(super) struct CheckedFile {
@@ -149,13 +149,12 @@ impl CheckedFile {
         let Some((least, padded)) =
             whole_bytes(&self.path).map_err(|error| self.no_model(error.to_string()))?
         else {
-            self.tables = Tables::At(self.len.saturating_mul(2).max(FIRST_LOOK));
-            return match self.len {
-                ..MAX_TABLE_BYTES => Ok(()),
-                _ => {
-                    Err(self.no_model(format!("its tables take more than {MAX_TABLE_BYTES} bytes")))
-                }
-            };
+            if self.len >= MAX_TABLE_BYTES {
+                let message = format!("its tables take more than {MAX_TABLE_BYTES} bytes");
+                return Err(self.no_model(message));
+            }
+            self.tables = Tables::At((2 * self.len).clamp(FIRST_LOOK, MAX_TABLE_BYTES));
+            return Ok(());
         };
         self.tables = Tables::Say(least, padded);
         let announced = self.expected.unwrap_or(self.len.max(least));

@@ -86,7 +86,6 @@ struct Shared {
 /// A request as it came.
 #[derive(Clone, Default)]
 struct Request {
-    path: String,
     range: Option<u64>,
     token: Option<String>,
 }
@@ -199,7 +198,7 @@ impl Shared {
         }
         let number = {
             let mut log = self.log.lock().unwrap();
-            log.push(Request { path: path.clone(), range, token });
+            log.push(Request { range, token });
             log.len()
         };
         if let Behaviour::Status(status) = self.behaviour {
