@@ -1,7 +1,9 @@
 //! Developer commands, run as `cargo xtask COMMAND`.
 
+mod compare;
 mod date;
 mod deny;
+mod fuzz;
 mod peers;
 mod run;
 mod size;
@@ -20,7 +22,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                        formatting, lints, docs, tests and examples, with the minutes each part took
                        NAME: build, core, ops, golden, race or browser
                        NEED: vulkan, browser, race or golden; what is missing and not named fails the run
-  soak [--cases N]     the random suites with full counts (20000); writes docs/soak.md
+  soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing; writes docs/soak.md
+  compare OLD NEW [FILE...] [-- ARGUMENTS]
+                       two builds of `clearway` in turns on the same files: medians of `bench` and their ratio
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
             Ok(cases) if cases > 0 => soak::run(cases),
             _ => return usage(&format!("`{count}` is not a number of cases")),
         },
+        ["compare", ref args @ ..] => compare::run(args),
         ["peers", "--logits", ref files @ ..] => peers::run(true, files),
         ["peers", ref files @ ..] => peers::run(false, files),
         ["syncval"] => syncval::run(),

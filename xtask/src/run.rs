@@ -145,7 +145,7 @@ impl Log {
 }
 
 /// `NAME: CLEARWAY_SEED=S, N cases`, which random tests print when they start.
-fn random_run(line: &str) -> Option<(String, u64)> {
+pub fn random_run(line: &str) -> Option<(String, u64)> {
     let (name, rest) = line.split_once(": CLEARWAY_SEED=")?;
     let cases = rest.split_once(", ")?.1.strip_suffix(" cases")?.parse().ok()?;
     Some((name.to_owned(), cases))

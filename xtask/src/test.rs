@@ -23,7 +23,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::run::{self, cargo};
-use crate::{deny, root, seed, size, syncval};
+use crate::{deny, fuzz, root, seed, size, syncval};
 use outcome::Outcome;
 
 /// Runs everything, or one part, and does without what is `allowed` to be missing; tells whether all of it
@@ -55,6 +55,10 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     }
     if wants(Part::Core) {
         outcome.step(Part::Core, "outside crate", &mut outside(&root));
+    }
+    if wants(Part::Core) {
+        let mut targets = fuzz::command(built(&root, "clearway-fuzz"), seed, fuzz::TEST_SECONDS);
+        outcome.step(Part::Core, "fuzz targets", &mut targets);
     }
     if wants(Part::Race) {
         race(&root, seed, &mut outcome)?;
@@ -216,7 +220,7 @@ fn examples(root: &Path) -> Result<Vec<(Part, String)>> {
 
 /// A program as `cargo test` has built it: `cargo run` would resolve features for one crate alone
 /// and build everything again.
-fn built(root: &Path, program: &str) -> Command {
+pub fn built(root: &Path, program: &str) -> Command {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let mut command = Command::new(root.join(target).join("debug").join(program));
     command.current_dir(root);

@@ -3,7 +3,7 @@
 // Helper functions of tests may fail like tests do.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "data/tokenizer/fuzz_tokenizer.rs"]
+#[path = "../../clearway-fuzz/src/tokenizer.rs"]
 mod fuzz_tokenizer;
 #[path = "data/tokenizer/vectors.rs"]
 mod vectors;

@@ -23,10 +23,10 @@ pub use clearway_gpu::ops::NO_INDEX;
 #[cfg(feature = "vulkan")]
 pub use clearway_gpu::vulkan;
 pub use clearway_gpu::{
-    AttentionParams, Buffer, CustomKernel, Device, DeviceInfo, Encoder, External, GpuError,
-    HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program,
-    Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload, WgslKernel, quant,
-    record,
+    AttentionParams, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo, Encoder, External,
+    GpuError, HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan,
+    Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload, WgslKernel,
+    cache_folder, make_cache_folder, quant, record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

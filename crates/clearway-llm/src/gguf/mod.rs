@@ -66,6 +66,15 @@ pub struct Gguf {
     by_name: Vec<usize>,
 }
 
+/// How long a file must be that begins like this one: without and with the padding that may end it. `None` if more of
+/// it is needed to know.
+#[cfg(feature = "fetch")]
+pub(crate) fn whole_bytes(beginning: &Path) -> Result<Option<(u64, u64)>, GgufError> {
+    let source = Source::map(beginning)
+        .map_err(|error| GgufError::Io { path: beginning.to_owned(), error })?;
+    part::whole_bytes(source)
+}
+
 /// A tensor and the part it lies in.
 #[derive(Clone, Debug)]
 struct Placed {

@@ -1,4 +1,4 @@
-//! One step of fuzzing the tokenizer, shared by the fuzz target and the tests.
+//! One step of fuzzing the tokenizer, shared by libFuzzer, the loop and the tests.
 
 use clearway_llm::text::{
     DecodeOptions, EncodeOptions, StreamDecoder, TextError, Tokenizer, Vocab,

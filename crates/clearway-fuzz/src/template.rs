@@ -1,4 +1,4 @@
-//! One step of fuzzing the chat templates, shared by the fuzz target and the tests.
+//! One step of fuzzing the chat templates, shared by libFuzzer, the loop and the tests.
 
 use clearway_llm::text::{ChatMessage, ChatOptions, ChatTemplate};
 

@@ -1,8 +1,9 @@
-//! One step of fuzzing, shared by the fuzz target and the tests.
+//! One step of fuzzing model files, shared by libFuzzer, the loop and the tests.
 //!
 //! Whatever the bytes are, reading them must not panic. If they are accepted, everything the
 //! reader promises must hold, and a copy written from what was read must read the same.
 
+use clearway_llm::engine::{chat_template, model_shape, tokenizer};
 use clearway_llm::gguf::{Array, Gguf, GgufWriter, Numbers, Strings, Value};
 
 /// Reads the bytes as one file, and as the parts of a split model, cut where `GGUF` occurs.
@@ -13,6 +14,7 @@ pub fn fuzz_one(data: &[u8]) -> bool {
         check(model);
         let copy = copy(model);
         assert_same(model, &copy);
+        check_model(model);
     }
     let parts = cut(data);
     if parts.len() > 1
@@ -72,6 +74,17 @@ fn check(model: &Gguf) {
     // Apart from each other and inside the files, so together no longer than these.
     assert_eq!(total, model.tensor_bytes());
     assert!(total <= model.file_bytes());
+}
+
+/// Hyper-parameters and vocabulary: an error, or numbers that the file's tensors bear out.
+fn check_model(model: &Gguf) {
+    if let Ok(shape) = model_shape(model) {
+        assert!(shape.layers <= model.tensors().len());
+        assert!(shape.parameters() <= 4 * model.tensor_bytes(), "{shape:?}");
+    }
+    if let Ok(tokenizer) = tokenizer(model) {
+        let _ = chat_template(model, &tokenizer);
+    }
 }
 
 fn check_value(value: Value<'_>) {
