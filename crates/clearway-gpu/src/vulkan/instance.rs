@@ -41,6 +41,8 @@ pub(super) struct Adapter {
     pub(super) timestamp_bits: u32,
     pub(super) fixed_subgroup: bool,
     pub(super) target: Target,
+    /// Whether cooperative matrices are emulated.
+    pub(super) emulated: bool,
     /// Bytes of weights that groups may read ahead.
     pub(super) read_ahead: u64,
     /// What it lacks that cannot be done without.
@@ -194,12 +196,16 @@ impl Instance {
             let features = self.features(raw, has(khr::cooperative_matrix::NAME));
             missing = features.missing;
             packed_dot = vulkan13.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
-            cooperative = features.cooperative && self.has_square_tiles(raw);
+            cooperative =
+                features.cooperative && vulkan11.subgroup_size == 32 && self.has_square_tiles(raw);
             if !packed_dot {
                 notes.push("packed 8-bit dots are emulated".into());
             }
             if !cooperative {
-                notes.push("no 16x16 cooperative matrices: products of many rows use tiles".into());
+                notes.push(
+                    "no 16x16 cooperative matrices of 32 invocations: products of many rows use tiles"
+                        .into(),
+                );
             }
         }
         let limits = properties.limits;
@@ -242,6 +248,7 @@ impl Instance {
             timestamp_bits: family.map_or(0, |f| families[f].timestamp_valid_bits),
             fixed_subgroup: vulkan13.min_subgroup_size == vulkan13.max_subgroup_size,
             target,
+            emulated: false,
             read_ahead: self.options.read_ahead.unwrap_or(match properties.device_type {
                 vk::PhysicalDeviceType::DISCRETE_GPU => READ_AHEAD,
                 _ => 0, // memory that is shared with the host is never idle enough
@@ -286,7 +293,9 @@ impl Instance {
             (f13.shader_integer_dot_product, "integer dot products"),
         ];
         let missing = needed.iter().find(|(has, _)| *has != vk::TRUE).map(|&(_, name)| name);
-        let model = f12.vulkan_memory_model == vk::TRUE;
+        // Naga's words for matrices declare the Vulkan memory model, and barriers of buffers have scope `Device`.
+        let model =
+            f12.vulkan_memory_model == vk::TRUE && f12.vulkan_memory_model_device_scope == vk::TRUE;
         Found { missing, cooperative: matrix.cooperative_matrix == vk::TRUE && model }
     }
 
@@ -310,6 +319,21 @@ struct Found {
 }
 
 impl Adapter {
+    /// The same device, but with cooperative matrices that are arrays of ordinary invocations.
+    #[cfg(feature = "testkit")]
+    pub(super) fn emulating_matrices(mut self) -> Self {
+        self.emulated = true;
+        self.target.cooperative = true;
+        // The largest tiles of a card. Software drivers promise less, but take what a kernel asks for.
+        self.target.shared_bytes = self.target.shared_bytes.max(48 << 10);
+        self
+    }
+
+    /// Whether kernels use cooperative matrices of the device itself.
+    pub(super) fn has_matrices(&self) -> bool {
+        self.target.cooperative && !self.emulated
+    }
+
     /// Bytes of memory on the device itself.
     pub(super) fn local_bytes(&self) -> u64 {
         let heaps = self.memory.memory_heaps_as_slice().iter();
