@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::run::{self, Suite, cargo, step};
-use crate::{root, seed, size, syncval};
+use crate::{root, seed, shaders, size, syncval};
 
 /// Minutes for everything, on two cores.
 const TOTAL_BUDGET: u32 = 30;
@@ -153,7 +153,10 @@ fn race(root: &Path, seed: u64, outcome: &mut Outcome) -> Result<()> {
     let prepared = syncval::prepare(root, seed)?;
     *outcome.times.entry(Part::Race).or_default() += start.elapsed();
     match prepared {
-        Ok(mut command) => outcome.step(Part::Race, "race checker", &mut command),
+        Ok(mut command) => {
+            outcome.step(Part::Race, "race checker", &mut command);
+            outcome.step(Part::Race, "shaders", &mut shaders::command()?);
+        }
         Err(why) => println!("\n== race checker\nskipped: {why}"),
     }
     Ok(())

@@ -5,7 +5,12 @@ use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
 
 /// The best device, or a line that says why there is none.
 pub fn open(options: VulkanOptions) -> Option<VulkanDevice> {
-    match VulkanDevice::open(options) {
+    opened(VulkanDevice::open(options))
+}
+
+/// The device, or a line that says why there is none.
+pub fn opened(device: Result<VulkanDevice, GpuError>) -> Option<VulkanDevice> {
+    match device {
         Ok(device) => Some(device),
         Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
             println!("skipped: {error}");
