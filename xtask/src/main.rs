@@ -6,6 +6,7 @@ mod deny;
 mod fuzz;
 mod peers;
 mod run;
+mod shaders;
 mod size;
 mod soak;
 mod syncval;
@@ -29,6 +30,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart
   syncval              graphs under Khronos synchronization validation, in a Debian 13 tree (needs root)
+  shaders              every shader under spirv-val, in the same tree (needs root)
   size                 lines per source file
 
 CLEARWAY_SEED=N repeats a run; without it every run has a new seed, which is printed.";
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         ["compare", ref args @ ..] => compare::run(args),
         ["peers", "--logits", ref files @ ..] => peers::run(true, files),
         ["peers", ref files @ ..] => peers::run(false, files),
+        ["shaders"] => shaders::run(),
         ["syncval"] => syncval::run(),
         ["size"] => size::run().map(|()| true),
         ["help" | "--help" | "-h"] => {

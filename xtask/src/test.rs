@@ -23,7 +23,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::run::{self, cargo};
-use crate::{deny, fuzz, root, seed, size, syncval};
+use crate::{deny, fuzz, root, seed, shaders, size, syncval};
 use outcome::Outcome;
 
 /// Runs everything, or one part, and does without what is `allowed` to be missing; tells whether all of it
@@ -175,6 +175,7 @@ fn race(root: &Path, seed: u64, outcome: &mut Outcome) -> Result<()> {
     // Why it cannot run was said before.
     if let Ok(mut command) = prepared {
         outcome.step(Part::Race, "race checker", &mut command);
+        outcome.step(Part::Race, "shaders", &mut shaders::command()?);
     }
     Ok(())
 }

@@ -279,7 +279,7 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     if adapter.has_budget {
         extensions.push(ext::memory_budget::NAME.as_ptr());
     }
-    if adapter.target.cooperative {
+    if adapter.has_matrices() {
         extensions.push(khr::cooperative_matrix::NAME.as_ptr());
     }
     let mut f11 = vk::PhysicalDeviceVulkan11Features::default()
@@ -289,8 +289,8 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .shader_float16(true)
         .timeline_semaphore(true)
         .host_query_reset(true)
-        .vulkan_memory_model(adapter.target.cooperative)
-        .vulkan_memory_model_device_scope(adapter.target.cooperative);
+        .vulkan_memory_model(adapter.has_matrices())
+        .vulkan_memory_model_device_scope(adapter.has_matrices());
     let mut f13 = vk::PhysicalDeviceVulkan13Features::default()
         .synchronization2(true)
         .maintenance4(true)
@@ -304,7 +304,7 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .push_next(&mut f11)
         .push_next(&mut f12)
         .push_next(&mut f13);
-    if adapter.target.cooperative {
+    if adapter.has_matrices() {
         info = info.push_next(&mut matrix);
     }
     // SAFETY: VUID-vkCreateDevice-ppEnabledExtensionNames-01387: `Instance::adapter` found the extensions on this

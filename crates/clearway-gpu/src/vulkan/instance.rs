@@ -44,6 +44,8 @@ pub(super) struct Adapter {
     /// What invocations of a subgroup can do together.
     pub(super) subgroup_operations: vk::SubgroupFeatureFlags,
     pub(super) target: Target,
+    /// Whether cooperative matrices are emulated.
+    pub(super) emulated: bool,
     /// Bytes of weights that groups may read ahead.
     pub(super) read_ahead: u64,
     /// What it lacks that cannot be done without.
@@ -229,12 +231,16 @@ impl Instance {
                 missing = missing.or(Some("eight storage buffers in a kernel"));
             }
             packed_dot = vulkan13.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
-            cooperative = features.cooperative && self.has_square_tiles(raw);
+            cooperative =
+                features.cooperative && vulkan11.subgroup_size == 32 && self.has_square_tiles(raw);
             if !packed_dot {
                 notes.push("packed 8-bit dots are emulated".into());
             }
             if !cooperative {
-                notes.push("no 16x16 cooperative matrices: products of many rows use tiles".into());
+                notes.push(
+                    "no 16x16 cooperative matrices of 32 invocations: products of many rows use tiles"
+                        .into(),
+                );
             }
         }
         let limits = properties.limits;
@@ -287,6 +293,7 @@ impl Instance {
             fixed_subgroup,
             subgroup_operations: vulkan11.subgroup_supported_operations,
             target,
+            emulated: false,
             read_ahead: self
                 .options
                 .read_ahead
@@ -337,6 +344,7 @@ impl Instance {
             (f13.shader_integer_dot_product, "integer dot products"),
         ];
         let missing = needed.iter().find(|(has, _)| *has != vk::TRUE).map(|&(_, name)| name);
+        // Naga's words for matrices declare the Vulkan memory model, and barriers of buffers have scope `Device`.
         let model =
             f12.vulkan_memory_model == vk::TRUE && f12.vulkan_memory_model_device_scope == vk::TRUE;
         Found { missing, cooperative: matrix.cooperative_matrix == vk::TRUE && model }
@@ -362,6 +370,21 @@ struct Found {
 }
 
 impl Adapter {
+    /// The same device, but with cooperative matrices that are arrays of ordinary invocations.
+    #[cfg(feature = "testkit")]
+    pub(super) fn emulating_matrices(mut self) -> Self {
+        self.emulated = true;
+        self.target.cooperative = true;
+        // The largest tiles of a card. Software drivers promise less, but take what a kernel asks for.
+        self.target.shared_bytes = self.target.shared_bytes.max(48 << 10);
+        self
+    }
+
+    /// Whether kernels use cooperative matrices of the device itself.
+    pub(super) fn has_matrices(&self) -> bool {
+        self.target.cooperative && !self.emulated
+    }
+
     /// Bytes of memory on the device itself.
     pub(super) fn local_bytes(&self) -> u64 {
         let heaps = self.memory.memory_heaps_as_slice().iter();

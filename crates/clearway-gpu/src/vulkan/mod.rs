@@ -11,6 +11,8 @@
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
 //! | `weights`, `split` | weight tensors packed for kernels, in parts where one binding is too small |
 //! | `pipeline`, `cache` | kernels compiled once, in memory and on disk |
+//! | `emulate` | cooperative matrices as arrays, for tests |
+//! | `spirv` | what the Vulkan memory model asks for, added to naga's words |
 //! | `encoder` | from dispatches to bindings and kernels |
 //! | `guard` | users' kernels against the device and their contracts |
 //! | `program` | the recorded commands |
@@ -18,6 +20,7 @@
 mod cache;
 mod context;
 mod counts;
+mod emulate;
 mod encoder;
 mod guard;
 mod handle;
@@ -30,7 +33,10 @@ mod pipeline;
 mod prefetch;
 mod program;
 mod record;
+#[cfg(feature = "testkit")]
+pub mod shaders;
 mod slack;
+mod spirv;
 mod split;
 mod transfer;
 mod tune;
@@ -144,11 +150,23 @@ impl VulkanDevice {
     /// # Errors
     /// [`GpuError::NoDevice`] where there is none; [`GpuError::Unsupported`] if none can be used.
     pub fn open(options: VulkanOptions) -> Result<Self> {
-        Self::open_one(options, |mut adapters| {
-            adapters.sort_by_key(|a| (a.missing.is_some(), a.rank(), a.index));
-            let best = adapters.into_iter().next();
-            best.ok_or_else(|| no_driver("no driver reports a device"))
-        })
+        Self::open_one(options, best)
+    }
+
+    /// The best device, with cooperative matrices that are arrays of ordinary invocations: their kernels
+    /// then run where no driver has matrices, slowly.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(feature = "testkit")]
+    pub fn open_emulating_matrices(options: VulkanOptions) -> Result<Self> {
+        Self::open_one(options, |adapters| best(adapters).map(Adapter::emulating_matrices))
+    }
+
+    /// Number of kernels compiled so far from a text with these words in it.
+    #[cfg(feature = "testkit")]
+    pub fn kernels_with(&self, words: &str) -> usize {
+        self.context.pipelines.count_with(words)
     }
 
     /// The device `vulkan:index`.
@@ -297,6 +315,11 @@ fn summary(adapter: &Adapter) -> VulkanDeviceInfo {
         software: adapter.kind == ash::vk::PhysicalDeviceType::CPU,
         usable: adapter.missing.is_none(),
     }
+}
+
+fn best(mut adapters: Vec<Adapter>) -> Result<Adapter> {
+    adapters.sort_by_key(|a| (a.missing.is_some(), a.rank(), a.index));
+    adapters.into_iter().next().ok_or_else(|| no_driver("no driver reports a device"))
 }
 
 fn no_driver(reason: &str) -> GpuError {

@@ -1,5 +1,6 @@
 //! Kernels compiled once: WGSL to SPIR-V to the driver's code, kept in memory and on disk.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,6 +13,7 @@ use super::context::driver_error;
 use super::guard::{Features, Guards};
 use super::handle::Handle;
 use super::instance::Adapter;
+use super::{emulate, spirv};
 use crate::error::{GpuError, Result};
 use crate::wgsl::Trust;
 
@@ -20,7 +22,7 @@ pub(super) const MAX_BINDINGS: usize = 8;
 
 /// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
 /// on disk are not taken for them.
-const COMPILER: u32 = 2;
+pub(super) const COMPILER: u32 = 3;
 
 /// Every pipeline of a device, and what they are made from.
 pub(super) struct Pipelines {
@@ -34,6 +36,8 @@ pub(super) struct Pipelines {
     /// Subgroup size to ask for, where the driver would choose among several.
     subgroup: Option<u32>,
     features: Features,
+    /// Whether cooperative matrices become ordinary arrays.
+    emulated: bool,
     made: Mutex<Made>,
     grown: AtomicBool,
 }
@@ -81,6 +85,7 @@ impl Pipelines {
             layouts: Vec::with_capacity(MAX_BINDINGS + 1),
             subgroup: (!adapter.fixed_subgroup).then_some(adapter.target.subgroup),
             features: Features::of(adapter),
+            emulated: adapter.emulated,
             made: Mutex::default(),
             grown: AtomicBool::new(false),
         };
@@ -106,6 +111,13 @@ impl Pipelines {
     pub(super) fn count(&self) -> usize {
         let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         made.0.values().map(FxHashMap::len).sum()
+    }
+
+    /// Number of pipelines made of a text with these words in it.
+    #[cfg(feature = "testkit")]
+    pub(super) fn count_with(&self, words: &str) -> usize {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.0.keys().filter(|source| source.contains(words)).count()
     }
 
     /// The pipelines of these kernels, in order; those not made yet are compiled on all cores.
@@ -212,15 +224,19 @@ impl Pipelines {
     }
 
     fn spirv(&self, kernel: &Wanted<'_>) -> Result<Vec<u32>> {
+        let source = match self.emulated {
+            true => emulate::without_matrices(kernel.source),
+            false => Cow::Borrowed(kernel.source),
+        };
         let guards = Guards::new(kernel.trust, self.features, self.options.checks);
-        let key = format!("{COMPILER} {}\n{}", guards.key, kernel.source);
+        let key = format!("{COMPILER} {}\n{source}", guards.key);
         if let Some(bytes) = self.disk.load_hashed("spirv", &key)
             && bytes.len().is_multiple_of(4)
         {
             let word = |quad: &[u8]| u32::from_le_bytes([quad[0], quad[1], quad[2], quad[3]]);
             return Ok(bytes.chunks_exact(4).map(word).collect());
         }
-        let words = to_spirv(kernel.source, &guards)
+        let words = to_spirv(&source, &guards)
             .map_err(|message| self.failed(kernel.name, message))?;
         self.disk.store_hashed("spirv", &key, bytemuck::cast_slice(&words));
         Ok(words)
@@ -339,5 +355,7 @@ pub(super) fn to_spirv(source: &str, guards: &Guards) -> std::result::Result<Vec
         shader_stage: naga::ShaderStage::Compute,
         entry_point: "main".into(),
     };
-    spv::write_vec(&module, &info, &options, Some(&entry)).map_err(|error| error.to_string())
+    let words = spv::write_vec(&module, &info, &options, Some(&entry))
+        .map_err(|error| error.to_string())?;
+    spirv::repair(words).map_err(|error| error.to_string())
 }

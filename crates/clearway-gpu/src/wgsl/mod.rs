@@ -73,7 +73,7 @@ pub struct Target {
     pub max_binding: u64,
     /// Products of four packed 8-bit integers are one instruction.
     pub packed_dot: bool,
-    /// 16x16 cooperative matrices of f16 with f32 sums.
+    /// 16x16 cooperative matrices of f16 with f32 sums, each spread over 32 invocations.
     pub cooperative: bool,
     /// Processors of the device, as far as known: how many workgroups keep it busy.
     pub processors: u32,

@@ -8,12 +8,22 @@ use clearway_graph::testkit::skip;
 /// The best device. The test is skipped where there is none.
 #[track_caller]
 pub fn open(options: VulkanOptions) -> Option<VulkanDevice> {
-    available(try_open(options))
+    opened(VulkanDevice::open(options))
+}
+
+/// A device that was opened in some way. The test is skipped where there is none.
+#[track_caller]
+pub fn opened(device: Result<VulkanDevice, GpuError>) -> Option<VulkanDevice> {
+    available(found(device))
 }
 
 /// The best device, or why there is none.
 pub fn try_open(options: VulkanOptions) -> Result<VulkanDevice, String> {
-    match VulkanDevice::open(options) {
+    found(VulkanDevice::open(options))
+}
+
+fn found(device: Result<VulkanDevice, GpuError>) -> Result<VulkanDevice, String> {
+    match device {
         Ok(device) => Ok(device),
         Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
             Err(error.to_string())
