@@ -22,7 +22,7 @@ enum Defined {
     Nothing,
     All,
     /// Disjoint runs that do not touch, by their start.
-    Some(Box<BTreeMap<u64, u64>>),
+    Some(BTreeMap<u64, u64>),
 }
 
 /// Checks that a recorded list reads nothing that was not written before, the host's reads of its
@@ -126,7 +126,7 @@ impl Defined {
             return;
         }
         if matches!(self, Self::Nothing) {
-            *self = Self::Some(Box::default());
+            *self = Self::Some(BTreeMap::new());
         }
         let Self::Some(runs) = self else { return };
         // What it touches becomes one run with it.
