@@ -88,10 +88,8 @@ fn main() -> ExitCode {
             interrupt::ending().map_or(ExitCode::SUCCESS, Into::into)
         }
         Err(error) => {
-            let interrupted = is_interrupt(&error);
-            let error = if interrupted { interrupt::Interrupted.into() } else { error };
             out::error(&format!("{error:#}"));
-            match interrupted || interrupt::ending().is_some() {
+            match is_interrupt(&error) || interrupt::ending().is_some() {
                 true => interrupt::status().into(),
                 false => ExitCode::FAILURE,
             }
