@@ -19,7 +19,9 @@ type Samples = BTreeMap<String, Vec<f64>>;
 /// Runs `OLD NEW [FILE...] [-- BENCH_ARGUMENTS]`; without a file, the default model.
 pub fn run(args: &[&str]) -> Result<bool> {
     let [old, new, rest @ ..] = args else {
-        bail!("two binaries are needed: cargo xtask compare OLD NEW [FILE...] [-- ARGUMENTS of bench]")
+        bail!(
+            "two binaries are needed: cargo xtask compare OLD NEW [FILE...] [-- ARGUMENTS of bench]"
+        )
     };
     let (files, more) = match rest.iter().position(|arg| *arg == "--") {
         Some(at) => (&rest[..at], &rest[at + 1..]),
@@ -30,7 +32,10 @@ pub fn run(args: &[&str]) -> Result<bool> {
         files => files.iter().map(|&file| Some(file)).collect(),
     };
     println!("median of {} samples each, tokens per second", ROUNDS * SAMPLES);
-    println!("{:<28}{:<12}{:>12}{:>12}{:>9}{:>9}", "model", "test", "old", "new", "new/old", "spread");
+    println!(
+        "{:<28}{:<12}{:>12}{:>12}{:>9}{:>9}",
+        "model", "test", "old", "new", "new/old", "spread"
+    );
     for model in models {
         let (mut before, mut after) = (Samples::new(), Samples::new());
         for _ in 0..ROUNDS {
@@ -39,9 +44,7 @@ pub fn run(args: &[&str]) -> Result<bool> {
         }
         let name = model.map_or("default", |file| file.rsplit('/').next().unwrap_or(file));
         for (test, old) in &before {
-            let Some(new) = after.get(test) else {
-                bail!("{new} has no test {test}")
-            };
+            let Some(new) = after.get(test) else { bail!("{new} has no test {test}") };
             let (old_median, new_median) = (median(old), median(new));
             println!(
                 "{name:<28}{test:<12}{old_median:>12.1}{new_median:>12.1}{:>9.3}{:>8.1}%",

@@ -206,9 +206,9 @@ fn a_terminal_gets_an_answer_without_control_characters() {
     // Tokens of this model are bytes, and these are drawn almost evenly.
     let is_bad = |c: char| c.is_control() && !"\n\t".contains(c);
     let (mut bad, mut characters, mut raw_bad) = (0, 0, 0);
-    for seed in 0..6 {
+    for seed in (0..6).map(|seed| seed.to_string()) {
         let run = ["run", "-m", &m, "-p", "Hi", "-n", "300", "--temp", "9", "--top-k", "0"];
-        let run = [&run[..], &["--top-p", "1", "--min-p", "0", "-s", &seed.to_string()]].concat();
+        let run = [&run[..], &["--top-p", "1", "--min-p", "0", "-s", &seed]].concat();
         let piped = stdout(&clearway(&run));
         bad += piped.chars().filter(|&c| is_bad(c)).count();
         characters += piped.chars().filter(|&c| c > '\u{a0}' && c != '\u{fffd}').count();

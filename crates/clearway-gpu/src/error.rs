@@ -1,6 +1,6 @@
 //! What can go wrong on the way from an op call to a finished device.
 
-use clearway_graph::{CapturedOpKind, DType, DispatchId, GraphError};
+use clearway_graph::{DType, DispatchId, GraphError};
 
 use crate::profile::ProfileMode;
 

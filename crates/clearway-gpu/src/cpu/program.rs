@@ -107,7 +107,9 @@ impl CpuEncoder {
                 true => kernels::builtin_float(name),
                 false => kernels::builtin(name),
             };
-            return builtin.cloned().ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() });
+            return builtin
+                .cloned()
+                .ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() });
         }
         let custom = self.kernels.custom(name)?;
         custom.cpu.clone().ok_or_else(|| GpuError::KernelNotForDevice {

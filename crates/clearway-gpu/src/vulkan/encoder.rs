@@ -6,7 +6,7 @@ use ash::vk;
 use clearway_graph::verify::verify;
 use clearway_graph::{
     BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
-    Dispatch, Layout, TensorView,
+    Dispatch, TensorView,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

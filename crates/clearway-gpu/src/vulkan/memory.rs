@@ -40,13 +40,7 @@ impl VulkanMemory {
         Ok(Self::of(context, piece, bytes, packing, false))
     }
 
-    fn of(
-        context: &Arc<Context>,
-        piece: Piece,
-        len: u64,
-        packing: Packing,
-        mailbox: bool,
-    ) -> Self {
+    fn of(context: &Arc<Context>, piece: Piece, len: u64, packing: Packing, mailbox: bool) -> Self {
         let (parts, host, context) = (Vec::new(), RwLock::new(()), context.clone());
         Self { piece, len, packing, parts, tensor: None, mailbox, host, context }
     }

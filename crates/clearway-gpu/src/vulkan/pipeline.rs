@@ -236,8 +236,8 @@ impl Pipelines {
             let word = |quad: &[u8]| u32::from_le_bytes([quad[0], quad[1], quad[2], quad[3]]);
             return Ok(bytes.chunks_exact(4).map(word).collect());
         }
-        let words = to_spirv(&source, &guards)
-            .map_err(|message| self.failed(kernel.name, message))?;
+        let words =
+            to_spirv(&source, &guards).map_err(|message| self.failed(kernel.name, message))?;
         self.disk.store_hashed("spirv", &key, bytemuck::cast_slice(&words));
         Ok(words)
     }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::{
-    BindingContract, BindingRole, CapturedNode, CapturedOpKind, ComputeGraph, DType, Dispatch,
-    DispatchFields, DispatchId, Extent, KernelContract, Layout, NodeId, Params, TensorView, View,
+    Accesses, BindingContract, BindingRole, CapturedNode, CapturedOpKind, ComputeGraph, DType,
+    Dispatch, DispatchFields, DispatchId, Extent, KernelContract, Layout, NodeId, Params,
+    TensorView, View,
 };
 
 /// Bytes `p0..p1` of a buffer of `len` bytes, read, written or both.
