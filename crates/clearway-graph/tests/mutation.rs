@@ -273,13 +273,17 @@ fn a_write_with_gaps_recorded_as_one_without_is_reported() {
         let mut tried = 0;
         for at in 0..case.recorded.nodes().len() {
             let mut nodes = case.recorded.nodes().to_vec();
-            let CapturedNode::Dispatch(dispatch) = &mut nodes[at] else { continue };
-            let Accesses::Known(list) = &mut Arc::make_mut(dispatch).accesses else { continue };
-            let Some(kept) = list.iter().position(|access| access.keeps) else { continue };
-            list.remove(kept);
-            for (number, access) in list.iter_mut().enumerate() {
-                access.origin.access = number as u16;
-            }
+            let CapturedNode::Dispatch(dispatch) = &nodes[at] else { continue };
+            let keeps = |access: &Access| access.keeps;
+            let Some(kept) = dispatch.accesses().iter().position(keeps) else { continue };
+            let without = tampered(dispatch, |_, accesses| {
+                let Accesses::Known(list) = accesses else { panic!("it has accesses") };
+                list.remove(kept);
+                for (number, access) in list.iter_mut().enumerate() {
+                    access.origin.access = number as u16;
+                }
+            });
+            nodes[at] = CapturedNode::Dispatch(Arc::new(without));
             let recorded = with_nodes(&case.recorded, nodes);
             let mut last = recorded.clone();
             last.place_barriers();

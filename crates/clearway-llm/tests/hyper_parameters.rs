@@ -7,6 +7,7 @@ use clearway_llm::engine::{model_shape, tokenizer};
 use clearway_llm::gguf::{ByteStr, Gguf, GgufWriter};
 use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
 
+#[allow(dead_code)] // what other tests use of it
 mod tiny;
 use tiny::shapes;
 

@@ -260,7 +260,10 @@ fn mutants(dispatch: &Dispatch) -> Vec<(String, Dispatch)> {
             });
         }
     }
-    add("one more binding".into(), &|d| d.bindings.push(d.bindings[0]));
+    add("one more binding".into(), &|d| {
+        let first = d.bindings[0];
+        d.bindings.push(first);
+    });
     for index in 0..dispatch.accesses().len() {
         add(format!("no access {index}"), &|d| {
             accesses(d).remove(index);
