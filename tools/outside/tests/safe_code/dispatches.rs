@@ -120,7 +120,7 @@ fn a_refused_list_does_not_run_on_the_cpu() {
 pub fn a_refused_dispatch_does_not_run(device: &dyn Device) {
     let y = device.upload(&[0.0_f32; 1024]).unwrap();
     let view = y.tensor(DType::F32, &[1024]).unwrap();
-    let mut graph = ComputeGraph::new();
+    let graph = ComputeGraph::new();
     let bits = 1.0_f32.to_bits();
     let first = graph.annotated(Kind::Fill, &fill(), &[view], &[bits], "").unwrap();
     // Another one under the same id.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clearway::cpu::{CpuDevice, CpuKernel, Grid};
 use clearway::{
-    BindingContract, BindingRole, CapturedOpKind as Kind, ComputeGraph, DType, Device, Extent,
-    GpuError, KernelContract, Upload,
+    BindingContract, BindingRole, CapturedOpKind as Kind, ComputeGraph, DType, Extent, GpuError,
+    KernelContract, Upload,
 };
 
 use crate::{lowered, part, registry, run_on, whole};

@@ -1,7 +1,7 @@
 //! Kernels that grasp at what is not theirs.
 
 use clearway::cpu::{CpuDevice, CpuKernel, Grid, Piece};
-use clearway::{BindingRole, DType, Device, GpuError, Layout, TensorView, Upload};
+use clearway::{BindingRole, DType, GpuError, Layout, TensorView, Upload};
 
 use crate::{registry, run_on, whole};
 
