@@ -79,6 +79,11 @@ fn engine(file: &Gguf, device: &Arc<dyn Device>) -> Engine {
     Engine::new(file, device.clone(), options).unwrap()
 }
 
+/// The error of a step that must fail.
+fn refused(logits: Result<Vec<f32>, EngineError>, what: &str) -> EngineError {
+    logits.err().unwrap_or_else(|| panic!("{what}: the logits count as sound"))
+}
+
 fn origin(error: &EngineError) -> (usize, Origin) {
     match error {
         EngineError::NotFinite { position, origin: Some(origin) } => (*position, origin.clone()),
@@ -97,7 +102,9 @@ fn a_damaged_block_is_named_in_prompts_and_in_generation() {
     for (name, device) in devices() {
         for op in ["token_embd", "blk.0.attn_q", "blk.1.ffn_down", "blk.2.attn_v", "output"] {
             let tensor = &*format!("{op}.weight");
-            for (bits, value) in SPOILS {
+            // A logit of negative infinity is a token that must not come, which is no fault.
+            let spoils = if op == "output" { &SPOILS[..1] } else { &SPOILS };
+            for &(bits, value) in spoils {
                 // The third block: of matrices with 64 columns the start of row 1.
                 let spoil =
                     |bytes: &mut [u8]| bytes[2 * 34..][..2].copy_from_slice(&bits.to_le_bytes());
@@ -118,10 +125,10 @@ fn a_damaged_block_is_named_in_prompts_and_in_generation() {
                     assert!(text.contains(tensor) && text.contains("damaged"), "{text}");
                 };
                 let mut engine = engine(&file, &device);
-                check(engine.eval(&[5, 7, 1, 11, 3]).unwrap_err(), 5);
+                check(refused(engine.eval(&[5, 7, 1, 11, 3]), &what), 5);
                 // The engine is where it was, and says it again.
                 assert_eq!(engine.position(), 0);
-                check(engine.eval(&[1]).unwrap_err(), 1);
+                check(refused(engine.eval(&[1]), &what), 1);
                 for options in choices() {
                     let error = engine.generate(1, 20, &options, &mut |token| panic!("{token}"));
                     check(error.unwrap_err(), 1);
@@ -161,7 +168,7 @@ fn a_damaged_row_is_found_where_its_token_comes() {
         // In a prompt, after tokens that are sound and in one batch with them.
         damaged.clear();
         damaged.eval(&[5, 5, 5]).unwrap();
-        let (position, found) = origin(&damaged.eval(&[5, 5, tokens[at], 5]).unwrap_err());
+        let (position, found) = origin(&refused(damaged.eval(&[5, 5, tokens[at], 5]), name));
         assert_eq!((position, &*found.op), (7, "token_embd"), "{name}");
         assert_eq!(damaged.position(), 3, "{name}");
     }
@@ -177,7 +184,7 @@ fn numbers_too_large_for_the_cache_are_not_blamed_on_the_file() {
         };
         let file = file(DType::Q8_0, "blk.1.attn_k.weight", &spoil);
         let mut half = engine(&file, &device);
-        let error = half.eval(&[5, 7]).unwrap_err();
+        let error = refused(half.eval(&[5, 7]), name);
         let (_, origin) = origin(&error);
         assert_eq!((&*origin.op, origin.tensor), ("blk.1.cache_k", None), "{name}: {error}");
         assert!(error.to_string().contains("f32"), "{error}");
