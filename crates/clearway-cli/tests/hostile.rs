@@ -150,9 +150,9 @@ fn arguments(verb: &'static str, path: &Path) -> Vec<&'static str> {
     // Leaked: a few paths of a test.
     let path: &'static str = path.to_str().unwrap().to_owned().leak();
     match verb {
-        "show" => vec!["show", path, "-c", "16"],
+        "show" => vec!["show", path, "-c", "64"],
         _ => {
-            vec!["run", "-m", path, "--device", "cpu", "-t", "1", "-c", "16", "-n", "1", "-p", "a"]
+            vec!["run", "-m", path, "--device", "cpu", "-t", "1", "-c", "64", "-n", "1", "-p", "a"]
         }
     }
 }

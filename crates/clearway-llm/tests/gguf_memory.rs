@@ -73,7 +73,8 @@ fn memory_stays_in_proportion_to_the_file() {
     assert!(grown > 2 * len, "{grown} bytes: the measure does not measure");
     let refused = dense(300_000);
     let grown = growth(TOUCHED, &refused, refused.len() as u64, false);
-    assert!(grown < MEGABYTE, "{grown} bytes for a table that is too long");
+    // Pages of the file count too; the tables of all keys would take 25 MB.
+    assert!(grown < 6 * MEGABYTE, "{grown} bytes for a table that is too long");
 
     // From here on all files are equally long, so that only what comes on top raises the peak.
     let len = 256 * MEGABYTE;

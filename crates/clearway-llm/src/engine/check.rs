@@ -90,7 +90,7 @@ fn sizes(gguf: &Gguf, keys: &Keys<'_>, shape: &ModelShape) -> Result<()> {
         match (width == embd, found == rows) {
             (true, true) => Ok(()),
             // Its rows contradict the embedding too, so the tensor is the odd one out.
-            (false, _) => Err(shape_error(&tensor, &format!("rows of {embd}"))),
+            (false, _) => Err(shape_error(&tensor, &format!("a matrix with rows of {embd}"))),
             (true, false) => {
                 let expected = format!("`{name}` has {found} rows");
                 Err(keys.contradiction(key, format!("{value}{more}"), expected))

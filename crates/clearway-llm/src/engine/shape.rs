@@ -108,13 +108,16 @@ fn experts(keys: &Keys<'_>, arch: Arch) -> Result<Option<Experts>> {
             let used = keys.size("expert_used_count")?;
             if used > count {
                 let expected =
-                    format!("at most the {count} experts of `{}`", keys.key("expert_count"));
-                return Err(keys.wrong("expert_used_count", used, &expected));
+                    format!("there are {count} experts by `{}`", keys.key("expert_count"));
+                return Err(keys.contradiction("expert_used_count", used, expected));
             }
             let ff = keys.size("expert_feed_forward_length")?;
             Ok(Some(Experts { count, used, ff, shared_ff: None, renormalise: true }))
         }
-        _ => Err(keys.wrong("expert_count", count, "0 in this architecture")),
+        _ => {
+            let expected = format!("`{}` models have no experts here", keys.prefix);
+            Err(keys.contradiction("expert_count", count, expected))
+        }
     }
 }
 
