@@ -7,11 +7,7 @@ use clearway_llm::engine::{model_shape, tokenizer};
 use clearway_llm::gguf::{ByteStr, Gguf, GgufWriter};
 use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
 
-<<<<<<< HEAD
-#[allow(dead_code)] // what other tests use of it
-=======
 #[allow(dead_code)] // the shapes are all that is needed
->>>>>>> fetchsafe
 mod tiny;
 use tiny::shapes;
 
