@@ -30,7 +30,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart
   syncval              graphs under Khronos synchronization validation, in a Debian 13 tree (needs root)
-  shaders              every shader under spirv-val, in the same tree (needs root)
+  shaders [--every]    the product's shaders under spirv-val, in the same tree (needs root); two of those that
+                       differ in numbers alone, or every one
   size                 lines per source file
 
 CLEARWAY_SEED=N repeats a run; without it every run has a new seed, which is printed.";
@@ -51,7 +52,8 @@ fn main() -> ExitCode {
         ["compare", ref args @ ..] => compare::run(args),
         ["peers", "--logits", ref files @ ..] => peers::run(true, files),
         ["peers", ref files @ ..] => peers::run(false, files),
-        ["shaders"] => shaders::run(),
+        ["shaders"] => shaders::run(false),
+        ["shaders", "--every"] => shaders::run(true),
         ["syncval"] => syncval::run(),
         ["size"] => size::run().map(|()| true),
         ["help" | "--help" | "-h"] => {

@@ -32,8 +32,9 @@ pub fn command() -> Result<Command> {
     Ok(command)
 }
 
-/// Writes all shaders and validates them; tells whether all of it held.
-pub fn run() -> Result<bool> {
+/// Writes shaders and validates them; tells whether all of it held. Of shaders that differ in numbers alone
+/// two are taken, unless `every` one is wanted.
+pub fn run(every: bool) -> Result<bool> {
     let root = root()?;
     let tree = match syncval::tree(&root)? {
         Tree::Ready(tree) => tree,
@@ -43,6 +44,9 @@ pub fn run() -> Result<bool> {
     syncval::remove(&folder)?;
     let mut writer = Command::new(syncval::test_binary(&root, "shaders")?);
     writer.args(["--ignored", "--nocapture", "all_shaders_are_written"]);
+    if every {
+        writer.env("CLEARWAY_SHADERS_EVERY", "1");
+    }
     let written = writer.env("CLEARWAY_SHADERS", &folder).status();
     if !written.context("cannot start the test that writes shaders")?.success() {
         return Ok(false);

@@ -103,7 +103,7 @@ impl Texts {
                 let (kind, params, target) = (case.kind, &case.params[..], &machine.target);
                 let job = Job { kind, operands, params, target, choice: 0 };
                 made += u32::from(self.add(machine, job.clone()));
-                in_place(job, &views).into_iter().for_each(|job| {
+                in_place(job).into_iter().for_each(|job| {
                     self.add(machine, job);
                 });
             }
@@ -168,12 +168,14 @@ fn operands_of(
         .collect()
 }
 
-/// The same job with its last result in the place of each input that lies alike.
-fn in_place<'a>(job: Job<'a>, views: &[TensorView]) -> Vec<Job<'a>> {
-    let last = views.len() - 1;
+/// The same job with its last result in the place of each input that the op's contract allows.
+fn in_place(job: Job<'_>) -> Vec<Job<'_>> {
+    let last = job.operands.len() - 1;
+    let contract = ops::contract(job.kind, job.operands.len()).unwrap();
+    let over = &contract.bindings.as_ref().unwrap()[last].over;
     let alike = (0..last).filter(|&input| {
         let (a, b) = (&job.operands[input], &job.operands[last]);
-        a.role == BindingRole::Read && a.layout == b.layout && a.same_as.is_none()
+        over.contains(&(input as u16)) && a.layout == b.layout && a.same_as.is_none()
     });
     let placed = alike.map(|input| {
         let mut job = job.clone();
@@ -357,10 +359,12 @@ fn all_shaders_are_written() {
         !texts.0.values().any(|name| name.starts_with(&prefix))
     });
     assert_eq!(kinds.map(|spec| spec.name).collect::<Vec<_>>(), [""; 0], "ops without a shader");
-    let matrices = texts.0.keys().filter(|text| text.contains(MATRICES)).count();
+    let count = texts.0.len();
+    let every = std::env::var_os("CLEARWAY_SHADERS_EVERY").is_some();
+    let texts = if every { texts.0.into_iter().collect() } else { representatives(texts) };
+    let matrices = texts.iter().filter(|(text, _)| text.contains(MATRICES)).count();
     let all = folder.join("all");
     std::fs::create_dir_all(&all).unwrap();
-    let texts: Vec<(String, String)> = texts.0.into_iter().collect();
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
@@ -387,7 +391,33 @@ fn all_shaders_are_written() {
     for (name, words) in operands::broken(&words) {
         write(&broken.join(format!("{name}.spv")), &words);
     }
-    println!("{} shaders, {matrices} of them on cooperative matrices", texts.len());
+    println!(
+        "{count} shaders, of which {} are written, {matrices} on cooperative matrices",
+        texts.len()
+    );
+}
+
+/// All texts on matrices, and two of those that differ in numbers alone: shapes of models are part of the
+/// text of decode kernels.
+fn representatives(texts: Texts) -> Vec<(String, String)> {
+    let (mut kept, others): (Vec<_>, Vec<_>) =
+        texts.0.into_iter().partition(|(text, _)| text.contains(MATRICES));
+    let mut alike: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    for text in others {
+        let mut form = String::with_capacity(text.0.len());
+        for letter in text.0.chars() {
+            let letter = if letter.is_ascii_digit() { '0' } else { letter };
+            if letter != '0' || !form.ends_with('0') {
+                form.push(letter);
+            }
+        }
+        alike.entry(form).or_default().push(text);
+    }
+    for mut texts in alike.into_values() {
+        kept.extend(texts.pop());
+        kept.extend(texts.into_iter().next());
+    }
+    kept
 }
 
 fn write(path: &Path, words: &[u32]) {

@@ -21,15 +21,19 @@ const REPLACED: [(&str, &str); 8] = [
     ("&ys[wave * 256u]", "wave * 256u"),
 ];
 
+/// Loops end at a number from the uniform block, so that no driver unrolls them: it would compile for longer
+/// than the kernel runs.
 const MATRICES: &str = "
 alias MatrixA = array<f32, 16>;
 alias MatrixB = array<f32, 128>;
 alias MatrixC = array<f32, 8>;
 
+fn times(count: u32) -> u32 { return min(count, P.w.shape.w * 4u); }
+
 // Rows lie one after another.
 fn load_a(lid: u32, at: u32, stride: u32) -> MatrixA {
     var a: MatrixA;
-    for (var k = 0u; k < 16u; k++) {
+    for (var k = 0u; k < times(16u); k++) {
         a[k] = f32(staged[at + lid % 32u / 2u * stride + k]);
     }
     return a;
@@ -38,7 +42,7 @@ fn load_a(lid: u32, at: u32, stride: u32) -> MatrixA {
 // Columns lie one after another.
 fn load_b(lid: u32, at: u32, stride: u32) -> MatrixB {
     var b: MatrixB;
-    for (var i = 0u; i < 128u; i++) {
+    for (var i = 0u; i < times(128u); i++) {
         b[i] = f32(staged[at + (lid % 2u * 8u + i / 16u) * stride + i % 16u]);
     }
     return b;
@@ -47,19 +51,21 @@ fn load_b(lid: u32, at: u32, stride: u32) -> MatrixB {
 fn multiply_add(a: MatrixA, b: MatrixB, c: MatrixC) -> MatrixC {
     var left = a;
     var right = b;
-    var sum = c;
-    for (var j = 0u; j < 8u; j++) {
-        for (var k = 0u; k < 16u; k++) {
-            sum[j] += left[k] * right[j * 16u + k];
+    var sums = c;
+    for (var j = 0u; j < times(8u); j++) {
+        var sum = sums[j];
+        for (var k = 0u; k < times(16u); k++) {
+            sum += left[k] * right[j * 16u + k];
         }
+        sums[j] = sum;
     }
-    return sum;
+    return sums;
 }
 
 fn store_c(lid: u32, c: MatrixC, at: u32, stride: u32) {
-    var sum = c;
-    for (var j = 0u; j < 8u; j++) {
-        ys[at + lid % 32u / 2u * stride + lid % 2u * 8u + j] = sum[j];
+    var sums = c;
+    for (var j = 0u; j < times(8u); j++) {
+        ys[at + lid % 32u / 2u * stride + lid % 2u * 8u + j] = sums[j];
     }
 }
 ";
