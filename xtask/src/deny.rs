@@ -233,7 +233,7 @@ mod tests {
         }
         assert!(check(&[package("data", "1.0.0", "CDLA-Permissive-2.0")]).0.is_empty());
         let silent = Package { license: None, ..package("a", "1.0.0", "") };
-        assert_eq!(check(&[silent.clone()]).0, ["a 1.0.0: names no licence"]);
+        assert_eq!(check(std::slice::from_ref(&silent)).0, ["a 1.0.0: names no licence"]);
         let own = Package { source: None, ..silent };
         assert!(check(&[own]).0.is_empty(), "our own packages are ours to judge");
     }

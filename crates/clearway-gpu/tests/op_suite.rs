@@ -381,7 +381,8 @@ impl Encoder for SabotagedEncoder {
 
 /// Changes a float by a few hundredths, an index by one.
 fn change_element(buffer: &Buffer, view: &TensorView, at: u64) -> Result<()> {
-    let off = |v: f32| v + 0.02 * v.abs() + 0.01;
+    // Of what is not finite every other number of that kind is as good.
+    let off = |v: f32| if v.is_finite() { v + 0.02 * v.abs() + 0.01 } else { 0.0 };
     match view.layout.dtype() {
         DType::U32 => buffer.write_slice(at, &[buffer.read_vec::<u32>(at, 1)?[0] ^ 1]),
         DType::F32 => buffer.write_slice(at, &[off(buffer.read_vec(at, 1)?[0])]),

@@ -70,8 +70,9 @@ impl CpuEncoder {
         if ops::spec(dispatch.kind).is_some() {
             ops::check(dispatch.kind, &dispatch.bindings, &dispatch.params)?;
         }
-        let kernel = self.kernel(dispatch)?;
+        // Whether the kernel is the one of the kind comes first.
         let roles = self.roles(dispatch)?;
+        let kernel = self.kernel(dispatch)?;
         let operands = dispatch
             .bindings
             .iter()

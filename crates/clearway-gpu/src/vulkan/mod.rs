@@ -33,6 +33,7 @@ mod pipeline;
 mod prefetch;
 mod program;
 mod record;
+mod resident;
 #[cfg(feature = "testkit")]
 pub mod shaders;
 mod slack;
@@ -56,6 +57,7 @@ use instance::{Adapter, Instance};
 use memory::VulkanMemory;
 
 pub use counts::VulkanCounts;
+pub use resident::{Meeting, ResidentChain};
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

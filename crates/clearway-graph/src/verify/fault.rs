@@ -194,7 +194,9 @@ impl fmt::Display for Underived {
 /// The recorded dispatches that a fused one stands for, as told in a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Members {
-    named: [(DispatchId, CapturedOpKind); Self::NAMED],
+    // Side by side, since a fault is handed through many results and has to stay small.
+    ids: [DispatchId; Self::NAMED],
+    kinds: [CapturedOpKind; Self::NAMED],
     count: u16,
 }
 
@@ -203,20 +205,21 @@ impl Members {
     const NAMED: usize = 6;
 
     pub(super) fn of(members: impl Iterator<Item = (DispatchId, CapturedOpKind)>) -> Self {
-        let mut named = [(DispatchId(0), CapturedOpKind::Custom); Self::NAMED];
+        let mut ids = [DispatchId(0); Self::NAMED];
+        let mut kinds = [CapturedOpKind::Custom; Self::NAMED];
         let mut count = 0;
-        for member in members {
-            if let Some(name) = named.get_mut(count) {
-                *name = member;
+        for (id, kind) in members {
+            if count < Self::NAMED {
+                (ids[count], kinds[count]) = (id, kind);
             }
             count += 1;
         }
-        Self { named, count: count as u16 }
+        Self { ids, kinds, count: count as u16 }
     }
 
     /// Ids and kinds of the first of them, in order.
-    pub fn named(&self) -> &[(DispatchId, CapturedOpKind)] {
-        &self.named[..usize::from(self.count).min(Self::NAMED)]
+    pub fn named(&self) -> impl ExactSizeIterator<Item = (DispatchId, CapturedOpKind)> {
+        self.ids.into_iter().zip(self.kinds).take(usize::from(self.count).min(Self::NAMED))
     }
 
     /// How many there are.
@@ -227,7 +230,7 @@ impl Members {
 
 impl fmt::Display for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (id, kind)) in self.named().iter().enumerate() {
+        for (index, (id, kind)) in self.named().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
             write!(f, "{comma}{id} {kind}")?;
         }
