@@ -54,9 +54,9 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
         test(&root, seed, selection, &needs, &mut outcome)?;
     }
     if wants(Part::Core) {
-        outcome.step(Part::Core, "outside crate", &mut outside(&root));
-    }
-    if wants(Part::Core) {
+        let mut tests = outside(&root);
+        tests.env("CLEARWAY_NEED", needs::variable(&outcome.demanded(&needs)));
+        outcome.step(Part::Core, "outside crate", &mut tests);
         let mut targets = fuzz::command(built(&root, "clearway-fuzz"), seed, fuzz::TEST_SECONDS);
         outcome.step(Part::Core, "fuzz targets", &mut targets);
     }
