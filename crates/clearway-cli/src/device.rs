@@ -107,7 +107,6 @@ pub fn all() -> (Vec<Arc<dyn Device>>, Vec<String>) {
     (devices, problems)
 }
 
-
 /// A real card that can be opened. A software driver is no faster than the CPU itself.
 fn best_gpu(options: VulkanOptions) -> Option<VulkanDevice> {
     let gpu = VulkanDevice::open(options).ok()?;

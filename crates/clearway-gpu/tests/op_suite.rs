@@ -8,11 +8,11 @@ use clearway_gpu::cpu::{CpuDevice, CpuOptions};
 use clearway_gpu::ops::suite::{self, DEFAULT_SEED, OpCase, Summary};
 use clearway_gpu::ops::{self, OPS, ParamKind};
 use clearway_gpu::{Buffer, Device, DeviceInfo, Encoder, KernelRegistry, Program, Result};
+use clearway_graph::testkit::say;
 use clearway_graph::{
     BarrierReason, BindingRole, CapturedOpKind as Kind, CommandEncoder, DType, Dispatch,
     FusedRequest, TensorView,
 };
-use clearway_graph::testkit::say;
 use half::{bf16, f16};
 
 /// Cases with a kernel on the CPU: the list less products that hold a norm, a gate or rounded rows.
@@ -29,7 +29,9 @@ fn every_op_agrees_with_the_reference_on_the_cpu() {
     println!("CLEARWAY_SEED={seed} on {}: {seconds:.1} s\n{summary}", device.info().name);
     assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
     let (passed, skipped) = (summary.passed, summary.skipped);
-    say(&format!("counted: op suite on the CPU: {passed} cases passed, {skipped} without a kernel"));
+    say(&format!(
+        "counted: op suite on the CPU: {passed} cases passed, {skipped} without a kernel"
+    ));
     assert!(passed >= FEWEST_PASSED, "{passed} cases passed, at least {FEWEST_PASSED} must");
     // What has no kernel is counted as skipped, and nothing else is.
     for (op, count) in OPS.iter().zip(&summary.ops) {

@@ -3,10 +3,10 @@
 
 use std::sync::LazyLock;
 
-use clearway_gpu::ops::suite::{self, DEFAULT_SEED, OpCase};
-use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
 use clearway_gpu::Device;
 use clearway_gpu::ops::OPS;
+use clearway_gpu::ops::suite::{self, DEFAULT_SEED, OpCase};
+use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
 use clearway_graph::testkit::say;
 
 mod vulkan;
@@ -43,7 +43,9 @@ fn every_op_agrees_with_the_reference_on_vulkan() {
     assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
     if some.is_none() {
         let (passed, skipped) = (summary.passed, summary.skipped);
-        say(&format!("counted: op suite on Vulkan: {passed} cases passed, {skipped} without a kernel"));
+        say(&format!(
+            "counted: op suite on Vulkan: {passed} cases passed, {skipped} without a kernel"
+        ));
         // A device that offers no kernels at all must not pass.
         assert!(passed >= FEWEST_PASSED, "{passed} cases passed, at least {FEWEST_PASSED} must");
         for (op, count) in OPS.iter().zip(&summary.ops) {
