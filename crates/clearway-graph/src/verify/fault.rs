@@ -194,7 +194,8 @@ impl fmt::Display for Underived {
 /// The recorded dispatches that a fused one stands for, as told in a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Members {
-    named: [(DispatchId, CapturedOpKind); Self::NAMED],
+    ids: [DispatchId; Self::NAMED],
+    kinds: [CapturedOpKind; Self::NAMED],
     count: u16,
 }
 
@@ -203,20 +204,21 @@ impl Members {
     const NAMED: usize = 6;
 
     pub(super) fn of(members: impl Iterator<Item = (DispatchId, CapturedOpKind)>) -> Self {
-        let mut named = [(DispatchId(0), CapturedOpKind::Custom); Self::NAMED];
+        let mut ids = [DispatchId(0); Self::NAMED];
+        let mut kinds = [CapturedOpKind::Custom; Self::NAMED];
         let mut count = 0;
-        for member in members {
-            if let Some(name) = named.get_mut(count) {
-                *name = member;
+        for (id, kind) in members {
+            if count < Self::NAMED {
+                (ids[count], kinds[count]) = (id, kind);
             }
             count += 1;
         }
-        Self { named, count: count as u16 }
+        Self { ids, kinds, count: count as u16 }
     }
 
     /// Ids and kinds of the first of them, in order.
-    pub fn named(&self) -> &[(DispatchId, CapturedOpKind)] {
-        &self.named[..usize::from(self.count).min(Self::NAMED)]
+    pub fn named(&self) -> impl Iterator<Item = (DispatchId, CapturedOpKind)> {
+        self.ids.into_iter().zip(self.kinds).take(self.count())
     }
 
     /// How many there are.
@@ -227,11 +229,11 @@ impl Members {
 
 impl fmt::Display for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (id, kind)) in self.named().iter().enumerate() {
+        for (index, (id, kind)) in self.named().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
             write!(f, "{comma}{id} {kind}")?;
         }
-        match self.count() - self.named().len() {
+        match self.count().saturating_sub(Self::NAMED) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
