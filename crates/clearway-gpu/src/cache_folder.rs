@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn there_is_one_rule() {
-        let cases: [(&[(&str, &str)], Option<&str>, Option<&str>); 9] = [
+        type Variables = [(&'static str, &'static str)];
+        let cases: [(&Variables, Option<&str>, Option<&str>); 9] = [
             (&[("CLEARWAY_CACHE", "/c"), ("XDG_CACHE_HOME", "/x")], Some("/h"), Some("/c")),
             (&[("CLEARWAY_CACHE", "c")], Some("/h"), Some("c")),
             (&[("CLEARWAY_CACHE", ""), ("XDG_CACHE_HOME", "/x")], None, Some("/x/clearway")),

@@ -12,7 +12,6 @@ mod tiny;
 use tiny::shapes;
 
 /// A change of a good file.
-#[derive(Clone)]
 enum Edit {
     U32(u32),
     F32(f32),
@@ -23,6 +22,8 @@ enum Edit {
     Floats(usize),
     Remove,
 }
+/// Changes by key.
+type Edits = Vec<(&'static str, Edit)>;
 use Edit::{F32, Floats, Remove, Strings, Text, U32};
 
 /// A file of a shape with all weights zero, in which these keys are changed and this tensor has other dimensions (none:
@@ -125,7 +126,7 @@ fn what_is_wrong_is_the_field_that_is_named() {
         |heads| vec![(HEADS, U32(heads)), (KEY, Remove), (VALUE, Remove), (ROPE, Remove)];
     let one = |key, edit| vec![(key, edit)];
     // The file has 3 layers, an embedding of 96 x 32, 4 heads of 8 over 2, and 48 inner elements.
-    let cases: Vec<(Vec<(&str, Edit)>, &[&str])> = vec![
+    let cases: Vec<(Edits, &[&str])> = vec![
         (
             one("block_count", U32(1_000_000)),
             &["`llama.block_count` is 1000000", "3 layers", "blk.3."],
@@ -217,7 +218,7 @@ fn what_is_wrong_is_the_field_that_is_named() {
         println!("{error}");
         assert!(words.iter().all(|word| error.contains(word)), "{keys:?}: {error}");
     }
-    let cases: Vec<(Vec<(&str, Edit)>, &[&str])> = vec![
+    let cases: Vec<(Edits, &[&str])> = vec![
         (
             one("expert_count", U32(8)),
             &["`qwen3moe.expert_count` is 8", "blk.0.ffn_gate_inp.weight", "6 rows"],
@@ -286,22 +287,24 @@ fn a_file_of_more_layers_than_any_model_is_refused() {
 #[test]
 fn lists_of_a_vocabulary_are_bounded_before_they_are_copied() {
     let llama = shape("llama");
-    let cases: [(&[(&str, Edit)], &[&str]); 3] = [
+    let cases: [(Edits, &[&str]); 3] = [
         (
-            &[("tokenizer.ggml.tokens", Strings((1 << 19) + 1))],
+            vec![("tokenizer.ggml.tokens", Strings((1 << 19) + 1))],
             &["`tokenizer.ggml.tokens` is a list of 524289", "524288"],
         ),
         (
-            &[("tokenizer.ggml.tokens", Strings(9)), ("tokenizer.ggml.merges", Strings(1 << 20))],
+            vec![
+                ("tokenizer.ggml.tokens", Strings(9)),
+                ("tokenizer.ggml.merges", Strings(1 << 20)),
+            ],
             &["`tokenizer.ggml.merges` is a list of 1048576", "524288"],
         ),
         (
-            &[("tokenizer.ggml.tokens", Strings(9)), ("tokenizer.ggml.scores", Floats(1 << 22))],
+            vec![("tokenizer.ggml.tokens", Strings(9)), ("tokenizer.ggml.scores", Floats(1 << 22))],
             &["9 tokens", "4194304 scores"],
         ),
     ];
-    for (edits, words) in cases {
-        let mut edits = edits.to_vec();
+    for (mut edits, words) in cases {
         edits.push(("tokenizer.ggml.model", Text("gpt2")));
         let error = tokenizer(&file(&llama, &edits, None)).unwrap_err().to_string();
         println!("{error}");
