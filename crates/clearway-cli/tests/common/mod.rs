@@ -1,5 +1,5 @@
 //! What the tests of the command line share: folders, processes, a tiny model.
-#![allow(dead_code)] // each test binary uses a part
+#![allow(dead_code, clippy::panic)] // each test binary uses a part, and stops at the first surprise
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
