@@ -4,6 +4,7 @@
 use clearway_gpu::ops::reference::{RefTensor, reference};
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::{Device, KernelRegistry, Upload, quant, record};
+use clearway_graph::testkit::skip;
 use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout};
 
 mod vulkan;
@@ -207,11 +208,23 @@ fn check_product(
     }
 }
 
-/// A device that runs the kernels of cards on cooperative matrices, with matrices that are emulated. Work is
-/// cut for so many processors: few get the large tiles, many the small ones.
+/// A device that runs kernels on cooperative matrices: a card that has them, or with `CLEARWAY_EMULATE` a software
+/// driver on which they are emulated, which takes minutes to compile one. Work is cut for so many processors:
+/// few get the large tiles, many the small ones.
 fn open_with_matrices(processors: u32) -> Option<VulkanDevice> {
     let processors = Some(processors);
     let options = VulkanOptions { disk_cache: false, processors, ..VulkanOptions::default() };
+    let device = vulkan::open(options)?;
+    if device.info().description.contains("cooperative matrix yes") {
+        return Some(device);
+    }
+    if std::env::var_os("CLEARWAY_EMULATE").is_none() {
+        skip(
+            "matrices",
+            "the device has no cooperative matrices; CLEARWAY_EMULATE=1 emulates them",
+        );
+        return None;
+    }
     vulkan::opened(VulkanDevice::open_emulating_matrices(options))
 }
 
