@@ -108,7 +108,7 @@ impl Answer {
         // Marks that turn the direction of writing belong to some languages.
         let text = if self.clean { replace(text, is_control) } else { Cow::Borrowed(text) };
         let written = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
-        Ok(written.map_err(closed)?)
+        written.map_err(closed)
     }
 }
 
@@ -137,7 +137,7 @@ pub fn clean(text: &str) -> Cow<'_, str> {
 fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    Ok(written.map_err(closed)?)
+    written.map_err(closed)
 }
 
 fn replace(text: &str, is_bad: impl Fn(char) -> bool) -> Cow<'_, str> {

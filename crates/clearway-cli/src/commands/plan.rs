@@ -1,6 +1,6 @@
 //! `clearway plan`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -148,7 +148,7 @@ fn plan_shape(args: &Args, step: &Step) -> Result<()> {
 
 /// Writes the picture of the plan that was chosen.
 fn draw(
-    path: &PathBuf,
+    path: &Path,
     step: &Step,
     chosen: Option<&FrontPoint>,
     scheduled: &ComputeGraph,
