@@ -17,7 +17,7 @@ use super::rows::{CHUNK, Sink, Source, f32_row, f32_row_memory, is_f32};
 use crate::cpu::piece::row_start;
 use crate::cpu::simd::float;
 use crate::cpu::simd::packed::{ROWS, pack_rows};
-use crate::cpu::simd::{Products, Run, run_floats};
+use crate::cpu::simd::{Products, RUN, Run, run_floats};
 use crate::cpu::{Grid, Piece};
 
 /// Most input rows that meet a weight row while it is in the nearest cache. Together they stay in the
@@ -203,7 +203,7 @@ impl<'a> Inputs<'a> {
         let row_memory = &mut row_memory[..f32_row_memory(piece.layout(self.x))];
         for (token, &row) in self.rows[..self.len].iter().enumerate() {
             let x = f32_row(piece, self.x, row, row_memory);
-            products.round(x, token, self.len, runs);
+            products.round(x, token, self.len, &mut runs[..self.len * (inner / RUN)]);
         }
         let mut weights = Groups::new(piece, self.w, bytemuck::cast_slice_mut(group));
         let mut found = [[[0.0; ROWS]; ROW_BLOCK]; COL_BLOCK / ROWS];

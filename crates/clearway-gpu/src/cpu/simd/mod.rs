@@ -120,19 +120,14 @@ impl Products {
     }
 
     /// Rounds the inputs of one of `tokens` tokens to 8 bits, into its places among the runs of all
-    /// of them. There are twice as many as the inputs make: the second half is for outliers.
+    /// of them.
     pub(super) fn round(&self, x: &[f32], token: usize, tokens: usize, runs: &mut [Run]) {
-        let (tile, width) = product::tile_of(self.tile(), token, tokens);
-        let count = x.len() / RUN;
-        let (runs, further) = runs.split_at_mut(tokens * count);
-        let runs = &mut runs[tile * count + token - tile..];
-        let first = token * count;
-        let further = &mut further[first..first + count];
-        vectorise_as(self.isa, Round { offset: self.offset, x, step: width, runs, first, further });
+        let (first, width) = product::tile_of(self.tile(), token, tokens);
+        let runs = &mut runs[first * (x.len() / RUN) + token - first..];
+        vectorise_as(self.isa, Round { offset: self.offset, x, step: width, runs });
     }
 
-    /// Multiplies sixteen packed rows with rounded inputs, as many as `out` has elements; `runs` are those
-    /// of [`round`](Self::round).
+    /// Multiplies sixteen packed rows with rounded inputs, as many as `out` has elements.
     pub(super) fn multiply(&self, group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
         (self.product)(self.isa, group, runs, out);
     }
@@ -158,8 +153,6 @@ struct Round<'a> {
     x: &'a [f32],
     step: usize,
     runs: &'a mut [Run],
-    first: usize,
-    further: &'a mut [Run],
 }
 
 impl Vectorised for Round<'_> {
@@ -167,8 +160,7 @@ impl Vectorised for Round<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) {
-        let Self { offset, x, step, runs, first, further } = self;
-        product::round(offset, x, step, runs, first, further);
+        product::round(self.offset, self.x, self.step, self.runs);
     }
 }
 

@@ -54,7 +54,7 @@ impl Random {
 }
 
 fn multiply(products: &Products, group: &[u8], tokens: &[Vec<f32>]) -> Vec<[f32; ROWS]> {
-    let mut runs = vec![bytemuck::Zeroable::zeroed(); 2 * tokens.len() * tokens[0].len() / RUN];
+    let mut runs = vec![bytemuck::Zeroable::zeroed(); tokens.len() * tokens[0].len() / RUN];
     let mut out = vec![[0.0; ROWS]; tokens.len()];
     for (token, row) in tokens.iter().enumerate() {
         products.round(row, token, tokens.len(), &mut runs);
@@ -77,9 +77,6 @@ fn every_set_of_instructions_gives_the_same_bits() {
             // The ends of the range, all of one sign: sums that may not wrap round.
             inputs[0][..32].fill(1.0);
             inputs[0][32..64].fill(-3.0);
-            // An outlier among small inputs.
-            inputs[tokens - 1].iter_mut().for_each(|x| *x *= 0.01);
-            inputs[tokens - 1][40] = -5.0;
             let exact = Products::with(Isa::Scalar, dtype).unwrap();
             let expected = multiply(&exact, &group, &inputs);
             for isa in available() {
@@ -146,32 +143,6 @@ fn inputs_are_rounded_to_the_nearest_step() {
     check(1e38, |y| y == 0.0 || (y - 1e38).abs() < 1e32);
     let zeros = multiply(&products, &group, &[vec![1e-40; RUN]])[0];
     assert!(zeros.iter().all(|y| y.abs() <= 1e-39), "{zeros:?}");
-}
-
-#[test]
-fn an_outlier_does_not_coarsen_the_inputs_beside_it() {
-    let mut random = Random(13);
-    let products = Products::of(DType::Q8_0).unwrap();
-    // Rows of 576 weights, of which the second sixteen of the third block are the identity.
-    let (blocks, outlier) = (18, 2 * RUN + 20);
-    let mut plain = vec![0; ROWS * blocks * 34];
-    for (row, weights) in plain.chunks_exact_mut(blocks * 34).enumerate() {
-        let block = &mut weights[2 * 34..3 * 34];
-        block[..2].copy_from_slice(&f16::ONE.to_le_bytes());
-        block[2 + 16 + row] = 1;
-    }
-    let mut group = vec![0; plain.len()];
-    pack_rows(DType::Q8_0, &plain, blocks * 34, &mut group);
-    for size in [20.0, -20.0, 300.0] {
-        let mut x: Vec<f32> = (0..blocks * RUN).map(|_| random.float()).collect();
-        x[outlier] = size;
-        let found = multiply(&products, &group, std::slice::from_ref(&x))[0];
-        for (found, x) in found.iter().zip(&x[2 * RUN + 16..]) {
-            // Half a step of inputs up to 1, and what 32 bits lose of the outlier itself.
-            let allowed = 0.5001 / 127.0 + x.abs() * 1e-6;
-            assert!((found - x).abs() <= allowed, "{found} for {x} beside {size}");
-        }
-    }
 }
 
 #[test]
