@@ -267,6 +267,10 @@ impl Chain<'_> {
                 return Err(Refusal::Operand { operand, result });
             }
         }
+        // What goes away, and the sum, lie without gaps: bytes between rows would belong to somebody else.
+        if let Some(written) = [product, sum, norm].into_iter().find(|layout| !layout.is_dense()) {
+            return Err(Refusal::Stride { written, read: written });
+        }
         if weight.rows() != 1 || weight.cols() != result.cols() {
             return Err(Refusal::Operand { operand: weight, result });
         }
