@@ -38,6 +38,7 @@ use clearway_graph::DType;
 
 use formats::{Format, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use packed::ROWS;
+use product::Rounding;
 use scalar::Scalar;
 
 /// A set of instructions. Those of other processors do not exist in a build.
@@ -107,7 +108,7 @@ impl Isa {
 #[derive(Clone, Copy)]
 pub(super) struct Products {
     isa: Isa,
-    offset: i32,
+    rounding: Rounding,
     product: ProductFn,
 }
 
@@ -120,11 +121,12 @@ impl Products {
     }
 
     /// Rounds the inputs of one of `tokens` tokens to 8 bits, into its places among the runs of all
-    /// of them.
+    /// of them. Tokens come in order.
     pub(super) fn round(&self, x: &[f32], token: usize, tokens: usize, runs: &mut [Run]) {
         let (first, width) = product::tile_of(self.tile(), token, tokens);
-        let runs = &mut runs[first * (x.len() / RUN) + token - first..];
-        vectorise_as(self.isa, Round { offset: self.offset, x, step: width, runs });
+        let runs = &mut runs[first * (x.len() / RUN)..];
+        let (rounding, lane) = (self.rounding, token - first);
+        vectorise_as(self.isa, Round { rounding, x, lane, width, runs });
     }
 
     /// Multiplies sixteen packed rows with rounded inputs, as many as `out` has elements.
@@ -149,9 +151,10 @@ pub(super) fn vectorise<W: Vectorised>(work: W) -> W::Output {
 }
 
 struct Round<'a> {
-    offset: i32,
+    rounding: Rounding,
     x: &'a [f32],
-    step: usize,
+    lane: usize,
+    width: usize,
     runs: &'a mut [Run],
 }
 
@@ -160,7 +163,7 @@ impl Vectorised for Round<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) {
-        product::round(self.offset, self.x, self.step, self.runs);
+        product::round(self.rounding, self.x, self.lane, self.width, self.runs);
     }
 }
 
@@ -188,8 +191,8 @@ macro_rules! by_format {
 impl Products {
     /// The products of a type with given instructions, which the machine must have.
     fn with(isa: Isa, dtype: DType) -> Option<Self> {
-        let (offset, product) = by_format!(dtype, parts)();
-        Some(Self { isa, offset, product })
+        let (rounding, product) = by_format!(dtype, parts)();
+        Some(Self { isa, rounding, product })
     }
 
     fn tile(&self) -> usize {
@@ -206,7 +209,7 @@ impl Products {
 }
 
 /// What differs from format to format.
-fn parts<F: Format>() -> (i32, ProductFn) {
+fn parts<F: Format>() -> (Rounding, ProductFn) {
     struct Product<'a, F> {
         group: &'a [u8],
         runs: &'a [Run],
@@ -224,7 +227,7 @@ fn parts<F: Format>() -> (i32, ProductFn) {
     fn product<F: Format>(isa: Isa, group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
         vectorise_as(isa, Product::<F> { group, runs, out, format: PhantomData });
     }
-    (F::OFFSET, product::<F>)
+    (Rounding { offset: F::OFFSET, halves: F::HALVES }, product::<F>)
 }
 
 #[cfg(target_arch = "x86_64")]

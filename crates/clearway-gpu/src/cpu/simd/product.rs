@@ -5,10 +5,15 @@
 //! 32 weights (16 in some formats) brings them to scale. Sums go from the first run to the last, so a
 //! result depends on the row of weights and the row of inputs alone: not on the machine's
 //! instructions, nor on how many tokens or rows are multiplied together.
+//!
+//! Language models have outlier channels: one input of twenty times the root mean square of its row. It
+//! would stretch the scale of its whole run. Such an input is clipped to the next largest of its run, and
+//! what was clipped is multiplied as a float of its own ([`Run::clipped`]). Outlier channels are the same
+//! for all tokens, so a whole tile asks once a run whether any of its tokens has one.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::formats::Format;
+use super::formats::{Format, Quants};
 use super::lanes::Lanes;
 use super::packed::ROWS;
 
@@ -22,14 +27,26 @@ pub(in crate::cpu) struct Run {
     /// The inputs are `scale` times these.
     quants: [[i8; 4]; 8],
     scale: f32,
-    /// `scale` times the sum of the quants.
-    sum: f32,
-    /// The same for each half.
-    half_sums: [f32; 2],
-    /// What the offset of the weights' quants takes from the integer sum.
-    start: i32,
-    half_starts: [i32; 2],
-    unused: u32,
+    /// Sum of the inputs as they are multiplied: of each half, or of all in the first.
+    sums: [f32; 2],
+    /// What the offset of the weights' quants takes from the integer sum: of each half, or of all in
+    /// the first.
+    starts: [i32; 2],
+    /// What was clipped from the outlier; 0 for none.
+    clipped: f32,
+    /// Which input that is.
+    outlier: u32,
+    /// In the run of a tile's first token: not 0 if any token of the tile has an outlier here.
+    any_outlier: u32,
+}
+
+/// How the weights of a format want their inputs rounded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rounding {
+    /// What is taken from a quant of the weights.
+    pub(super) offset: i32,
+    /// Whether each 16 weights have a scale of their own.
+    pub(super) halves: bool,
 }
 
 /// Floats of memory for the runs of a row of `cols` inputs.
@@ -49,39 +66,91 @@ pub(super) fn tile_of(tile: usize, token: usize, tokens: usize) -> (usize, usize
     }
 }
 
-/// Rounds a row of inputs into every `step`th run.
+/// Rounds the row of inputs of token `lane` of a tile that is `width` tokens wide. `runs` are those of
+/// the tile; tokens come in order, since the first clears [`Run::any_outlier`].
 #[inline(always)]
-pub(super) fn round(offset: i32, x: &[f32], step: usize, runs: &mut [Run]) {
-    for (x, run) in x.as_chunks::<RUN>().0.iter().zip(runs.iter_mut().step_by(step)) {
+pub(super) fn round(rounding: Rounding, x: &[f32], lane: usize, width: usize, runs: &mut [Run]) {
+    let x = x.as_chunks::<RUN>().0;
+    let mut total = 0.0;
+    for (x, runs) in x.iter().zip(runs.chunks_exact_mut(width)) {
         // As integers, magnitudes have the same order, with infinity and NaN above all.
         let largest = x.iter().fold(0, |max: u32, x| max.max(x.to_bits() & 0x7fff_ffff));
-        let largest = f32::from_bits(largest);
-        // Not a number where an input is not finite, and so will the product be. Too small for a
-        // reciprocal is nothing.
-        let scale = if largest.is_finite() { largest / 127.0 } else { f32::NAN };
-        let inverse = if largest > 1e-30 && largest.is_finite() { 127.0 / largest } else { 0.0 };
-        let mut quants = [0_i8; RUN];
-        let mut sums = [0_i32; 2];
-        for (half, sum) in sums.iter_mut().enumerate() {
-            for i in half * 16..half * 16 + 16 {
-                // Adding it rounds to an integer, which is then in the lowest bits.
-                const WHOLE: f32 = 12_582_912.0;
-                let whole = (x[i] * inverse + WHOLE).to_bits().wrapping_sub(WHOLE.to_bits()) as i32;
-                let whole = if inverse == 0.0 { 0 } else { whole };
-                quants[i] = whole as i8;
-                *sum += whole;
-            }
-        }
-        *run = Run {
-            quants: bytemuck::cast(quants),
-            scale,
-            sum: scale * (sums[0] + sums[1]) as f32,
-            half_sums: [scale * sums[0] as f32, scale * sums[1] as f32],
-            start: -offset * (sums[0] + sums[1]),
-            half_starts: [-offset * sums[0], -offset * sums[1]],
-            unused: 0,
-        };
+        runs[lane] = round_run(rounding, x, f32::from_bits(largest));
+        total += runs[lane].scale;
     }
+    // Outliers are rare: only a run far above the others of its row is looked at again.
+    let limit = total * (OUTLIER_RUN / x.len() as f32);
+    for (x, runs) in x.iter().zip(runs.chunks_exact_mut(width)) {
+        if runs[lane].scale > limit
+            && let Some(run) = round_outlier(rounding, x)
+        {
+            runs[lane] = run;
+            runs[0].any_outlier = 1;
+        }
+    }
+}
+
+/// A run may have an outlier if its scale is so many times the mean scale of its row.
+const OUTLIER_RUN: f32 = 3.0;
+
+/// An input is an outlier if it is so many times the next largest of its run.
+const OUTLIER: f32 = 2.0;
+
+/// Rounds 32 inputs whose largest magnitude, or what is clipped to it, is `largest`.
+#[inline(always)]
+fn round_run(rounding: Rounding, x: &[f32; RUN], largest: f32) -> Run {
+    // Not a number where an input is not finite, and so will the product be. Too small for a
+    // reciprocal is nothing.
+    let scale = if largest.is_finite() { largest / 127.0 } else { f32::NAN };
+    let inverse = if largest > 1e-30 && largest.is_finite() { 127.0 / largest } else { 0.0 };
+    let mut quants = [0_i8; RUN];
+    let mut sums = [0_i32; 2];
+    for (half, sum) in sums.iter_mut().enumerate() {
+        for i in half * 16..half * 16 + 16 {
+            // Adding it rounds to an integer, which is then in the lowest bits.
+            const WHOLE: f32 = 12_582_912.0;
+            let whole = (x[i] * inverse + WHOLE).to_bits().wrapping_sub(WHOLE.to_bits()) as i32;
+            let whole = if inverse == 0.0 { 0 } else { whole };
+            quants[i] = whole as i8;
+            *sum += whole;
+        }
+    }
+    if !rounding.halves {
+        sums = [sums[0] + sums[1], 0];
+    }
+    Run {
+        quants: bytemuck::cast(quants),
+        scale,
+        sums: sums.map(|sum| scale * sum as f32),
+        starts: sums.map(|sum| -rounding.offset * sum),
+        clipped: 0.0,
+        outlier: 0,
+        any_outlier: 0,
+    }
+}
+
+/// Rounds 32 inputs, the largest of which is clipped if it is an outlier; `None` if it is none.
+#[inline(always)]
+fn round_outlier(rounding: Rounding, x: &[f32; RUN]) -> Option<Run> {
+    let (mut outlier, mut largest, mut next) = (0, 0.0, 0.0);
+    for (index, magnitude) in x.iter().map(|x| x.abs()).enumerate() {
+        if magnitude > largest {
+            (outlier, next, largest) = (index, largest, magnitude);
+        } else if magnitude > next {
+            next = magnitude;
+        }
+    }
+    if !(largest.is_finite() && next > 1e-30 && largest >= OUTLIER * next) {
+        return None;
+    }
+    let mut within = *x;
+    within[outlier] = next.copysign(x[outlier]);
+    let mut run = round_run(rounding, &within, next);
+    // What is multiplied as a quant is 127 steps.
+    run.clipped = x[outlier] - (run.scale * 127.0).copysign(x[outlier]);
+    run.outlier = outlier as u32;
+    run.sums[if rounding.halves { outlier / 16 } else { 0 }] += run.clipped;
+    Some(run)
 }
 
 /// Multiplies sixteen packed rows with all tokens.
@@ -127,28 +196,62 @@ fn tile<L: Lanes, F: Format, const T: usize>(
                     for (sum, run) in sums.iter_mut().zip(runs) {
                         let x = &run.quants;
                         let x = [x[at], x[at + 1], x[at + 2], x[at + 3]];
-                        let dot = l.dot(F::TOP, run.half_starts[half], &quants, &x);
+                        let dot = l.dot(F::TOP, run.starts[half], &quants, &x);
                         let d = l.mul(d, l.float(run.scale));
                         *sum = l.mul_add(l.to_floats(dot), d, *sum);
                         if F::AFFINE {
-                            *sum = l.mul_add(m, l.float(run.half_sums[half]), *sum);
+                            *sum = l.mul_add(m, l.float(run.sums[half]), *sum);
                         }
                     }
                 }
             } else {
                 let (d, m) = F::scales(l, block, unit, 0);
                 for (sum, run) in sums.iter_mut().zip(runs) {
-                    let dot = l.dot(F::TOP, run.start, &quants, &run.quants);
+                    let dot = l.dot(F::TOP, run.starts[0], &quants, &run.quants);
                     let d = l.mul(d, l.float(run.scale));
                     *sum = l.mul_add(l.to_floats(dot), d, *sum);
                     if F::AFFINE {
-                        *sum = l.mul_add(m, l.float(run.sum), *sum);
+                        *sum = l.mul_add(m, l.float(run.sums[0]), *sum);
                     }
                 }
+            }
+            if runs[0].any_outlier != 0 {
+                add_outliers::<L, F, T>(l, block, unit, &quants, runs, &mut sums);
             }
         }
     }
     for (out, sum) in out.iter_mut().zip(sums) {
         *out = l.store(sum);
+    }
+}
+
+/// Adds what was clipped from the outliers of a run: the weights they meet, times the rest of each.
+#[inline(always)]
+fn add_outliers<L: Lanes, F: Format, const T: usize>(
+    l: L,
+    block: &[u8],
+    unit: usize,
+    quants: &Quants<L>,
+    runs: &[Run; T],
+    sums: &mut [L::Floats; T],
+) {
+    for (sum, run) in sums.iter_mut().zip(runs) {
+        if run.clipped == 0.0 {
+            continue;
+        }
+        let (word, byte) = (run.outlier as usize / 4, run.outlier as usize % 4);
+        // Every word is compared, so that the quants stay in registers.
+        let mut weights = quants[0];
+        for (index, &quants) in quants.iter().enumerate() {
+            if index == word {
+                weights = quants;
+            }
+        }
+        let mut one = [0; 4];
+        one[byte] = 1;
+        let weights = l.dot(F::TOP, -F::OFFSET, &[weights], &[one]);
+        let (d, _) = F::scales(l, block, unit, word / 4);
+        let d = l.mul(d, l.float(run.clipped));
+        *sum = l.mul_add(l.to_floats(weights), d, *sum);
     }
 }

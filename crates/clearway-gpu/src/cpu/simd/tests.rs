@@ -67,7 +67,7 @@ fn multiply(products: &Products, group: &[u8], tokens: &[Vec<f32>]) -> Vec<[f32;
 fn every_set_of_instructions_gives_the_same_bits() {
     let mut random = Random(7);
     for dtype in BLOCK_TYPES {
-        let cols = 3 * dtype.block_elems();
+        let cols = 8 * dtype.block_elems();
         for tokens in [1, 2, 5, 8, 13] {
             let plain = random.rows(dtype, cols);
             let mut group = vec![0; plain.len()];
@@ -77,6 +77,11 @@ fn every_set_of_instructions_gives_the_same_bits() {
             // The ends of the range, all of one sign: sums that may not wrap round.
             inputs[0][..32].fill(1.0);
             inputs[0][32..64].fill(-3.0);
+            // Outliers: in the same run of some tokens, and in one of the last token alone.
+            for (token, row) in inputs.iter_mut().enumerate().skip(1).step_by(3) {
+                row[cols - 7] = -40.0 - token as f32;
+            }
+            inputs[tokens - 1][cols / 2] = 50.0;
             let exact = Products::with(Isa::Scalar, dtype).unwrap();
             let expected = multiply(&exact, &group, &inputs);
             for isa in available() {
@@ -143,6 +148,58 @@ fn inputs_are_rounded_to_the_nearest_step() {
     check(1e38, |y| y == 0.0 || (y - 1e38).abs() < 1e32);
     let zeros = multiply(&products, &group, &[vec![1e-40; RUN]])[0];
     assert!(zeros.iter().all(|y| y.abs() <= 1e-39), "{zeros:?}");
+}
+
+/// A diagonal matrix: each row gives one input back.
+#[test]
+fn an_outlier_leaves_the_others_of_its_run_their_precision() {
+    let mut random = Random(13);
+    for (dtype, scale_at, one) in [(DType::Q8_0, 0, 1), (DType::Q4_0, 0, 9)] {
+        let (size, runs) = (dtype.block_bytes(), 8);
+        for outlier in [0, 5, 15] {
+            let mut x: Vec<f32> = (0..runs * RUN).map(|_| random.float()).collect();
+            x[outlier] = 30.0;
+            let mut plain = vec![0; ROWS * runs * size];
+            for (row, blocks) in plain.chunks_exact_mut(runs * size).enumerate() {
+                if dtype == DType::Q4_0 {
+                    blocks.chunks_exact_mut(size).for_each(|block| block[2..].fill(0x88));
+                }
+                blocks[scale_at..scale_at + 2].copy_from_slice(&f16::ONE.to_le_bytes());
+                blocks[2 + row] = blocks[2 + row] & 0xf0 | one;
+            }
+            let mut group = vec![0; plain.len()];
+            pack_rows(dtype, &plain, runs * size, &mut group);
+            let found = multiply(&Products::of(dtype).unwrap(), &group, std::slice::from_ref(&x))[0];
+            let next = x[..RUN].iter().map(|x| x.abs()).filter(|&x| x < 30.0).fold(0.0, f32::max);
+            for (index, (found, x)) in found.iter().zip(&x).enumerate() {
+                assert!(
+                    (found - x).abs() <= 0.5001 * next / 127.0,
+                    "{dtype}, outlier {outlier}, input {index}: {found} for {x}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_input_does_not_depend_on_the_tokens_beside_it() {
+    let mut random = Random(17);
+    for dtype in BLOCK_TYPES {
+        let cols = 8 * dtype.block_elems();
+        let plain = random.rows(dtype, cols);
+        let mut group = vec![0; plain.len()];
+        pack_rows(dtype, &plain, plain.len() / ROWS, &mut group);
+        let mut inputs: Vec<Vec<f32>> =
+            (0..8).map(|_| (0..cols).map(|_| random.float()).collect()).collect();
+        inputs[2][40] = 60.0;
+        inputs[7][41] = -60.0;
+        let products = Products::of(dtype).unwrap();
+        let together = multiply(&products, &group, &inputs);
+        for (input, together) in inputs.iter().zip(together) {
+            let alone = multiply(&products, &group, std::slice::from_ref(input))[0];
+            assert_eq!(alone.map(f32::to_bits), together.map(f32::to_bits), "{dtype}");
+        }
+    }
 }
 
 #[test]
