@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use clearway_gpu::ops::suite::{Fill, OpCase, OperandSpec, run_case};
 use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
 use clearway_gpu::{Buffer, Device, Encoder, GpuError, KernelRegistry, Upload, ops, quant};
+use clearway_graph::testkit::kind;
 use clearway_graph::{
     BarrierReason, CapturedOpKind as Kind, CommandEncoder, ComputeGraph, DType, Dispatch, Layout,
     TensorView,
@@ -171,9 +172,9 @@ fn fused_products_and_cache_writes_have_the_bits_of_plain_ones() {
         let w = Tensor::random(weights, &[70, 512], 5);
         let c = Tensor::random(F32, &[rows, 70], 6);
         let [product, plain, fused] = [(); 3].map(|()| Tensor::empty(F32, &[rows, 70]));
-        run(Kind::MatMul, &[&x, &w, &product], &[]);
+        run(Kind::MATMUL, &[&x, &w, &product], &[]);
         run(Kind::Add, &[&product, &c, &plain], &[]);
-        run(Kind::MatMulAdd, &[&x, &w, &c, &fused], &[]);
+        run(kind("matmul_add"), &[&x, &w, &c, &fused], &[]);
         assert_eq!(fused.bytes(), plain.bytes(), "{rows} rows of {weights}");
     }
     let tokens = 9;
@@ -253,7 +254,7 @@ fn results_may_lie_over_inputs() {
             let w = Tensor::random(DType::Q8_0, &[33, 64], 7);
             let c = Tensor::random(dtype, &[rows, 33], 8);
             let y = Tensor::empty(dtype, &[rows, 33]);
-            check_in_place(Kind::MatMulAdd, &[&x, &w, &c, &y], &[], 3, 2);
+            check_in_place(kind("matmul_add"), &[&x, &w, &c, &y], &[], 3, 2);
         }
     }
 }

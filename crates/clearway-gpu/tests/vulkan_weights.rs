@@ -4,6 +4,7 @@
 use clearway_gpu::ops::reference::{RefTensor, reference};
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::{Device, KernelRegistry, Upload, quant, record};
+use clearway_graph::testkit::kind;
 use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout};
 
 mod vulkan;
@@ -152,7 +153,7 @@ fn a_product_is_timed_once_and_stays_right() {
     let allowed = |i: usize| slack(&x_ref.data, &w_ref.data[i * inner..][..inner], false, 0.0);
     for _ in 0..2 {
         let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone())];
-        compare(&device, Kind::MatMul, &inputs, &[], &[1, outer], "tuned", allowed);
+        compare(&device, Kind::MATMUL, &inputs, &[], &[1, outer], "tuned", allowed);
         assert_eq!(device.tuned(), 1);
     }
 }
@@ -182,14 +183,14 @@ fn check_products(device: &VulkanDevice, types: &[DType], shapes: &[(usize, usiz
             };
             let what = format!("{dtype} {rows}x{outer}x{inner}");
             let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone())];
-            compare(device, Kind::MatMul, &inputs, &[], &[rows, outer], &what, allowed);
+            compare(device, Kind::MATMUL, &inputs, &[], &[rows, outer], &what, allowed);
             let c = random.many(outer);
             let c_buffer = device.upload(&c).unwrap();
             let c_ref =
                 RefTensor::new(DType::F32, &[outer], c.iter().map(|&v| f64::from(v)).collect());
             let c_view = c_buffer.tensor(DType::F32, &[outer]).unwrap();
             let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone()), (c_view, c_ref)];
-            compare(device, Kind::MatMulAdd, &inputs, &[], &[rows, outer], &what, allowed);
+            compare(device, kind("matmul_add"), &inputs, &[], &[rows, outer], &what, allowed);
         }
     }
 }
@@ -282,7 +283,7 @@ fn tensors_larger_than_a_binding_are_split_by_rows() {
                 (c_buffer.tensor(DType::F32, &[rows, outer]).unwrap(), c_ref),
             ];
             let what = format!("{dtype} in parts, {rows} rows");
-            compare(&device, Kind::MatMulAdd, &inputs, &[], &[rows, outer], &what, allowed);
+            compare(&device, kind("matmul_add"), &inputs, &[], &[rows, outer], &what, allowed);
         }
         let ids: [u32; 6] = [199, 0, 31, 500, 77, 150]; // one of them is beyond the table
         let ids_buffer = device.upload(&ids).unwrap();

@@ -27,22 +27,24 @@ use crate::fuse::{Refusal, RefusedPair};
 use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::Layout;
-use crate::node::{Accesses, CapturedOpKind as Kind, Dispatch};
+use crate::node::{Accesses, Dispatch};
+use crate::op::{CapturedOpKind as Kind, Product};
 use survey::{Readers, Survey, id_at};
 
 /// Name of the stage in reports of what was refused.
 const STAGE: &str = "round";
 
-/// Products whose epilogue may round.
-const WRITERS: [Kind; 4] = [
-    Kind::MatMulSiluGated,
-    Kind::MatMulGeluGated,
-    Kind::NormMatMulSiluGated,
-    Kind::NormMatMulGeluGated,
-];
+/// Whether an op is a product whose epilogue may quantise its result on its own.
+fn is_writer(kind: Kind) -> bool {
+    kind.product().is_some_and(|product| product.may_quantise() && !product.epilogue().norm)
+}
 
-/// Products that may find their activations rounded, and where they bind them.
-const READERS: [Kind; 3] = [Kind::MatMul, Kind::MatMulAdd, Kind::MatMulAddNorm];
+/// Whether an op is a product that may find its activations quantised.
+fn is_reader(kind: Kind) -> bool {
+    kind.product().is_some_and(Product::may_read_quantised)
+}
+
+/// Where products bind their activations.
 const ACTIVATIONS: u16 = 0;
 
 /// What the round stage did.
@@ -97,7 +99,7 @@ pub(crate) fn round<C: KernelCatalog>(
     let mut report = RoundReport::default();
     let mut writers: Vec<(usize, NodeId)> = Vec::new();
     let survey = Survey::of(graph, |index, dispatch| {
-        let result = dispatch.bindings.last().filter(|_| WRITERS.contains(&dispatch.kind));
+        let result = dispatch.bindings.last().filter(|_| is_writer(dispatch.kind));
         writers.extend(result.and_then(|view| view.value()).map(|value| (index, value)));
     });
     let mut changed: Vec<(usize, Dispatch)> = Vec::new();
@@ -109,7 +111,7 @@ pub(crate) fn round<C: KernelCatalog>(
         let readers = survey.readers(graph, value);
         let reads = |&(at, binding): &(u32, u16)| {
             let reader = graph.nodes()[at as usize].dispatch()?;
-            (READERS.contains(&reader.kind) && binding == ACTIVATIONS).then_some(reader.id)
+            (is_reader(reader.kind) && binding == ACTIVATIONS).then_some(reader.id)
         };
         let Some(writer) = graph.nodes()[index].dispatch() else { continue };
         let Some(consumer) = readers.iter().find_map(reads) else { continue };
@@ -147,7 +149,7 @@ fn rounded<C: KernelCatalog>(
     };
     if let Err(reason) = check_written(graph, survey, index, value)
         .and_then(|entry| if entry.output { Err(Refusal::IsOutput) } else { Ok(()) })
-        .and_then(|()| check_readers(graph, survey, index, value, readers, &READERS))
+        .and_then(|()| check_readers(graph, survey, index, value, readers, is_reader))
     {
         return Ok(Err(reason));
     }
@@ -199,7 +201,7 @@ fn check_written<'a>(
     }
 }
 
-/// Everybody who reads what the dispatch at `index` writes is a product of one of these kinds that stands
+/// Everybody who reads what the dispatch at `index` writes is a product that may find it quantised, stands
 /// behind it, and reads it once, as its activations and as it was written.
 fn check_readers(
     graph: &ComputeGraph,
@@ -207,7 +209,7 @@ fn check_readers(
     index: usize,
     value: NodeId,
     readers: &Readers,
-    kinds: &[Kind],
+    is_reader: impl Fn(Kind) -> bool,
 ) -> std::result::Result<(), Refusal> {
     let written = graph.nodes()[index].dispatch().and_then(|writer| writer.bindings.last());
     let written = written.ok_or(Refusal::NotAValue)?;
@@ -215,7 +217,7 @@ fn check_readers(
         let reader = graph.nodes()[at as usize].dispatch().ok_or(Refusal::NotAValue)?;
         let twice = readers[..place].iter().any(|&(other, _)| other == at);
         let behind = at as usize > index;
-        if !kinds.contains(&reader.kind) || binding != ACTIVATIONS || twice || !behind {
+        if !is_reader(reader.kind) || binding != ACTIVATIONS || twice || !behind {
             return Err(Refusal::SecondReader { reader: reader.id });
         }
         let read = &reader.bindings[usize::from(binding)];

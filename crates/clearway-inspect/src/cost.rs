@@ -5,7 +5,7 @@
 //! written. Where shapes tell how much it is at most in one step, that counts.
 
 use clearway_graph::place::CostModel;
-use clearway_graph::{CapturedOpKind, Dispatch};
+use clearway_graph::{CapturedOpKind, Dispatch, Slot};
 
 /// Bytes read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,21 +50,29 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         (Kind::MatMulExperts, 1) => {
             share(elems(2), layout(1).map_or(0, |experts| u64::from(experts.shape4()[1])))
         }
-        // Rows outside the written ones keep their bytes: nothing is read.
-        (Kind::KvWrite, 2)
-        | (Kind::RopeKvWrite | Kind::NormMatMulKv, 4)
-        | (Kind::NormMatMulRopeKv, 6)
-            if !write =>
+        (kind, _)
+            if cache_rows(kind, dispatch.bindings.len()).is_some_and(|(c, _)| c == binding) =>
         {
-            0
-        }
-        (Kind::KvWrite | Kind::RopeKvWrite, 2 | 4) if write => share(elems(0), elems(binding)),
-        // As many rows as positions, which stand in front of the cache.
-        (Kind::NormMatMulKv, 4) | (Kind::NormMatMulRopeKv, 6) => {
+            // Rows outside the written ones keep their bytes: nothing is read. As many are written as
+            // there are positions.
             let rows = layout(binding).map_or(0, |cache| u64::from(cache.shape4()[1]));
-            share(elems(binding - 1), rows)
+            let positions =
+                cache_rows(kind, dispatch.bindings.len()).map_or(0, |(_, rows)| elems(rows));
+            if write { share(positions, rows) } else { 0 }
         }
         _ => declared,
+    }
+}
+
+/// The cache that an op writes rows of, and the operand with the positions of those.
+fn cache_rows(kind: CapturedOpKind, bound: usize) -> Option<(usize, usize)> {
+    match kind {
+        CapturedOpKind::KvWrite => Some((2, 1)),
+        CapturedOpKind::RopeKvWrite => Some((4, 3)),
+        CapturedOpKind::Product(product) => {
+            Some((product.operand(Slot::Cache, bound)?, product.operand(Slot::CacheRows, bound)?))
+        }
+        _ => None,
     }
 }
 
@@ -83,7 +91,8 @@ pub(crate) fn group_ns(cost: &CostModel, bytes: u64, dispatches: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use clearway_graph::fuse::TestCatalog;
-    use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout, TensorView};
+    use clearway_graph::testkit::kind;
+    use clearway_graph::{ComputeGraph, DType, Layout, TensorView};
 
     use super::*;
 
@@ -105,8 +114,8 @@ mod tests {
         let turned = [&product[..], &[positions, factors, positions, cache]].concat();
         // Two rows of 16 elements in half precision, whatever the cache has.
         for (kind, tensors, read) in [
-            (Kind::NormMatMulKv, plain, 64 + 32 + 512 + 8),
-            (Kind::NormMatMulRopeKv, turned, 64 + 32 + 512 + 8 + 16 + 8),
+            (kind("norm_matmul_kv"), plain, 64 + 32 + 512 + 8),
+            (kind("norm_matmul_rope_kv"), turned, 64 + 32 + 512 + 8 + 16 + 8),
         ] {
             let mut graph = ComputeGraph::new();
             let contract = TestCatalog::contract(kind, tensors.len()).unwrap();

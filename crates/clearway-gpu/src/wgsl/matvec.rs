@@ -1,6 +1,6 @@
 //! Products of few rows: one pass over the weights, as fast as memory gives them.
 
-use clearway_graph::{CapturedOpKind as Kind, DType, Layout};
+use clearway_graph::{CapturedOpKind as Kind, DType, Layout, Slot};
 
 use super::chunks::{chunk_type, load_chunk};
 use super::planes::CHUNK;
@@ -40,48 +40,54 @@ struct Cut {
 }
 
 /// Whether a fused product has a kernel here for operands that lie as models bind them. `find` gives
-/// an operand's layout by name.
-pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(&str) -> Option<&'a Layout>) -> bool {
-    let (Some(x), Some(w)) = (find("x"), find("w")) else { return false };
-    let alike = find("u").is_none_or(|u| u.dtype() == w.dtype() && u.is_dense());
+/// the layout of the operand in a slot.
+pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a Layout>) -> bool {
+    let (Some(x), Some(w)) = (find(Slot::Input), find(Slot::Weight)) else { return false };
+    let alike = find(Slot::UpWeight).is_none_or(|u| u.dtype() == w.dtype() && u.is_dense());
     let readable = super::planes::supports(w)
         || (matches!(w.dtype(), DType::F32 | DType::F16 | DType::BF16)
             && w.is_dense()
             && w.cols().is_multiple_of(8));
     // Where the result goes to heads: weights in one piece, since rows that belong together must not be cut
     // apart, and a lane for each row of activations.
-    let heads = find("factors").or(find("cache")).is_some();
+    let heads = find(Slot::Factors).or(find(Slot::Cache)).is_some();
     let whole = w.span_bytes() <= target.max_binding / 2 && w.cols() >= CHUNK * MAX_COLS;
     // Pairs of elements are turned together, those beyond them stay in pairs, too.
-    let result = find("cache").or(find("y"));
+    let result = find(Slot::Cache).or(find(Slot::Result));
     let even = result.is_some_and(|result| result.cols().is_multiple_of(2));
-    let whole = whole && (find("factors").is_none() || even);
+    let whole = whole && (find(Slot::Factors).is_none() || even);
     // The norm of a row that nobody has as a whole exists only rounded.
-    let fits = x.rows() <= MAX_COLS && target.subgroup >= MAX_COLS as u32 && find("next").is_none();
+    let fits = x.rows() <= MAX_COLS
+        && target.subgroup >= MAX_COLS as u32
+        && find(Slot::NextNormWeight).is_none();
     fits && alike && readable && (!heads || whole)
 }
 
 /// Whether a product of one row has a kernel here that finds its activations rounded, or gives its result so.
-pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(&str) -> Option<&'a Layout>) -> bool {
-    let (Some(x), Some(w)) = (find("x"), find("w")) else { return false };
+pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a Layout>) -> bool {
+    let (Some(x), Some(w)) = (find(Slot::Input), find(Slot::Weight)) else { return false };
     // Rows that share a scale or belong together must not be cut apart.
     let whole = w.span_bytes() <= target.max_binding / 2;
-    let planes = super::planes::supports(w) && find("u").is_none_or(|u| u.dtype() == w.dtype());
-    let even = |result: &Layout| find("factors").is_none() || result.cols().is_multiple_of(2);
-    let even = find("cache").or(find("y")).is_none_or(even);
+    let planes =
+        super::planes::supports(w) && find(Slot::UpWeight).is_none_or(|u| u.dtype() == w.dtype());
+    let even = |result: &Layout| find(Slot::Factors).is_none() || result.cols().is_multiple_of(2);
+    let even = find(Slot::Cache).or(find(Slot::Result)).is_none_or(even);
     // Enough teams for a chunk of results; and a chunk for nearly every processor, since those without one
     // wait for longer than rounding takes.
     let teams = target.max_invocations >= LEAST_TEAMS * target.subgroup;
     let busy = |y: &Layout| 5 * (y.cols() / CHUNK) >= 4 * target.processors as usize;
-    let writes = find("y").filter(|y| y.dtype() == DType::A8);
-    let writes = writes.map_or(find("next").is_none(), |y| teams && busy(y));
+    let writes = find(Slot::Result).filter(|y| y.dtype() == DType::A8);
+    let writes = writes.map_or(find(Slot::NextNormWeight).is_none(), |y| teams && busy(y));
     x.rows() == 1 && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
 }
 
 /// In how many ways a product of one row can be done.
 pub(super) fn choices(job: &Job<'_>) -> u8 {
-    let ways =
-        if job.layout(0).rows() == 1 && job.find("w").is_some() { Way::ALL.len() } else { 1 };
+    let ways = if job.layout(0).rows() == 1 && job.slot(Slot::Weight).is_some() {
+        Way::ALL.len()
+    } else {
+        1
+    };
     ways as u8
 }
 
@@ -112,7 +118,7 @@ impl Way {
 /// The kernel for a product of few rows, if the weights lie so that there is one.
 pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let experts = job.kind == Kind::MatMulExperts;
-    let weights = job.find("w")?;
+    let weights = if experts { 1 } else { job.slot(Slot::Weight)? };
     let layout = job.layout(weights);
     let shape = Shape {
         inner: layout.cols() as u32,
@@ -120,7 +126,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         cols: if experts { 1 } else { job.layout(0).rows() as u32 },
         pairs: if experts { job.layout(2).elems() as u32 } else { 1 },
         weights,
-        gate: job.find("u"),
+        gate: job.slot(Slot::UpWeight),
     };
     if shape.cols as usize > MAX_COLS
         || shape.pairs > job.target.max_groups
@@ -257,7 +263,7 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(&load.replace('$', "w"))
         .body(&gated)
         .body(if quads { X_QUADS } else { X_ELEMENTS });
-    let squares = if job.find("g").is_some() { shape.cols } else { 0 };
+    let squares = if job.slot(Slot::NormWeight).is_some() { shape.cols } else { 0 };
     let source = source.constant("SUMS", sums(shape, &cut) + squares).body(TEAM);
     Some(source.body(include_str!("kernels/matvec_floats.wgsl")).build(groups(job, shape, &cut)))
 }
@@ -290,7 +296,7 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
         .constant("SPAN", cut.span)
         .constant("LANES", cut.team.min(job.target.subgroup))
         .constant("WIDTH", job.target.max_groups);
-    let norm = job.find("g");
+    let norm = job.slot(Slot::NormWeight);
     let (source, weight) = match norm {
         Some(g) if in_quads(job, g) => (source.view(g, View::Quads), NORM_QUADS),
         Some(_) => (source, NORM_ELEMENTS),

@@ -71,24 +71,7 @@ fn lower_case_as(case: &OpCase, in_place: Option<(usize, usize)>, choice: u8) ->
 
 /// Products that hold a norm or a gate.
 fn fused_product(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::MatMulSiluMul
-            | Kind::MatMulGeluMul
-            | Kind::MatMulSiluGated
-            | Kind::MatMulGeluGated
-            | Kind::NormMatMul
-            | Kind::NormMatMulAdd
-            | Kind::NormMatMulSiluGated
-            | Kind::NormMatMulGeluGated
-            | Kind::NormMatMulRope
-            | Kind::NormMatMulRopeKv
-            | Kind::NormMatMulKv
-            | Kind::MatMulRope
-            | Kind::MatMulRopeKv
-            | Kind::MatMulKv
-            | Kind::MatMulAddNorm
-    )
+    kind.product().is_some_and(|product| !product.is_basic())
 }
 
 /// What naga says against a source.

@@ -37,7 +37,7 @@ mod rules;
 mod test_catalog;
 
 pub use report::{FuseReport, Fusion, Place, Refusal, RefusedPair, RuleCount};
-pub use rules::{Bind, Fit, RULES, Rule, Same, Source};
+pub use rules::{Bind, Binds, Fit, RULES, Rule, RuleTable, Same, Source};
 #[cfg(any(test, feature = "testkit"))]
 pub use test_catalog::TestCatalog;
 
@@ -53,7 +53,8 @@ use crate::contract::{FusedRequest, KernelCatalog};
 use crate::error::Result;
 use crate::graph::ComputeGraph;
 use crate::ids::DispatchId;
-use crate::node::{Access, Accesses, CapturedNode, CapturedOpKind, Dispatch};
+use crate::node::{Access, Accesses, CapturedNode, Dispatch};
+use crate::op::CapturedOpKind;
 
 /// Applies the rules until none fires. Barriers are stripped if any did.
 pub(crate) fn fuse<C: KernelCatalog>(
@@ -134,7 +135,7 @@ impl<'a> Stage<'a> {
     ) -> Result<()> {
         let (rule, consumer) = (candidate.rule as usize, candidate.consumer);
         let mut refusals = SmallVec::<[RefusedPair; 1]>::new();
-        for &operand in RULES[rule].operands {
+        for &operand in &RULES[rule].operands {
             let Some(pair) = Pair::find(&RULES[rule], &self.list, consumer, operand) else {
                 continue;
             };
@@ -272,16 +273,15 @@ impl<'a> Stage<'a> {
         for changed in [producer, consumer] {
             self.queue.extend(self.waiting.remove(&changed).unwrap_or_default());
         }
-        for (index, rule) in RULES.iter().enumerate() {
-            if rule.consumer == kind {
-                self.queue.insert(self.list.candidate(index, consumer));
-            }
-            if rule.producer == kind {
-                let result = self.list.result(consumer);
-                let readers = result.into_iter().flat_map(|value| self.list.readers(value));
-                let readers = readers.filter(|&r| self.list.kind(r) == Some(rule.consumer));
-                self.queue.extend(readers.map(|reader| self.list.candidate(index, reader)));
-            }
+        for &rule in RULES.with_consumer(kind) {
+            self.queue.insert(self.list.candidate(rule as usize, consumer));
+        }
+        for &number in RULES.with_producer(kind) {
+            let rule = &RULES[number as usize];
+            let result = self.list.result(consumer);
+            let readers = result.into_iter().flat_map(|value| self.list.readers(value));
+            let readers = readers.filter(|&r| self.list.kind(r) == Some(rule.consumer));
+            self.queue.extend(readers.map(|r| self.list.candidate(number as usize, r)));
         }
     }
 

@@ -24,7 +24,8 @@ use crate::error::Result;
 use crate::fuse::{Refusal, RefusedPair, joined};
 use crate::graph::ComputeGraph;
 use crate::layout::{Layout, TensorView};
-use crate::node::{Accesses, CapturedNode, CapturedOpKind as Kind, Dispatch};
+use crate::node::{Accesses, CapturedNode, Dispatch};
+use crate::op::{CapturedOpKind as Kind, Epilogue, Product};
 
 /// Name of this part of the stage in reports of what was refused.
 const NORM_AHEAD: &str = "norm_ahead";
@@ -58,7 +59,7 @@ pub(super) fn ahead<C: KernelCatalog>(
     let survey = Survey::of(graph, |index, dispatch| {
         kinds.rotate_left(1);
         kinds[3] = dispatch.kind;
-        if kinds == [Kind::MatMul, Kind::Add, Kind::RmsNorm, Kind::Mul] {
+        if kinds == [Kind::MATMUL, Kind::Add, Kind::RmsNorm, Kind::Mul] {
             firsts.push(index.saturating_sub(3));
         }
     });
@@ -71,7 +72,7 @@ pub(super) fn ahead<C: KernelCatalog>(
         let Some(value) = result.value() else { continue };
         let readers = survey.readers(graph, value);
         let product = |&(at, _): &(u32, u16)| {
-            graph.nodes()[at as usize].dispatch().filter(|d| d.kind == Kind::MatMul)
+            graph.nodes()[at as usize].dispatch().filter(|d| d.kind == Kind::MATMUL)
         };
         let Some(consumer) = readers.iter().find_map(product).map(|reader| reader.id) else {
             continue;
@@ -118,7 +119,7 @@ fn chain(graph: &ComputeGraph, first: usize, product: Option<Arc<Dispatch>>) -> 
         (dispatch.kind == kind && dispatch.is_annotated() && dispatch.bindings.len() == bound)
             .then_some(dispatch)
     };
-    let product = product.or_else(|| at(0, Kind::MatMul, 3).cloned())?;
+    let product = product.or_else(|| at(0, Kind::MATMUL, 3).cloned())?;
     let sum = at(1, Kind::Add, 3)?;
     let (norm, scaled) = (at(2, Kind::RmsNorm, 2)?, at(3, Kind::Mul, 3)?);
     let other = |dispatch: &Dispatch, view: &TensorView| {
@@ -163,7 +164,8 @@ impl Chain<'_> {
         let mut bindings: SmallVec<[TensorView; 4]> =
             from.iter().map(|&(member, binding)| member.bindings[binding]).collect();
         bindings[from.len() - 1] = rounded;
-        let (kind, params) = (Kind::MatMulAddNorm, self.norm.params.clone());
+        let Some(kind) = with_norm() else { return Ok(Err(Refusal::NotAValue)) };
+        let params = self.norm.params.clone();
         let request = FusedRequest { kind, bindings: &bindings, params: &params };
         let Some(contract) = catalog.fused_kernel(device, &request)? else {
             return Ok(Err(Refusal::NoKernel { kind }));
@@ -237,7 +239,7 @@ impl Chain<'_> {
             members.map(|member| member.bindings[member.bindings.len() - 1].layout);
         let (addend, weight) =
             (self.sum.bindings[self.addend].layout, self.scaled.bindings[self.weight].layout);
-        let layout = result.rounded().ok_or(Refusal::NoKernel { kind: Kind::MatMulAddNorm })?;
+        let layout = result.rounded().ok_or(Refusal::NoKernel { kind: Kind::MATMUL })?;
         for operand in [product, sum, norm, addend] {
             if operand.shape4() != result.shape4() || operand.dtype() != result.dtype() {
                 return Err(Refusal::Operand { operand, result });
@@ -247,9 +249,15 @@ impl Chain<'_> {
             return Err(Refusal::Operand { operand: weight, result });
         }
         let value = self.result().value().ok_or(Refusal::NotAValue)?;
-        check_readers(graph, survey, self.first + 3, value, readers, &[Kind::MatMul])?;
+        check_readers(graph, survey, self.first + 3, value, readers, |kind| kind == Kind::MATMUL)?;
         Ok((kept, layout))
     }
+}
+
+/// The product that takes the place of all four.
+fn with_norm() -> Option<Kind> {
+    let epilogue = Epilogue { add: true, norm: true, ..Epilogue::NONE };
+    Product::PLAIN.with_epilogue(epilogue).map(Kind::Product)
 }
 
 /// The accesses with the origins of the members' they carry out; `None` if a member has no such access.

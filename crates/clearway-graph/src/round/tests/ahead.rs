@@ -3,7 +3,8 @@
 use super::super::norms_ahead;
 use super::{COLS, row, weights};
 use crate::fuse::{Refusal, TestCatalog};
-use crate::node::CapturedOpKind as Kind;
+use crate::op::CapturedOpKind as Kind;
+use crate::testkit::kind;
 use crate::verify::verify;
 use crate::{ComputeGraph, DType, DispatchId, KernelContract, Layout, TensorView};
 
@@ -35,7 +36,7 @@ impl Setup {
         let [x, w, residual] = [row(32), weights(), layout].map(|layout| setup.buffer(layout));
         let weight = setup.buffer(Layout::new(DType::F32, &[layout.cols()]).unwrap());
         let steps = [
-            (Kind::MatMul, vec![x, w, product]),
+            (Kind::MATMUL, vec![x, w, product]),
             (Kind::Add, vec![residual, product, sum]),
             (Kind::RmsNorm, vec![sum, norm]),
             (Kind::Mul, vec![norm, weight, scaled]),
@@ -62,7 +63,7 @@ impl Setup {
     fn readers(&mut self) {
         for _ in 0..2 {
             let [w, y] = [weights(), row(8)].map(|layout| self.buffer(layout));
-            self.dispatch(Kind::MatMul, &[self.scaled, w, y], &[]);
+            self.dispatch(Kind::MATMUL, &[self.scaled, w, y], &[]);
         }
         self.next_sum();
     }
@@ -117,7 +118,7 @@ impl Setup {
 fn four_ops_become_one_and_the_products_behind_find_it_rounded() {
     let mut setup = Setup::new();
     let kinds = setup.ahead();
-    assert_eq!(kinds, [Kind::MatMulAddNorm, Kind::MatMul, Kind::MatMul, Kind::Add]);
+    assert_eq!(kinds, [kind("matmul_add_norm"), Kind::MATMUL, Kind::MATMUL, Kind::Add]);
     let fused = setup.graph.dispatches().next().unwrap().clone();
     let views: Vec<_> = fused.bindings.iter().map(|view| view.buf_id).collect();
     let (sum, scaled) = (setup.sum.buf_id, setup.scaled.buf_id);
@@ -136,16 +137,16 @@ fn four_ops_become_one_and_the_products_behind_find_it_rounded() {
 fn a_sum_that_nobody_needs_is_not_kept() {
     let mut setup = Setup::with(row(COLS), |_, _, _| {}, None);
     let [w, y] = [weights(), row(8)].map(|layout| setup.buffer(layout));
-    setup.dispatch(Kind::MatMul, &[setup.scaled, w, y], &[]);
+    setup.dispatch(Kind::MATMUL, &[setup.scaled, w, y], &[]);
     let mut output = Setup { graph: setup.graph.clone(), catalog: TestCatalog::new(), ..setup };
-    assert_eq!(output.ahead(), [Kind::MatMulAddNorm, Kind::MatMul]);
+    assert_eq!(output.ahead(), [kind("matmul_add_norm"), Kind::MATMUL]);
     assert_eq!(output.graph.dispatches().next().unwrap().bindings.len(), 5);
     // The host needs it, or nobody but the norm does but it is read twice.
     let mut output = Setup::with(row(COLS), |_, _, _| {}, None);
     output.graph.mark_output(output.sum.value().unwrap()).unwrap();
     let [w, y] = [weights(), row(8)].map(|layout| output.buffer(layout));
-    output.dispatch(Kind::MatMul, &[output.scaled, w, y], &[]);
-    assert_eq!(output.ahead(), [Kind::MatMulAddNorm, Kind::MatMul]);
+    output.dispatch(Kind::MATMUL, &[output.scaled, w, y], &[]);
+    assert_eq!(output.ahead(), [kind("matmul_add_norm"), Kind::MATMUL]);
     assert_eq!(output.graph.dispatches().next().unwrap().bindings.len(), 6);
 }
 
@@ -159,7 +160,7 @@ fn operands_may_stand_either_way_round() {
         };
         let mut setup = Setup::with(row(COLS), swap, None);
         setup.readers();
-        assert_eq!(setup.ahead()[0], Kind::MatMulAddNorm);
+        assert_eq!(setup.ahead()[0], kind("matmul_add_norm"));
         let first = setup.graph.dispatches().next().unwrap().clone();
         let views: Vec<_> = first.bindings.iter().map(|view| view.buf_id).collect();
         assert_eq!(views[..4], [1, 2, 3, 4]);
@@ -228,8 +229,8 @@ fn shapes_are_those_of_one_row_of_whole_chunks() {
     let mut setup = Setup::with(row(40), |_, _, _| {}, None);
     let weights = Layout::new(DType::F32, &[8, 40]).unwrap();
     let [w, y] = [weights, row(8)].map(|layout| setup.buffer(layout));
-    setup.dispatch(Kind::MatMul, &[setup.scaled, w, y], &[]);
-    assert_eq!(setup.refused(), Refusal::NoKernel { kind: Kind::MatMulAddNorm });
+    setup.dispatch(Kind::MATMUL, &[setup.scaled, w, y], &[]);
+    assert_eq!(setup.refused(), Refusal::NoKernel { kind: kind("matmul_add_norm") });
     assert_eq!(setup.catalog.requests, []);
     // A residual that is repeated over rows, and a weight that is no row.
     let two = Layout::new(DType::F32, &[2, COLS]).unwrap();
@@ -247,7 +248,7 @@ fn shapes_are_those_of_one_row_of_whole_chunks() {
 
 #[test]
 fn the_device_is_asked_for_every_kernel() {
-    for missing in [Kind::MatMulAddNorm, Kind::MatMul] {
+    for missing in [kind("matmul_add_norm"), Kind::MATMUL] {
         let mut setup = Setup::new();
         setup.catalog = TestCatalog::new().without(missing);
         assert_eq!(setup.refused(), Refusal::NoKernel { kind: missing });
@@ -262,15 +263,15 @@ fn the_product_of_one_norm_may_be_the_one_in_front_of_the_next() {
     let [w, residual, last] = [square, row(COLS), weights()].map(|l| setup.buffer(l));
     let gain = setup.buffer(Layout::new(DType::F32, &[COLS]).unwrap());
     let y = setup.buffer(row(8));
-    setup.dispatch(Kind::MatMul, &[setup.scaled, w, product], &[]);
+    setup.dispatch(Kind::MATMUL, &[setup.scaled, w, product], &[]);
     setup.dispatch(Kind::Add, &[product, residual, sum], &[]);
     setup.dispatch(Kind::RmsNorm, &[sum, norm], &[7]);
     setup.dispatch(Kind::Mul, &[norm, gain, scaled], &[]);
-    setup.dispatch(Kind::MatMul, &[scaled, last, y], &[]);
+    setup.dispatch(Kind::MATMUL, &[scaled, last, y], &[]);
     let recorded = setup.graph.clone();
     assert_eq!(setup.graph.norms_ahead(&mut setup.catalog, &()).unwrap(), 2);
     let kinds: Vec<_> = setup.graph.dispatches().map(|d| d.kind).collect();
-    assert_eq!(kinds, [Kind::MatMulAddNorm, Kind::MatMulAddNorm, Kind::MatMul]);
+    assert_eq!(kinds, [kind("matmul_add_norm"), kind("matmul_add_norm"), Kind::MATMUL]);
     let second = setup.graph.dispatches().nth(1).unwrap().clone();
     assert_eq!(second.bindings[0].layout.dtype(), DType::A8, "it finds its activations rounded");
     setup.graph.place_barriers();
