@@ -1,8 +1,12 @@
 //! Developer commands, run as `cargo xtask COMMAND`.
 
+mod compare;
 mod date;
+mod deny;
+mod fuzz;
 mod peers;
 mod run;
+mod shaders;
 mod size;
 mod soak;
 mod syncval;
@@ -12,15 +16,22 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use test::{Need, Part};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
-  test [--part NAME]   formatting, lints, docs, tests and examples, with the minutes each part took
+  test [--part NAME] [--allow-missing NEED]...
+                       formatting, lints, docs, tests and examples, with the minutes each part took
                        NAME: build, core, ops, golden, race or browser
-  soak [--cases N]     the random suites with full counts (10000); writes docs/soak.md
+                       NEED: vulkan, browser, race or golden; what is missing and not named fails the run
+  soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing; writes docs/soak.md
+  compare OLD NEW [FILE...] [-- ARGUMENTS]
+                       two builds of `clearway` in turns on the same files: medians of `bench` and their ratio
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart
   syncval              graphs under Khronos synchronization validation, in a Debian 13 tree (needs root)
+  shaders [--every]    the product's shaders under spirv-val, in the same tree (needs root); two of those that
+                       differ in numbers alone, or every one
   size                 lines per source file
 
 CLEARWAY_SEED=N repeats a run; without it every run has a new seed, which is printed.";
@@ -29,18 +40,20 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match args[..] {
-        ["test"] => test::run(None),
-        ["test", "--part", name] => match test::Part::by_name(name) {
-            Some(part) => test::run(Some(part)),
-            None => return usage(&format!("there is no part `{name}`")),
+        ["test", ref options @ ..] => match test_options(options) {
+            Ok((part, allowed)) => test::run(part, &allowed),
+            Err(problem) => return usage(&problem),
         },
         ["soak"] => soak::run(soak::FULL_CASES),
         ["soak", "--cases", count] => match count.parse() {
             Ok(cases) if cases > 0 => soak::run(cases),
             _ => return usage(&format!("`{count}` is not a number of cases")),
         },
+        ["compare", ref args @ ..] => compare::run(args),
         ["peers", "--logits", ref files @ ..] => peers::run(true, files),
         ["peers", ref files @ ..] => peers::run(false, files),
+        ["shaders"] => shaders::run(false),
+        ["shaders", "--every"] => shaders::run(true),
         ["syncval"] => syncval::run(),
         ["size"] => size::run().map(|()| true),
         ["help" | "--help" | "-h"] => {
@@ -58,6 +71,27 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The part to run and what may be missing.
+fn test_options(mut options: &[&str]) -> Result<(Option<Part>, Vec<Need>), String> {
+    let (mut part, mut allowed) = (None, Vec::new());
+    while !options.is_empty() {
+        options = match options {
+            ["--part", name, rest @ ..] => {
+                let found = Part::by_name(name).ok_or(format!("there is no part `{name}`"))?;
+                part = Some(found);
+                rest
+            }
+            ["--allow-missing", name, rest @ ..] => {
+                let found = Need::by_name(name);
+                allowed.push(found.ok_or(format!("nothing that tests need is named `{name}`"))?);
+                rest
+            }
+            _ => return Err(format!("unknown arguments: {}", options.join(" "))),
+        };
+    }
+    Ok((part, allowed))
 }
 
 fn usage(problem: &str) -> ExitCode {
@@ -79,6 +113,22 @@ fn seed() -> Result<u64> {
         Err(_) => {
             use std::hash::{BuildHasher, Hasher};
             Ok(std::collections::hash_map::RandomState::new().build_hasher().finish())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_the_test_command() {
+        let parsed = test_options(&["--allow-missing", "race", "--part", "ops"]);
+        assert_eq!(parsed, Ok((Some(Part::Ops), vec![Need::Race])));
+        let parsed = test_options(&["--allow-missing", "race", "--allow-missing", "vulkan"]);
+        assert_eq!(parsed, Ok((None, vec![Need::Race, Need::Vulkan])));
+        for wrong in [&["--part", "all"][..], &["--allow-missing", "ops"], &["--part"], &["x"]] {
+            assert!(test_options(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -22,6 +22,21 @@ pub struct Suite {
     pub time: Duration,
     /// Random runs it printed: name and number of cases.
     pub counts: Vec<(String, u64)>,
+    /// What it said it did not run.
+    pub skips: Vec<Skip>,
+    /// Further counts it printed for the closing lines.
+    pub notes: Vec<String>,
+}
+
+/// A test that could not run, or only in part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skip {
+    /// What is missing.
+    pub part: String,
+    /// The test.
+    pub test: String,
+    /// Why it is missing.
+    pub reason: String,
 }
 
 /// Cargo with these arguments, in the root of the repository.
@@ -93,6 +108,10 @@ impl Log {
             suite.failed += number(" failed");
         } else if let Some(count) = random_run(line) {
             suite.counts.push(count);
+        } else if let Some(skip) = skipped(line) {
+            suite.skips.push(skip);
+        } else if let Some((_, note)) = line.split_once("counted: ") {
+            suite.notes.push(note.to_owned());
         }
     }
 
@@ -126,10 +145,17 @@ impl Log {
 }
 
 /// `NAME: CLEARWAY_SEED=S, N cases`, which random tests print when they start.
-fn random_run(line: &str) -> Option<(String, u64)> {
+pub fn random_run(line: &str) -> Option<(String, u64)> {
     let (name, rest) = line.split_once(": CLEARWAY_SEED=")?;
     let cases = rest.split_once(", ")?.1.strip_suffix(" cases")?.parse().ok()?;
     Some((name.to_owned(), cases))
+}
+
+/// `skipped: PART: TEST: REASON`, perhaps behind the name of a test that the harness has begun to print.
+fn skipped(line: &str) -> Option<Skip> {
+    let (_, rest) = line.split_once("skipped: ")?;
+    let mut words = rest.splitn(3, ": ").map(str::to_owned);
+    Some(Skip { part: words.next()?, test: words.next()?, reason: words.next()? })
 }
 
 #[cfg(test)]
@@ -139,6 +165,10 @@ mod tests {
     const OUTPUT: &str = "   Compiling clearway-graph v0.1.0
      Running unittests src/lib.rs (target/debug/deps/clearway_graph-fde0ef53deb08c31)
 running 2 tests
+skipped: vulkan: context::tests::opens: no driver: none found
+test tests::closes ... skipped: browser: tests::closes: no chromium
+ok
+counted: op suite on cpu: 5 passed, 2 without a kernel
 test result: ok. 57 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
      Running tests/properties.rs (target/debug/deps/properties-0a)
 tracker equals its oracle: CLEARWAY_SEED=17, 1000 cases
@@ -159,14 +189,24 @@ test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         let short =
             |s: &Suite| (s.package.clone(), s.target.clone(), s.passed, s.failed, s.time.as_secs());
         let expected = [
-            ("clearway_graph", "unittests", 57, 0, 3),
+            ("clearway_graph", "unittests", 57, 0, 7),
             ("clearway_graph", "properties", 3, 2, 3),
             ("clearway_graph", "silent", 0, 0, 1),
-            ("clearway_graph", "doc", 4, 0, 12),
+            ("clearway_graph", "doc", 4, 0, 8),
         ];
         let expected = expected.map(|(p, t, a, b, c)| (p.to_owned(), t.to_owned(), a, b, c));
         assert_eq!(suites.iter().map(short).collect::<Vec<_>>(), expected);
         let counts = vec![("tracker equals its oracle".to_owned(), 1000)];
         assert_eq!(suites[1].counts, counts);
+        let skip = |part: &str, test: &str, reason: &str| {
+            let [part, test, reason] = [part, test, reason].map(str::to_owned);
+            Skip { part, test, reason }
+        };
+        let skips = [
+            skip("vulkan", "context::tests::opens", "no driver: none found"),
+            skip("browser", "tests::closes", "no chromium"),
+        ];
+        assert_eq!(suites[0].skips, skips);
+        assert_eq!(suites[0].notes, ["op suite on cpu: 5 passed, 2 without a kernel"]);
     }
 }

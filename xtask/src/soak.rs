@@ -8,10 +8,10 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::run::{self, Suite, cargo};
-use crate::{date, root, seed};
+use crate::{date, fuzz, root, seed, test};
 
 /// Cases of a property test. Suites whose single case is dear take a fixed share of it.
-pub const FULL_CASES: u64 = 10_000;
+pub const FULL_CASES: u64 = 20_000;
 
 /// Runs all tests with `cases` cases and writes the result down; tells whether all of it held.
 pub fn run(cases: u64) -> Result<bool> {
@@ -23,7 +23,10 @@ pub fn run(cases: u64) -> Result<bool> {
     command.args(["--lib", "--bins", "--tests", "--", "--show-output"]);
     command.env("CLEARWAY_SEED", seed.to_string()).env("CLEARWAY_CASES", cases.to_string());
     let start = Instant::now();
-    let (suites, content) = run::tests("soak", &mut command)?;
+    let (mut suites, mut content) = run::tests("soak", &mut command)?;
+    let seconds = fuzz::soak_seconds(cases, FULL_CASES);
+    let mut targets = fuzz::command(test::built(&root, "clearway-fuzz"), seed, seconds);
+    content &= fuzz::report(&mut targets, &mut suites)?;
     let report =
         Report { cases, seed, commit: commit(), seconds: start.elapsed().as_secs(), content };
     let told = |suite: &&Suite| !suite.counts.is_empty() || suite.failed > 0;

@@ -16,7 +16,8 @@ use crate::{root, seed};
 /// Release the tree is made of.
 const RELEASE: &str = "trixie";
 /// What it holds beside the base system.
-const PACKAGES: &str = "mesa-vulkan-drivers,vulkan-validationlayers,libvulkan1,vulkan-tools";
+const PACKAGES: &str =
+    "mesa-vulkan-drivers,vulkan-validationlayers,libvulkan1,vulkan-tools,spirv-tools";
 /// Without the second the layer reports nothing between dispatches; without the third it falls silent
 /// after ten messages of a kind, and the self-test would run into that.
 const LAYER: [(&str, &str); 3] = [
@@ -35,6 +36,14 @@ pub fn run() -> Result<bool> {
     }
 }
 
+/// Makes the tree; gives the reason where that is not possible here.
+pub fn missing(root: &Path) -> Result<Option<String>> {
+    Ok(match tree(root)? {
+        Tree::Ready(_) => None,
+        Tree::Cannot(why) => Some(why),
+    })
+}
+
 /// The command that runs the checker, or the reason why it cannot run here.
 pub fn prepare(root: &Path, seed: u64) -> Result<Result<Command, String>> {
     Ok(match tree(root)? {
@@ -43,7 +52,8 @@ pub fn prepare(root: &Path, seed: u64) -> Result<Result<Command, String>> {
     })
 }
 
-enum Tree {
+/// The Debian 13 tree, or the reason why it cannot be made here.
+pub enum Tree {
     Ready(PathBuf),
     Cannot(String),
 }
@@ -55,7 +65,7 @@ fn check(root: &Path, tree: &Path, seed: u64) -> Result<bool> {
 
 /// The checker inside the tree.
 fn command(root: &Path, tree: &Path, seed: u64) -> Result<Command> {
-    let binary = test_binary(root)?;
+    let binary = test_binary(root, "syncval")?;
     std::fs::copy(&binary, tree.join("tmp/syncval"))
         .with_context(|| format!("cannot copy {} into the tree", binary.display()))?;
     let mut command = Command::new("chroot");
@@ -66,17 +76,17 @@ fn command(root: &Path, tree: &Path, seed: u64) -> Result<Command> {
     Ok(command)
 }
 
-/// Builds the test and tells where it lies.
-fn test_binary(root: &Path) -> Result<PathBuf> {
+/// Builds a test and tells where it lies.
+pub fn test_binary(root: &Path, name: &str) -> Result<PathBuf> {
     // The features of the whole workspace, so that nothing is built twice in `cargo xtask test`.
-    let mut build = cargo(root, &["test", "--workspace", "--all-features", "--test", "syncval"]);
+    let mut build = cargo(root, &["test", "--workspace", "--all-features", "--test", name]);
     build.args(["--no-run", "--message-format=json-render-diagnostics"]).stderr(Stdio::inherit());
     let output = build.output().context("cannot start cargo")?;
     if !output.status.success() {
-        bail!("the race checker does not build");
+        bail!("the test `{name}` does not build");
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    executable(&text).context("cargo names no test `syncval`")
+    executable(&text).with_context(|| format!("cargo names no test `{name}`"))
 }
 
 /// The program that cargo's messages name last.
@@ -86,14 +96,14 @@ fn executable(messages: &str) -> Option<PathBuf> {
 }
 
 /// The tree of an earlier run, or a new one.
-fn tree(root: &Path) -> Result<Tree> {
+pub fn tree(root: &Path) -> Result<Tree> {
     if !succeeds(Command::new("sh").args(["-c", "test $(id -u) = 0"])) {
         let why = "making a Debian 13 tree and running in it needs root";
         return Ok(Tree::Cannot(why.to_owned()));
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let folder = root.join(target).join("syncval");
-    let tree = folder.join(RELEASE);
+    let tree = folder.join(tree_name());
     if tree.exists() {
         return Ok(Tree::Ready(tree));
     }
@@ -107,7 +117,7 @@ fn tree(root: &Path) -> Result<Tree> {
     std::fs::create_dir_all(&folder)
         .with_context(|| format!("cannot make {}", folder.display()))?;
     // A tree that is half made has another name, so it is never taken for a whole one.
-    let part = folder.join(format!("{RELEASE}.part"));
+    let part = folder.join(format!("{}.part", tree_name()));
     remove(&part)?;
     println!("making a Debian 13 tree from {mirror}");
     let start = Instant::now();
@@ -132,7 +142,16 @@ fn tree(root: &Path) -> Result<Tree> {
     Ok(Tree::Ready(tree))
 }
 
-fn remove(folder: &Path) -> Result<()> {
+/// Names release and packages, so that a tree that lacks one is not taken for this one.
+fn tree_name() -> String {
+    let hash = PACKAGES.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{RELEASE}-{:08x}", hash >> 32)
+}
+
+/// Removes a folder if it is there.
+pub fn remove(folder: &Path) -> Result<()> {
     if folder.exists() {
         std::fs::remove_dir_all(folder)
             .with_context(|| format!("cannot remove {}", folder.display()))?;

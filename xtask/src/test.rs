@@ -1,93 +1,64 @@
 //! `cargo xtask test`: everything that must hold, with the minutes it took.
+//!
+//! What the tests need of the machine is looked for first, installed where it is missing and then demanded:
+//! a test that could not run fails the run, unless `--allow-missing` names what it lacks.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `part` | parts of the run, their budgets, and what each of them needs |
+//! | `needs` | looks for drivers and programs, and installs them |
+//! | `outcome` | counts, times and the closing lines |
 
-use std::collections::BTreeMap;
+mod needs;
+mod outcome;
+mod part;
+
+pub use needs::Need;
+pub use part::Part;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::run::{self, Suite, cargo, step};
-use crate::{root, seed, size, syncval};
+use crate::run::{self, cargo};
+use crate::{deny, fuzz, root, seed, shaders, size, syncval};
+use outcome::Outcome;
 
-/// Minutes for everything, on two cores.
-const TOTAL_BUDGET: u32 = 30;
-
-/// A part of the run with a budget of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
-    Build,
-    Core,
-    Ops,
-    Golden,
-    Race,
-    Browser,
-}
-
-impl Part {
-    const ALL: [Self; 6] =
-        [Self::Build, Self::Core, Self::Ops, Self::Golden, Self::Race, Self::Browser];
-
-    /// The part of this name on the command line.
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|part| part.facts().0 == name)
-    }
-
-    /// Name on the command line, name in the table, minutes.
-    const fn facts(self) -> (&'static str, &'static str, u32) {
-        match self {
-            Self::Build => ("build", "build and lint", 8),
-            Self::Core => ("core", "core", 5),
-            Self::Ops => ("ops", "op suite", 6),
-            Self::Golden => ("golden", "golden", 4),
-            Self::Race => ("race", "race checker", 3),
-            Self::Browser => ("browser", "browser", 2),
-        }
-    }
-
-    /// The part a test binary belongs to: by its name where that says so, else by its crate.
-    fn of(suite: &Suite) -> Self {
-        match suite.target.as_str() {
-            target if target.starts_with("golden") => Self::Golden,
-            target if target.starts_with("syncval") => Self::Race,
-            target if target.starts_with("browser") => Self::Browser,
-            _ if suite.package == "clearway_gpu" => Self::Ops,
-            _ => Self::Core,
-        }
-    }
-
-    /// What `cargo test` is told in order to run this part alone.
-    const fn selection(self) -> &'static [&'static str] {
-        match self {
-            Self::Build | Self::Core => &["--workspace", "--exclude", "clearway-gpu"],
-            Self::Ops => &["--package", "clearway-gpu"],
-            Self::Golden => &["--workspace", "--test", "golden*"],
-            Self::Race => &["--workspace", "--test", "syncval*"],
-            Self::Browser => &["--workspace", "--test", "browser*"],
-        }
-    }
-}
-
-/// Runs everything, or one part; tells whether all of it held.
-pub fn run(only: Option<Part>) -> Result<bool> {
+/// Runs everything, or one part, and does without what is `allowed` to be missing; tells whether all of it
+/// held.
+pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     let root = root()?;
     let seed = seed()?;
     println!("CLEARWAY_SEED={seed}");
-    need_component("rustfmt", "fmt")?;
-    need_component("clippy", "clippy")?;
+    let mut outcome = Outcome::new(allowed);
+    let parts: Vec<Part> =
+        Part::ALL.into_iter().filter(|&part| only.is_none_or(|only| only == part)).collect();
+    let wants = |part| parts.contains(&part);
+    let mut needs: Vec<Need> = parts.iter().flat_map(|part| part.needs()).copied().collect();
+    needs.sort_unstable();
+    needs.dedup();
+    prepare(&root, &needs, &mut outcome)?;
+    if outcome.failed > 0 {
+        // Before minutes are spent on what cannot end well.
+        print!("\n{}", outcome.text());
+        return Ok(false);
+    }
 
-    let mut outcome = Outcome::default();
-    let wants = |part| only.is_none_or(|only| only == part);
     if wants(Part::Build) {
         lint(&root, &mut outcome);
     }
-    if wants(Part::Browser) {
-        need_chromium();
-    }
-    need_vulkan();
     if only != Some(Part::Build) {
         let selection = only.map_or(&["--workspace"][..], Part::selection);
-        test(&root, seed, selection, wants(Part::Golden), &mut outcome)?;
+        test(&root, seed, selection, &needs, &mut outcome)?;
+    }
+    if wants(Part::Core) {
+        let mut tests = outside(&root);
+        tests.env("CLEARWAY_NEED", needs::variable(&outcome.demanded(&needs)));
+        outcome.step(Part::Core, "outside crate", &mut tests);
+        let mut targets = fuzz::command(built(&root, "clearway-fuzz"), seed, fuzz::TEST_SECONDS);
+        outcome.step(Part::Core, "fuzz targets", &mut targets);
     }
     if wants(Part::Race) {
         race(&root, seed, &mut outcome)?;
@@ -99,13 +70,39 @@ pub fn run(only: Option<Part>) -> Result<bool> {
         }
     }
     println!("\n{}", size::summary(&root)?);
-    outcome.print();
+    outcome.demand(&needs);
+    print!("{}", outcome.text());
     Ok(outcome.failed == 0)
+}
+
+/// Installs what the run needs and tells the outcome what is still missing, up to the first that may not be.
+/// The golden model waits until our own program, which fetches it, is built.
+fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
+    need_component("rustfmt", "fmt")?;
+    need_component("clippy", "clippy")?;
+    for &need in needs {
+        let start = Instant::now();
+        let (part, missing) = match need {
+            Need::Vulkan => (Part::Build, needs::vulkan(root)?),
+            Need::Browser => (Part::Browser, needs::browser()),
+            Need::Race => (Part::Race, syncval::missing(root)?),
+            Need::Golden => continue,
+        };
+        outcome.spend(part, start.elapsed());
+        if let Some(why) = missing {
+            outcome.missing(need, &why);
+        }
+        if outcome.failed > 0 {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn lint(root: &Path, outcome: &mut Outcome) {
     let everything = ["--workspace", "--all-targets", "--all-features"];
     outcome.step(Part::Build, "formatting", &mut cargo(root, &["fmt", "--all", "--check"]));
+    dependencies(root, outcome);
     let mut clippy = cargo(root, &["clippy"]);
     clippy.args(everything).args(["--", "--deny", "warnings"]);
     outcome.step(Part::Build, "clippy", &mut clippy);
@@ -113,11 +110,30 @@ fn lint(root: &Path, outcome: &mut Outcome) {
     outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"));
 }
 
+/// Licences, duplicates and sources of what we build with.
+fn dependencies(root: &Path, outcome: &mut Outcome) {
+    let start = Instant::now();
+    println!("\n== dependencies");
+    match deny::check(root) {
+        Ok(true) => {}
+        Ok(false) => outcome.fail("dependencies"),
+        Err(error) => {
+            println!("{error:#}");
+            outcome.fail("dependencies");
+        }
+    }
+    outcome.spend(Part::Build, start.elapsed());
+    if needs::succeeds("cargo", &["deny", "--version"]) {
+        let mut command = cargo(root, &["deny", "check", "licenses", "bans", "sources"]);
+        outcome.step(Part::Build, "cargo deny", &mut command);
+    }
+}
+
 fn test(
     root: &Path,
     seed: u64,
     selection: &[&str],
-    golden: bool,
+    needs: &[Need],
     outcome: &mut Outcome,
 ) -> Result<()> {
     let command = |more: &[&str]| {
@@ -127,34 +143,39 @@ fn test(
     };
     outcome.step(Part::Build, "build of tests", &mut command(&["--no-run"]));
     let mut tests = command(&[]);
-    // Where a browser is missing the test then fails instead of saying that it was not run.
-    tests.env("CLEARWAY_NEED_BROWSER", "1");
-    if golden && let Some(model) = default_model(root, outcome) {
+    tests.env("CLEARWAY_NEED", needs::variable(&outcome.demanded(needs)));
+    if needs.contains(&Need::Golden)
+        && let Some(model) = default_model(root, outcome)
+    {
         tests.env("CLEARWAY_GOLDEN_MODEL", model);
     }
     let (suites, content) = run::tests("tests", &mut tests)?;
-    let failed: u64 = suites.iter().map(|suite| suite.failed).sum();
-    for suite in &suites {
-        outcome.passed += suite.passed;
-        outcome.failed += suite.failed;
-        *outcome.times.entry(Part::of(suite)).or_default() += suite.time;
-    }
-    if !content && failed == 0 {
+    outcome.suites(&suites);
+    if !content && suites.iter().all(|suite| suite.failed == 0) {
         // A binary that did not build, or that died before it could report.
-        outcome.failed += 1;
-        outcome.broken.push("cargo test".to_owned());
+        outcome.fail("cargo test");
     }
     Ok(())
 }
 
-/// The race checker in a system of its own, where that can be made.
+/// The tests of a crate outside the workspace, which has the public API only and no unsafe code. What it
+/// shares with ours is not built again.
+fn outside(root: &Path) -> Command {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let mut command = cargo(root, &["test", "--locked", "--manifest-path"]);
+    command.arg("tools/outside/Cargo.toml").env("CARGO_TARGET_DIR", root.join(target));
+    command
+}
+
+/// The race checker in a system of its own, where that could be made.
 fn race(root: &Path, seed: u64, outcome: &mut Outcome) -> Result<()> {
     let start = Instant::now();
     let prepared = syncval::prepare(root, seed)?;
-    *outcome.times.entry(Part::Race).or_default() += start.elapsed();
-    match prepared {
-        Ok(mut command) => outcome.step(Part::Race, "race checker", &mut command),
-        Err(why) => println!("\n== race checker\nskipped: {why}"),
+    outcome.spend(Part::Race, start.elapsed());
+    // Why it cannot run was said before.
+    if let Ok(mut command) = prepared {
+        outcome.step(Part::Race, "race checker", &mut command);
+        outcome.step(Part::Race, "shaders", &mut shaders::command()?);
     }
     Ok(())
 }
@@ -166,7 +187,7 @@ fn default_model(root: &Path, outcome: &mut Outcome) -> Option<PathBuf> {
     println!("\n== default model");
     let mut pull = built(root, "clearway");
     let output = pull.args(["pull", NAME]).stderr(Stdio::inherit()).output();
-    *outcome.times.entry(Part::Golden).or_default() += start.elapsed();
+    outcome.spend(Part::Golden, start.elapsed());
     match output {
         Ok(output) if output.status.success() => {
             let path = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
@@ -174,8 +195,7 @@ fn default_model(root: &Path, outcome: &mut Outcome) -> Option<PathBuf> {
             Some(path.into())
         }
         _ => {
-            outcome.failed += 1;
-            outcome.broken.push("default model".to_owned());
+            outcome.missing(Need::Golden, "the default model could not be fetched");
             None
         }
     }
@@ -201,7 +221,7 @@ fn examples(root: &Path) -> Result<Vec<(Part, String)>> {
 
 /// A program as `cargo test` has built it: `cargo run` would resolve features for one crate alone
 /// and build everything again.
-fn built(root: &Path, program: &str) -> Command {
+pub fn built(root: &Path, program: &str) -> Command {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let mut command = Command::new(root.join(target).join("debug").join(program));
     command.current_dir(root);
@@ -225,123 +245,4 @@ fn need_component(component: &str, subcommand: &str) -> Result<()> {
     bail!(
         "{component} is missing: run `rustup component add {component}`, or install it with the package that brought cargo"
     )
-}
-
-/// Installs the browser of the browser tests where it is missing and where we may; they say themselves what to
-/// do otherwise.
-fn need_chromium() {
-    let there = || {
-        ["chromium", "chromium-browser", "google-chrome"]
-            .iter()
-            .any(|name| succeeds(name, &["--version"]))
-    };
-    need_package("chromium", there);
-}
-
-/// Installs a software Vulkan driver where there is none at all; tests say in one line what they skip
-/// otherwise.
-fn need_vulkan() {
-    let drivers =
-        |folder: &str| std::fs::read_dir(folder).is_ok_and(|mut files| files.next().is_some());
-    let there = || {
-        std::env::var_os("VK_ICD_FILENAMES").is_some()
-            || drivers("/usr/share/vulkan/icd.d")
-            || drivers("/etc/vulkan/icd.d")
-    };
-    need_package("mesa-vulkan-drivers", there);
-}
-
-fn need_package(package: &str, there: impl Fn() -> bool) {
-    if there() {
-        return;
-    }
-    println!("installing {package}");
-    let install = ["install", "--yes", package];
-    let installed = succeeds("apt-get", &install)
-        || (succeeds("apt-get", &["update"]) && succeeds("apt-get", &install));
-    if !installed || !there() {
-        println!(
-            "{package} is missing and could not be installed: run `apt-get install {package}` as root"
-        );
-    }
-}
-
-fn succeeds(program: &str, args: &[&str]) -> bool {
-    let output = Command::new(program).args(args).output();
-    output.is_ok_and(|output| output.status.success())
-}
-
-/// What was run so far.
-#[derive(Default)]
-struct Outcome {
-    passed: u64,
-    /// Tests, and steps that are no tests.
-    failed: u64,
-    /// Names of failed steps.
-    broken: Vec<String>,
-    times: BTreeMap<Part, Duration>,
-}
-
-impl Outcome {
-    /// Runs a step that is no test.
-    fn step(&mut self, part: Part, name: &str, command: &mut Command) {
-        let start = Instant::now();
-        if !step(name, command) {
-            self.failed += 1;
-            self.broken.push(name.to_owned());
-        }
-        *self.times.entry(part).or_default() += start.elapsed();
-    }
-
-    fn print(&self) {
-        println!("\n{:<16}{:>9}{:>9}", "part", "minutes", "budget");
-        let line = |name: &str, time: Duration, budget: u32| {
-            let minutes = time.as_secs_f64() / 60.0;
-            let over = if minutes > f64::from(budget) { "  over budget" } else { "" };
-            println!("{name:<16}{minutes:>9.1}{budget:>9}{over}");
-        };
-        for (part, &time) in &self.times {
-            let (_, name, budget) = part.facts();
-            line(name, time, budget);
-        }
-        line("total", self.times.values().sum(), TOTAL_BUDGET);
-        if !self.broken.is_empty() {
-            println!("\nfailed steps: {}", self.broken.join(", "));
-        }
-        println!("\n{} passed, {} failed", self.passed, self.failed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_suite_belongs_to_a_part_by_its_name_or_else_by_its_crate() {
-        let part = |package: &str, target: &str| {
-            let (package, target) = (package.to_owned(), target.to_owned());
-            Part::of(&Suite { package, target, ..Suite::default() })
-        };
-        assert_eq!(part("clearway_graph", "properties"), Part::Core);
-        assert_eq!(part("clearway_gpu", "op_suite"), Part::Ops);
-        assert_eq!(part("clearway_gpu", "syncval"), Part::Race);
-        assert_eq!(part("clearway_llm", "golden_logits"), Part::Golden);
-        assert_eq!(part("clearway_llm", "browser"), Part::Browser);
-    }
-
-    #[test]
-    fn every_part_has_a_name_and_the_budgets_fit_the_total() {
-        for part in Part::ALL {
-            assert_eq!(Part::by_name(part.facts().0), Some(part));
-        }
-        assert_eq!(Part::by_name("everything"), None);
-        assert!(Part::ALL.iter().map(|part| part.facts().2).sum::<u32>() <= TOTAL_BUDGET);
-    }
-
-    #[test]
-    fn a_step_that_cannot_start_is_a_failed_step() {
-        let mut outcome = Outcome::default();
-        outcome.step(Part::Core, "nothing", &mut Command::new("/nonexistent/program"));
-        assert_eq!((outcome.failed, outcome.broken.as_slice()), (1, &["nothing".to_owned()][..]));
-    }
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use clap::builder::FalseyValueParser as Falsey;
 use clearway::Device;
-use clearway::cpu::CpuDevice;
+use clearway::cpu::{CpuDevice, CpuOptions};
 use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 
+use crate::out::note;
 use crate::shape::OFF;
 
 /// What `--device` takes.
@@ -39,12 +40,16 @@ pub struct DeviceArgs {
     /// Let idle groups of a GPU read no weights ahead.
     #[arg(long, env = "CLEARWAY_NO_READ_AHEAD", help_heading = OFF, value_parser = Falsey::new())]
     no_read_ahead: bool,
+    /// Round no activations to 8 bits for products with block weights: slower, to find out whether
+    /// rounding is to blame.
+    #[arg(long, env = "CLEARWAY_FLOAT_ACTIVATIONS", help_heading = OFF, value_parser = Falsey::new())]
+    float_activations: bool,
 }
 
 impl DeviceArgs {
     /// A device as it comes.
     pub fn new(device: DeviceName, threads: Option<u32>) -> Self {
-        Self { device, threads, no_tune: false, no_read_ahead: false }
+        Self { device, threads, no_tune: false, no_read_ahead: false, float_activations: false }
     }
 
     /// Opens the device. Where the choice was ours, one line on stderr says what it was.
@@ -52,11 +57,12 @@ impl DeviceArgs {
         let options = VulkanOptions {
             tuning: if self.no_tune { Tuning::Never } else { Tuning::default() },
             read_ahead: self.no_read_ahead.then_some(0),
+            float_activations: self.float_activations,
             ..VulkanOptions::default()
         };
         let device = self.device.open_with(self.threads(), options)?;
         if self.device == DeviceName::Auto {
-            eprintln!("device: {}", describe(&*device));
+            note!("device: {}", describe(&*device));
         }
         Ok(device)
     }
@@ -102,10 +108,6 @@ pub fn all() -> (Vec<Arc<dyn Device>>, Vec<String>) {
     (devices, problems)
 }
 
-fn cpu(threads: Option<usize>) -> CpuDevice {
-    threads.map_or_else(CpuDevice::new, CpuDevice::with_threads)
-}
-
 /// A real card that can be opened. A software driver is no faster than the CPU itself.
 fn best_gpu(options: VulkanOptions) -> Option<VulkanDevice> {
     let gpu = VulkanDevice::open(options).ok()?;
@@ -119,12 +121,14 @@ impl DeviceName {
     }
 
     fn open_with(self, threads: Option<usize>, options: VulkanOptions) -> Result<Arc<dyn Device>> {
+        let float_activations = options.float_activations;
+        let cpu = || CpuDevice::with_options(CpuOptions { threads, float_activations });
         match self {
             Self::Auto => match best_gpu(options) {
                 Some(gpu) => Ok(Arc::new(gpu)),
-                None => Ok(Arc::new(cpu(threads))),
+                None => Ok(Arc::new(cpu())),
             },
-            Self::Cpu => Ok(Arc::new(cpu(threads))),
+            Self::Cpu => Ok(Arc::new(cpu())),
             Self::Vulkan(None) => Ok(Arc::new(VulkanDevice::open(options)?)),
             Self::Vulkan(Some(index)) => Ok(Arc::new(VulkanDevice::open_index(index, options)?)),
         }

@@ -1,7 +1,10 @@
 //! The `clearway` command.
 //!
-//! Errors go to stderr with exit status 1, usage errors with 2, an interrupt with 130. `--json`
+//! Errors go to stderr with exit status 1, usage errors with 2; SIGINT ends a command with 130, SIGTERM with 143, SIGHUP
+//! with 129. A reader that goes away, as in `clearway show | head -1`, ends a command quietly with status 0. `--json`
 //! prints one object, except that of `bench`, which prints an array as llama-bench does.
+// They panic where the reader has gone away; `out` has what does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
 mod device;
@@ -9,17 +12,16 @@ mod generate;
 mod interrupt;
 mod memory;
 mod model;
+mod out;
 mod progress;
 mod sampling;
 mod shape;
 mod stats;
 
-use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use clearway_llm::fetch::FetchError;
-use console::Style;
 
 /// A GPU graph runtime with a language-model engine.
 #[derive(Parser)]
@@ -64,6 +66,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    interrupt::listen();
     let outcome = match Cli::parse().command {
         Command::Run(args) => commands::run::run(&args),
         Command::Chat(args) => commands::chat::run(&args),
@@ -79,20 +82,19 @@ fn main() -> ExitCode {
         Command::Synth(args) => commands::synth::run(&args),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        // `clearway show | head`: nobody reads on, and nothing is wrong.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        // A signal that ends the process does so even where the command ended by itself meanwhile.
+        Ok(()) => interrupt::ending().map_or(ExitCode::SUCCESS, Into::into),
+        Err(error) if error.is::<out::Closed>() => {
+            interrupt::ending().map_or(ExitCode::SUCCESS, Into::into)
+        }
         Err(error) => {
-            let red = Style::new().for_stderr().red().bold();
-            eprintln!("{} {error:#}", red.apply_to("error:"));
-            if is_interrupt(&error) { interrupt::STATUS.into() } else { ExitCode::FAILURE }
+            out::error(&format!("{error:#}"));
+            match is_interrupt(&error) || interrupt::ending().is_some() {
+                true => interrupt::status().into(),
+                false => ExitCode::FAILURE,
+            }
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let pipe = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    error.downcast_ref().is_some_and(pipe)
 }
 
 fn is_interrupt(error: &anyhow::Error) -> bool {

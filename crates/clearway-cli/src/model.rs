@@ -11,6 +11,7 @@ use clearway_llm::fetch::{Cache, ModelName};
 use clearway_llm::gguf::Gguf;
 
 use crate::device::DeviceArgs;
+use crate::out::note;
 use crate::progress::{Bar, FetchBar};
 use crate::shape::{OFF, Switches};
 use crate::{interrupt, memory};
@@ -111,7 +112,7 @@ pub fn load(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Res
     let engine = Engine::with_progress(gguf, device, options, &mut progress)?;
     drop(bar);
     for conversion in engine.conversions() {
-        eprintln!("{conversion}");
+        note!("{conversion}");
     }
     Ok(engine)
 }
@@ -129,6 +130,6 @@ pub fn fetch(name: &ModelName) -> Result<PathBuf> {
         ModelName::File(_) => Cache::at(""),
         _ => Cache::of_user()?,
     };
-    interrupt::catch();
-    Ok(cache.fetch(name, &mut FetchBar::default())?)
+    // A fetch sees the wish to stop by itself and removes what it has.
+    Ok(interrupt::caught(|| cache.fetch(name, &mut FetchBar::default()))?)
 }

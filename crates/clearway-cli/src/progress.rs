@@ -5,7 +5,7 @@ use std::time::Duration;
 use clearway_llm::fetch::Watch;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::interrupt;
+use crate::{interrupt, out};
 
 /// A bar of bytes, gone when it is dropped.
 pub struct Bar {
@@ -17,7 +17,7 @@ impl Bar {
     pub fn new(message: &str) -> Self {
         let bar = ProgressBar::new_spinner();
         bar.set_style(style("{spinner} {wide_msg}"));
-        bar.set_message(message.to_owned());
+        bar.set_message(out::clean(message).into_owned());
         bar.enable_steady_tick(Duration::from_millis(100));
         Self { bar }
     }

@@ -9,13 +9,14 @@ use console::Style;
 use crate::device::describe;
 use crate::generate::Answer;
 use crate::memory;
+use crate::out::{self, note};
 
 /// Load, prefill and decode, peak memory and device.
 pub fn print(load: Duration, answer: &Answer, device: &dyn Device) {
     // Dim on a terminal, plain elsewhere.
-    let dim = Style::new().for_stderr().dim();
+    let dim = Style::new().dim();
     let line = |name: &str, text: String| {
-        eprintln!("{}", dim.apply_to(format!("{name:<8}{text}")));
+        out::note_styled(&dim, &format!("{name:<8}{text}"));
     };
     line("load", format!("{:>9.0} ms", load.as_secs_f64() * 1e3));
     for (name, pace) in [("prefill", answer.prefill), ("decode", answer.decode)] {
@@ -32,6 +33,6 @@ pub fn print(load: Duration, answer: &Answer, device: &dyn Device) {
 pub fn print_step(engine: &Engine) {
     let Some(stats) = engine.decode_stats() else { return };
     for line in clearway_inspect::stats_lines(&stats.compile) {
-        eprintln!("{line}");
+        note!("{line}");
     }
 }

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 mod common;
-use common::{Folder, clearway, command, failure, signal, stderr, stdout, tiny_model, with_input};
+use common::{
+    Folder, clearway, command, failure, signal, stderr, stdout, tiny_model, tiny_model_with,
+    with_input,
+};
 
 use serde_json::Value;
 
@@ -220,6 +223,31 @@ fn tokens_and_logits_are_shown() {
     assert_eq!(eval["greedy"].as_array().unwrap().len(), 4);
     assert_eq!(eval["greedy"][0], eval["top"][0][0]);
     assert!(eval["logsumexp"].as_f64().unwrap() >= eval["top"][0][1].as_f64().unwrap());
+}
+
+#[test]
+fn a_damaged_model_is_an_error_that_names_the_place() {
+    let folder = Folder::new("damaged");
+    let path = folder.path("m.gguf");
+    tiny_model_with(&path, "llama", true, &[], &|name, values| {
+        if name == "blk.1.ffn_down.weight" {
+            values[77] = f32::NAN;
+        }
+    });
+    let m = path.to_str().unwrap();
+    let cases: [(&[&str], &str); 5] = [
+        (&["run", "-m", m, "-p", "Hi"], ""),
+        (&["run", "-m", m, "-p", "Hi", "--no-replay", "--no-fuse"], ""),
+        (&["chat", "-m", m], "Hi\n"),
+        (&["eval", "-m", m, "--tokens", "72 105"], ""),
+        (&["bench", "-m", m, "-p", "8", "-n", "4", "-r", "1", "--json"], ""),
+    ];
+    for (args, input) in cases {
+        let message = failure(&with_input(args, input));
+        for word in ["NaN begins in `blk.1.ffn_down`", "element 77", "damaged"] {
+            assert!(message.contains(word), "{args:?}: {message}");
+        }
+    }
 }
 
 /// Every off switch, by flag and by name in the environment.

@@ -74,6 +74,32 @@ pub enum GpuError {
         /// Operand it overlaps.
         other: usize,
     },
+    /// A dispatch differs from what the contract of the kernel that would run makes of it.
+    #[error(
+        "{kernel} ({dispatch}): its {what} differ from what the kernel's contract gives for its operands; \
+         record it with the contract that the kernel is registered with"
+    )]
+    WrongContract {
+        /// Kernel name.
+        kernel: String,
+        /// The dispatch.
+        dispatch: DispatchId,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A contract declares a part of an operand, but the device can only hand out all of it.
+    #[error(
+        "the contract of kernel `{kernel}` declares a part of operand {operand}, but `{device}` hands kernels \
+         whole views; bind a view of that part, or declare the whole view"
+    )]
+    PartialExtent {
+        /// Kernel name.
+        kernel: String,
+        /// Index of the operand.
+        operand: usize,
+        /// Device name.
+        device: String,
+    },
     /// A kernel was asked for that the registry does not have.
     #[error("kernel `{kernel}` is not registered; register it with the executor first")]
     UnknownKernel {
@@ -227,6 +253,47 @@ pub enum GpuError {
         /// Bytes one binding may cover.
         limit: u64,
     },
+    /// A dispatch asks for no workgroups, or for more than the device starts.
+    #[error(
+        "kernel `{kernel}` asks for {found:?} workgroups, but `{device}` starts from 1 to {limit:?}; \
+         give each workgroup more to do, or fold them into other dimensions"
+    )]
+    GroupCount {
+        /// Kernel name.
+        kernel: String,
+        /// Device name.
+        device: String,
+        /// Workgroups asked for in each dimension.
+        found: [u32; 3],
+        /// The most the device starts in each dimension.
+        limit: [u32; 3],
+    },
+    /// A workgroup of a kernel is larger than the device allows.
+    #[error(
+        "a workgroup of kernel `{kernel}` has {found} {what}, but `{device}` allows from 1 to {limit}"
+    )]
+    WorkgroupTooLarge {
+        /// Kernel name.
+        kernel: String,
+        /// Device name.
+        device: String,
+        /// What there is too much of.
+        what: &'static str,
+        /// How much of it the text asks for.
+        found: u64,
+        /// How much the device allows.
+        limit: u64,
+    },
+    /// The text of a kernel does something its contract does not say, so the proof would not know of it.
+    #[error("kernel `{kernel}` does not keep to its contract: `{binding}` {reason}")]
+    ContractMismatch {
+        /// Kernel name.
+        kernel: String,
+        /// The variable in the text.
+        binding: String,
+        /// What is wrong with it, and what to do.
+        reason: &'static str,
+    },
     /// The list is not proven, so it does not run.
     #[error("the list was not run, because it is wrong: {0}")]
     Unverified(String),
@@ -238,6 +305,15 @@ pub enum GpuError {
     ProfileUnsupported {
         /// What was to be timed.
         mode: ProfileMode,
+    },
+    /// A kernel asked the device that runs it for a transfer or for another run.
+    #[error(
+        "a kernel cannot use the device `{device}` that runs it; transfer before or after the program, or \
+         bind the buffer"
+    )]
+    DeviceBusy {
+        /// Device name.
+        device: String,
     },
     /// A kernel panicked while it ran; the device stays usable.
     #[error("kernel `{kernel}` failed while it ran: {message}")]

@@ -4,6 +4,7 @@
 //! backends; a [`Recorder`] turns op calls into a graph without any device; a [`Device`] lowers a
 //! proven list and runs it.
 
+mod cache_folder;
 mod device;
 mod error;
 mod profile;
@@ -17,6 +18,7 @@ pub mod quant;
 pub mod vulkan;
 pub mod wgsl;
 
+pub use cache_folder::{CacheFolderError, cache_folder, make_cache_folder};
 pub use device::{
     Buffer, Device, DeviceInfo, DeviceMemory, Encoder, HostWork, Program, Ticket, Upload,
 };

@@ -335,7 +335,8 @@ pub trait Ops {
         self.call(Kind::Concat, &[a, b], &[], a.layout.dtype(), &shape)
     }
 
-    /// Index of the largest element of each row; the first of equals.
+    /// Index of the largest element of each row, the first of equals; [`NO_INDEX`](crate::ops::NO_INDEX) where that
+    /// is infinite or the row holds a NaN.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -343,7 +344,7 @@ pub trait Ops {
         self.call(Kind::ArgMax, &[x], &[], DType::U32, &[x.layout.rows()])
     }
 
-    /// The `k` largest elements of each row in falling order, and their indices.
+    /// The `k` largest elements of each row in falling order, NaN before all others, and their indices.
     ///
     /// # Errors
     /// As [`push`](Self::push).

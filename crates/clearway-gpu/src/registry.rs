@@ -1,9 +1,11 @@
 //! Which kernels exist: the built-in ops and the user's own.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use clearway_graph::{
-    CapturedOpKind, Dispatch, FusedRequest, GraphError, KernelCatalog, KernelContract, TensorView,
+    Access, Accesses, BindingRole, BufferRange, CapturedOpKind, Dispatch, FusedRequest, GraphError,
+    KernelCatalog, KernelContract, MemRangeRole, TensorView,
 };
 use rustc_hash::FxHashMap;
 
@@ -11,7 +13,7 @@ use crate::cpu::CpuKernel;
 use crate::device::Device;
 use crate::error::{GpuError, Result};
 use crate::ops;
-use crate::wgsl::Scratch;
+use crate::wgsl::{Scratch, Trust};
 
 /// A user's kernel: its contract, and an implementation for each backend it is to run on.
 #[derive(Clone)]
@@ -31,6 +33,12 @@ pub type GroupsFn = Arc<dyn Fn(&[TensorView], &[u32]) -> [u32; 3] + Send + Sync>
 
 /// A user's kernel for GPUs: WGSL with the entry point `main`. Operands are called `o0`, `o1`, ... and
 /// are reached through the functions that [`wgsl`](crate::wgsl) describes.
+///
+/// It is checked: an index outside an operand reads zero or some element and writes nothing or some element
+/// of that operand, workgroup memory starts as zeros, and neither a loop nor a division is undefined.
+/// [`unchecked`](Self::unchecked) leaves that out. Either way its workgroups must fit the device, its text may
+/// declare no binding of its own, and it may neither read what the contract says it only writes nor
+/// leave that unwritten.
 #[derive(Clone)]
 pub struct WgslKernel {
     /// The text behind the bindings.
@@ -41,6 +49,8 @@ pub struct WgslKernel {
     pub quads: Vec<usize>,
     /// Memory for what its workgroups leave for one another.
     pub scratch: Option<Scratch>,
+    /// Private: only an unsafe call may change it.
+    trust: Trust,
 }
 
 impl WgslKernel {
@@ -49,7 +59,30 @@ impl WgslKernel {
         body: &str,
         groups: impl Fn(&[TensorView], &[u32]) -> [u32; 3] + Send + Sync + 'static,
     ) -> Self {
-        Self { body: Arc::from(body), groups: Arc::new(groups), quads: Vec::new(), scratch: None }
+        Self {
+            body: Arc::from(body),
+            groups: Arc::new(groups),
+            quads: Vec::new(),
+            scratch: None,
+            trust: Trust::Checked,
+        }
+    }
+
+    /// Compiles the text as it is, without the checks that cost time.
+    ///
+    /// # Safety
+    /// Whatever it is dispatched with, the kernel must keep every index inside its operand or array, end every
+    /// loop, divide by no zero, and read no workgroup memory that it has not written. A GPU that is let
+    /// outside may read and write any memory of the process.
+    #[must_use]
+    pub unsafe fn unchecked(mut self) -> Self {
+        self.trust = Trust::Unchecked;
+        self
+    }
+
+    /// Whether the text is checked.
+    pub(crate) fn trust(&self) -> Trust {
+        self.trust
     }
 
     /// Binds an operand as `array<vec4<u32>>` instead of by elements: `b_o0[i]` is the four words at byte
@@ -149,7 +182,7 @@ impl KernelRegistry {
         self.custom.get(name).ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() })
     }
 
-    /// The contract a dispatch was annotated with; `None` for an op that takes no such number of
+    /// The contract of the kernel a dispatch names; `None` for an op that takes no such number of
     /// operands.
     ///
     /// # Errors
@@ -162,6 +195,77 @@ impl KernelRegistry {
             kind => ops::contract(kind, dispatch.bindings.len()),
         })
     }
+
+    /// The contract of the kernel that a dispatch would run. Backends call this before they lower it,
+    /// since what they hand a kernel must be what was proven, and a dispatch may have been recorded
+    /// with a contract of any kind. The verifier proves what a dispatch computes by its kind and knows no
+    /// kernels: here the kernel is held to the kind.
+    ///
+    /// # Errors
+    /// [`GpuError::WrongContract`] if the kernel, its accesses or its in-place operands are not what
+    /// this contract gives for the operands and constants; [`GpuError::UnknownKernel`].
+    pub fn checked_contract(&self, dispatch: &Dispatch) -> Result<&KernelContract> {
+        let kernel = || dispatch.kernel.to_string();
+        let contract = self.contract_of(dispatch)?;
+        let contract = contract.ok_or_else(|| GpuError::UnknownKernel { kernel: kernel() })?;
+        let differs = |what| GpuError::WrongContract {
+            kernel: contract.kernel.to_string(),
+            dispatch: dispatch.id,
+            what,
+        };
+        if contract.kernel != dispatch.kernel {
+            return Err(differs("kernel and kind"));
+        }
+        if self.custom.get(&*dispatch.kernel).is_some_and(|own| own.kind() != dispatch.kind) {
+            return Err(differs("kernel and kind"));
+        }
+        let given = contract.annotate(dispatch.id, &dispatch.bindings, &dispatch.params)?;
+        let same = match &given {
+            Accesses::Unknown => !dispatch.is_annotated(),
+            Accesses::Known(list) => {
+                let facts = |access: &Access| (access.binding, access.range);
+                dispatch.is_annotated()
+                    && list.iter().map(facts).eq(dispatch.accesses().iter().map(facts))
+            }
+        };
+        if !same {
+            return Err(differs("accesses"));
+        }
+        if contract.in_place() != dispatch.in_place {
+            return Err(differs("in-place operands"));
+        }
+        Ok(contract)
+    }
+}
+
+/// The bytes of its buffer that a dispatch declares for a binding: those the proof knows about. The
+/// dispatch agrees with its kernel's contract, so a role that is not covered, or a binding in several
+/// ranges, would be an error of the annotate stage.
+pub(crate) fn declared_bytes(
+    dispatch: &Dispatch,
+    index: usize,
+    role: BindingRole,
+) -> Result<Range<u64>> {
+    let view = &dispatch.bindings[index];
+    if !dispatch.is_annotated() {
+        // Alone in its group: it may touch all it binds.
+        return Ok(view.offset..view.offset.saturating_add(view.layout.span_bytes()));
+    }
+    let own = || dispatch.accesses().iter().filter(|access| usize::from(access.binding) == index);
+    let needed = match role {
+        BindingRole::Read => MemRangeRole::Src,
+        BindingRole::Write | BindingRole::ReadWrite => MemRangeRole::Dst,
+    };
+    let covering = own().map(|access| access.range).find(|range| range.role == needed);
+    let one = covering.filter(|range| {
+        let place = |range: &BufferRange| (range.buf_id, range.p0, range.p1);
+        range.buf_id == view.buf_id && own().all(|other| place(&other.range) == place(range))
+    });
+    one.map(|range| range.p0..range.p1).ok_or_else(|| GpuError::WrongContract {
+        kernel: dispatch.kernel.to_string(),
+        dispatch: dispatch.id,
+        what: "bindings",
+    })
 }
 
 impl KernelCatalog for KernelRegistry {

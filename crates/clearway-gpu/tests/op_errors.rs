@@ -7,6 +7,7 @@ mod fused;
 
 use std::collections::BTreeSet;
 
+use clearway_gpu::cpu::CpuDevice;
 use clearway_gpu::ops::{self, OPS, OpSpec};
 use clearway_gpu::{GpuError, Ops, Recorder};
 use clearway_graph::testkit::kind;
@@ -657,4 +658,12 @@ fn view(buf_id: usize, text: &str) -> TensorView {
         layout = layout.with_strides(&numbers(strides, ',')).unwrap();
     }
     TensorView { buf_id, buf_len: layout.span_bytes(), offset: 0, layout }
+}
+
+#[path = "common/kernel_of_kind.rs"]
+mod kernel_of_kind;
+
+#[test]
+fn a_kernel_of_another_kind_is_refused_before_it_runs() {
+    kernel_of_kind::check(&CpuDevice::new());
 }

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use clearway_gpu::cpu::CpuDevice;
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
@@ -22,8 +23,12 @@ const PLAIN: VulkanOptions = VulkanOptions {
     processors: None,
     read_ahead: None,
     tuning: Tuning::Hardware,
+    float_activations: false,
+    patience: None,
 };
 
+#[path = "common/kernel_of_kind.rs"]
+mod kernel_of_kind;
 mod vulkan;
 use vulkan::open;
 
@@ -134,6 +139,89 @@ fn a_device_that_is_not_there() {
     assert_goes_on(&device);
 }
 
+/// Keeps the device busy.
+const COUNTS: &str =
+    "@compute @workgroup_size(1) fn main(@builtin(workgroup_id) group: vec3<u32>) {
+    var x = group.x;
+    for (var i = 0u; i < get_o0(0u); i++) {
+        x = x * 1664525u + 1013904223u;
+    }
+    put_o1(group.x, x);
+}";
+/// Says that it was run, after what wrote its first operand.
+const SAYS: &str = "@compute @workgroup_size(1) fn main() { put_o1(0u, get_o0(0u) | 1u); }";
+
+/// Rounds, as many as a software driver lets a loop have, and workgroups: together they take longer than
+/// the patience of the test, and then come to an end.
+const ROUNDS: u32 = 60_000;
+const GROUPS: usize = 200;
+
+#[test]
+fn what_a_device_may_still_use_after_a_timeout_is_not_freed() {
+    let patience = Some(Duration::from_millis(5));
+    let Some(device) = open(VulkanOptions { patience, ..PLAIN }) else { return };
+    if !device.is_software() {
+        return println!("skipped: how long a real device takes is not known");
+    }
+    let mut kernels = KernelRegistry::new();
+    let contracts = [("counts", COUNTS, GROUPS), ("says", SAYS, 1)].map(|(name, body, groups)| {
+        let read = BindingContract::new("x", BindingRole::Read);
+        let contract =
+            KernelContract::new(name, [read, BindingContract::new("y", BindingRole::Write)]);
+        let kernel = CustomKernel::new(contract.clone());
+        kernels.register(kernel.with_wgsl(body, move |_, _| [groups as u32, 1, 1])).unwrap();
+        contract
+    });
+    // Anything may take longer than the patience on a machine that has much to do.
+    let patiently = |what: &mut dyn FnMut() -> Result<()>| loop {
+        match what() {
+            Err(GpuError::Timeout { .. }) => {}
+            other => return other.unwrap(),
+        }
+    };
+    let (rounds, x) = (device.alloc(4).unwrap(), device.alloc(4 * GROUPS as u64).unwrap());
+    let mut done = None;
+    patiently(&mut || {
+        done = Some(device.alloc_mailbox(4)?);
+        Ok(())
+    });
+    let done = done.unwrap();
+    patiently(&mut || rounds.write_slice(0, &[ROUNDS]));
+    let words = |buffer: &Buffer| {
+        let count = buffer.len() as usize / 4;
+        buffer.tensor(DType::U32, &[count]).unwrap()
+    };
+    let mut graph = ComputeGraph::new();
+    for (contract, views) in contracts.iter().zip([[&rounds, &x], [&x, &done]]) {
+        graph.dispatch(Kind::Custom, contract, &views.map(words), &[], "").unwrap();
+    }
+    let mut program = None;
+    patiently(&mut || {
+        let mut encoder = device.encoder(&kernels);
+        graph.encode_with_barriers(&mut *encoder)?;
+        program = Some(encoder.into_program()?);
+        Ok(())
+    });
+    let mut program = program.unwrap();
+    let outcome = program.run();
+    assert!(matches!(outcome, Err(GpuError::Timeout { .. })), "{outcome:?}");
+    assert_eq!(done.peek_vec::<u32>(0, 1).unwrap(), [0], "the kernel is under way");
+    let held = device.allocated_bytes();
+    assert!(held > 0);
+    drop((program, rounds, x));
+    assert_eq!(done.peek_vec::<u32>(0, 1).unwrap(), [0], "dropping does not wait for it");
+    assert_eq!(device.allocated_bytes(), held, "all of it stays");
+    // The device comes back, and so does what is made of it later.
+    while done.peek_vec::<u32>(0, 1).unwrap() == [0] {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    patiently(&mut || {
+        assert_eq!(doubled(&device)?, [2.0, 4.0, 6.0, 8.0]);
+        Ok(())
+    });
+    assert_eq!(device.allocated_bytes(), held, "the program's memory is never given back");
+}
+
 /// Runs one of the ignored tests below in a process of its own: what it looks at is read from the
 /// environment.
 fn child(test: &str, variables: &[(&str, &Path)]) {
@@ -216,4 +304,10 @@ fn broken_cache_files_are_ignored_and_rewritten() {
 fn with_the_disk_cache() {
     let device = VulkanDevice::open(VulkanOptions { disk_cache: true, ..PLAIN }).unwrap();
     assert_eq!(doubled(&device).unwrap(), [2.0, 4.0, 6.0, 8.0]);
+}
+
+#[test]
+fn a_kernel_of_another_kind_is_refused_before_it_runs() {
+    let Some(device) = open(PLAIN) else { return };
+    kernel_of_kind::check(&device);
 }

@@ -5,6 +5,7 @@ use clearway_gpu::ops::reference::{RefTensor, reference};
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::{Device, KernelRegistry, Upload, quant, record};
 use clearway_graph::testkit::kind;
+use clearway_graph::testkit::skip;
 use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout};
 
 mod vulkan;
@@ -158,40 +159,109 @@ fn a_product_is_timed_once_and_stays_right() {
     }
 }
 
-/// Products of activations and weights of these rows, outer and inner extents.
+/// Products of activations and weights of these rows, outer and inner extents, without and with a row to add.
 fn check_products(device: &VulkanDevice, types: &[DType], shapes: &[(usize, usize, usize)]) {
     let mut random = Random(7);
     for &dtype in types {
-        for &(rows, outer, inner) in shapes {
-            let (w, _keep, w_ref) = weights(device, dtype, &[outer, inner], &mut random);
-            let x = random.many(rows * inner);
-            let x_buffer = device.upload(&x).unwrap();
-            let x_ref = RefTensor::new(
-                DType::F32,
-                &[rows, inner],
-                x.iter().map(|&v| f64::from(v)).collect(),
-            );
-            let x_view = x_buffer.tensor(DType::F32, &[rows, inner]).unwrap();
-            // Few rows: activations in 8 bits for block weights. Many rows: in 16 where the device
-            // has cooperative matrices, and weights too.
-            let rounded = dtype.is_quantised() && rows <= 8;
-            let halved = if rows > 8 && dtype != DType::F32 { 2.0_f64.powi(-10) } else { 0.0 };
-            let allowed = |i: usize| {
-                let (t, n) = (i / outer, i % outer);
-                let (x, w) = (&x_ref.data[t * inner..][..inner], &w_ref.data[n * inner..][..inner]);
-                slack(x, w, rounded, halved)
-            };
-            let what = format!("{dtype} {rows}x{outer}x{inner}");
-            let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone())];
-            compare(device, Kind::MATMUL, &inputs, &[], &[rows, outer], &what, allowed);
-            let c = random.many(outer);
-            let c_buffer = device.upload(&c).unwrap();
-            let c_ref =
-                RefTensor::new(DType::F32, &[outer], c.iter().map(|&v| f64::from(v)).collect());
-            let c_view = c_buffer.tensor(DType::F32, &[outer]).unwrap();
-            let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone()), (c_view, c_ref)];
-            compare(device, kind("matmul_add"), &inputs, &[], &[rows, outer], &what, allowed);
+        for &shape in shapes {
+            check_product(device, dtype, shape, &[0, 1], &mut random);
         }
+    }
+}
+
+/// A product, each time with so many rows to add.
+fn check_product(
+    device: &VulkanDevice,
+    dtype: DType,
+    (rows, outer, inner): (usize, usize, usize),
+    addends: &[usize],
+    random: &mut Random,
+) {
+    let (w, _keep, w_ref) = weights(device, dtype, &[outer, inner], random);
+    let x = random.many(rows * inner);
+    let x_buffer = device.upload(&x).unwrap();
+    let x_ref =
+        RefTensor::new(DType::F32, &[rows, inner], x.iter().map(|&v| f64::from(v)).collect());
+    let x_view = x_buffer.tensor(DType::F32, &[rows, inner]).unwrap();
+    // Few rows: activations in 8 bits for block weights. Many rows: in 16 where the device
+    // has cooperative matrices, and weights too.
+    let rounded = dtype.is_quantised() && rows <= 8;
+    let halved = if rows > 8 && dtype != DType::F32 { 2.0_f64.powi(-10) } else { 0.0 };
+    let allowed = |i: usize| {
+        let (t, n) = (i / outer, i % outer);
+        let (x, w) = (&x_ref.data[t * inner..][..inner], &w_ref.data[n * inner..][..inner]);
+        slack(x, w, rounded, halved)
+    };
+    for &added in addends {
+        let what = format!("{dtype} {rows}x{outer}x{inner} with {added} rows added");
+        let mut inputs = vec![(x_view, x_ref.clone()), (w, w_ref.clone())];
+        let c = random.many(added * outer);
+        let c_buffer = (added > 0).then(|| device.upload(&c).unwrap());
+        let whole = [added, outer];
+        let shape = if added == 1 { &whole[1..] } else { &whole };
+        if let Some(buffer) = &c_buffer {
+            let c_ref = c.iter().map(|&v| f64::from(v)).collect();
+            let c_view = buffer.tensor(DType::F32, shape).unwrap();
+            inputs.push((c_view, RefTensor::new(DType::F32, shape, c_ref)));
+        }
+        let kind = if added > 0 { kind("matmul_add") } else { Kind::MATMUL };
+        compare(device, kind, &inputs, &[], &[rows, outer], &what, allowed);
+    }
+}
+
+/// A device that runs kernels on cooperative matrices: a card that has them, or with `CLEARWAY_EMULATE` a software
+/// driver on which they are emulated, which takes minutes to compile one. Work is cut for so many processors:
+/// few get the large tiles, many the small ones.
+fn open_with_matrices(processors: u32) -> Option<VulkanDevice> {
+    let processors = Some(processors);
+    let options = VulkanOptions { disk_cache: false, processors, ..VulkanOptions::default() };
+    let device = vulkan::open(options)?;
+    if device.info().description.contains("cooperative matrix yes") {
+        return Some(device);
+    }
+    if std::env::var_os("CLEARWAY_EMULATE").is_none() {
+        skip(
+            "matrices",
+            "the device has no cooperative matrices; CLEARWAY_EMULATE=1 emulates them",
+        );
+        return None;
+    }
+    vulkan::opened(VulkanDevice::open_emulating_matrices(options))
+}
+
+/// Processors and the tiles that they get.
+const TILES: [(u32, &str); 2] = [(1, "const TILE = 128u;"), (4096, "const TILE = 64u;")];
+/// What texts with cooperative matrices have in them.
+const MATRICES: &str = "coopMultiplyAdd";
+
+#[test]
+fn products_on_matrices_agree_for_every_type() {
+    // A software driver takes seconds to compile one: all types in one size of tile, two in the other.
+    for ((processors, tile), types) in
+        TILES.into_iter().zip([&TYPES[1..], &[DType::F16, DType::Q4_K]])
+    {
+        let Some(device) = open_with_matrices(processors) else { return };
+        let mut random = Random(12);
+        // Halves and blocks: one row and some columns more than whole tiles.
+        for &dtype in types {
+            check_product(&device, dtype, (65, 131, 256), &[65], &mut random);
+        }
+        assert_eq!(device.kernels_with(MATRICES), types.len(), "a kernel for each type");
+        assert_eq!(device.kernels_with(tile), device.kernels_with(MATRICES), "{tile}");
+    }
+}
+
+#[test]
+fn products_on_matrices_agree_at_their_edges() {
+    for (processors, _) in TILES {
+        let Some(device) = open_with_matrices(processors) else { return };
+        let mut random = Random(13);
+        for dtype in [DType::F16, DType::Q8_0] {
+            for shape in [(9, 64, 32), (16, 65, 64), (130, 64, 96), (33, 200, 32), (129, 130, 64)] {
+                check_product(&device, dtype, shape, &[0, 1, shape.0], &mut random);
+            }
+        }
+        assert_eq!(device.kernels_with(MATRICES), 6, "without, with one and with all rows to add");
     }
 }
 

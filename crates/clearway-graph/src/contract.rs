@@ -2,6 +2,11 @@
 //!
 //! Ranges never come from a caller: they follow from the contract, the bound views and the
 //! constants. Access that depends on data known only on the device is declared at its largest.
+//!
+//! A range has no gaps, but the layout of a view may have. A read may be declared larger than it is.
+//! A write may not: whoever wrote the bytes in between would seem to be overwritten. So a write through
+//! a layout with gaps is declared as read and written ([`Access::keeps`]), and every stage keeps it
+//! behind those who wrote the bytes that it leaves as they are.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -21,7 +26,8 @@ use crate::range::{BufferRange, MemRangeRole, View};
 pub enum BindingRole {
     /// Only read.
     Read,
-    /// Every byte of the extent is written, none is read.
+    /// Every element of the extent is written, none is read. Bytes between elements are left as they
+    /// are.
     Write,
     /// Read and written, or written in part: bytes outside the written part keep their value.
     ReadWrite,
@@ -102,7 +108,8 @@ impl KernelContract {
     /// The annotate stage: the accesses of dispatch `id` with these views and constants.
     ///
     /// # Errors
-    /// A missing or undeclared binding, a view outside its buffer, an extent outside its view.
+    /// A missing or undeclared binding, a view outside its buffer, an extent outside its view, and an
+    /// output whose elements may share bytes.
     pub fn annotate(
         &self,
         id: DispatchId,
@@ -132,17 +139,30 @@ impl KernelContract {
                 bound: views.len(),
             })?;
             let (p0, p1) = self.resolve(binding, view, views, params)?;
-            let mut push = |role| {
+            let layout = &view.layout;
+            if binding.role != BindingRole::Read && !layout.is_dense() && !layout.is_injective() {
+                return Err(GraphError::SharedElements {
+                    kernel: self.kernel.to_string(),
+                    binding: binding.name.to_string(),
+                    layout: layout.to_string(),
+                });
+            }
+            let mut push = |role, keeps| {
                 let origin = Origin { dispatch: id, access: list.len() as u16 };
                 let range = BufferRange { buf_id: view.buf_id, p0, p1, role };
-                list.push(Access { range, binding: index as u16, origin });
+                list.push(Access { range, binding: index as u16, origin, keeps });
             };
             match binding.role {
-                BindingRole::Read => push(MemRangeRole::Src),
-                BindingRole::Write => push(MemRangeRole::Dst),
+                BindingRole::Read => push(MemRangeRole::Src, false),
+                BindingRole::Write => {
+                    if layout.has_gaps() {
+                        push(MemRangeRole::Src, true);
+                    }
+                    push(MemRangeRole::Dst, false);
+                }
                 BindingRole::ReadWrite => {
-                    push(MemRangeRole::Src);
-                    push(MemRangeRole::Dst);
+                    push(MemRangeRole::Src, false);
+                    push(MemRangeRole::Dst, false);
                 }
             }
         }
@@ -249,6 +269,49 @@ mod tests {
         let Accesses::Known(list) = accesses else { panic!("annotated") };
         let roles: Vec<_> = list.iter().map(|a| a.range.role).collect();
         assert_eq!(roles, [MemRangeRole::Src, MemRangeRole::Dst]);
+    }
+
+    #[test]
+    fn a_write_with_gaps_also_reads_what_it_keeps() {
+        let write = |extent: Extent, strides: &[usize]| {
+            let mut binding = BindingContract::new("y", BindingRole::Write);
+            binding.extent = extent;
+            let layout = Layout::new(DType::F32, &[2, 4]).unwrap().with_strides(strides).unwrap();
+            let view = TensorView::of_value(NodeId(0), layout);
+            KernelContract::new("op", [binding]).annotate(DispatchId(0), &[view], &[])
+        };
+        let facts = |accesses: Result<Accesses>| -> Vec<(MemRangeRole, bool, u64, u64)> {
+            let Accesses::Known(list) = accesses.unwrap() else { panic!("annotated") };
+            list.iter().map(|a| (a.range.role, a.keeps, a.range.p0, a.range.p1)).collect()
+        };
+        use MemRangeRole::{Dst, Src};
+        for dense in [[4, 1], [1, 2]] {
+            assert_eq!(facts(write(Extent::View, &dense)), [(Dst, false, 0, 32)], "{dense:?}");
+        }
+        for gapped in [[8, 1], [1, 3]] {
+            let span = if gapped == [8, 1] { 48 } else { 44 };
+            let both = [(Src, true, 0, span), (Dst, false, 0, span)];
+            assert_eq!(facts(write(Extent::View, &gapped)), both, "{gapped:?}");
+        }
+        // A part of the span has gaps as well.
+        let part = || Extent::Computed(Arc::new(|_, _| 0..40));
+        assert_eq!(facts(write(part(), &[8, 1])), [(Src, true, 0, 40), (Dst, false, 0, 40)]);
+        assert_eq!(facts(write(Extent::Computed(Arc::new(|_, _| 0..8)), &[4, 1])).len(), 1);
+    }
+
+    #[test]
+    fn an_output_whose_elements_share_bytes_is_refused() {
+        for role in [BindingRole::Read, BindingRole::Write, BindingRole::ReadWrite] {
+            let kernel = KernelContract::new("op", [BindingContract::new("y", role)]);
+            for strides in [[0, 1], [2, 1], [1, 1]] {
+                let layout = Layout::new(DType::F32, &[2, 4]).unwrap();
+                let layout = layout.with_strides(&strides).unwrap();
+                let view = TensorView::of_value(NodeId(0), layout);
+                let outcome = kernel.annotate(DispatchId(0), &[view], &[]);
+                let refused = matches!(outcome, Err(GraphError::SharedElements { .. }));
+                assert_eq!(refused, role != BindingRole::Read, "{role:?} {strides:?}");
+            }
+        }
     }
 
     #[test]

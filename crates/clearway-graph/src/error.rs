@@ -70,6 +70,44 @@ pub enum GraphError {
         /// Bytes in the view.
         len: u64,
     },
+    /// An output is bound through a layout that may put two elements into the same bytes.
+    #[error(
+        "kernel `{kernel}`, binding `{binding}`: elements of {layout} may share bytes, so it cannot be written; write a layout without stride 0 and without overlap"
+    )]
+    SharedElements {
+        /// Kernel name.
+        kernel: String,
+        /// Name of the binding in the contract.
+        binding: String,
+        /// Its layout.
+        layout: String,
+    },
+    /// A dispatch reads bytes of a value that nothing has written.
+    #[error(
+        "dispatch {dispatch} reads bytes {p0}..{p1} of value {value}, which nothing has written; write them first, or declare the value as an input or as kept from the step before"
+    )]
+    UndefinedRead {
+        /// Dispatch that reads them.
+        dispatch: DispatchId,
+        /// The value.
+        value: NodeId,
+        /// First byte that nothing has written.
+        p0: u64,
+        /// One past the last byte of that run.
+        p1: u64,
+    },
+    /// The host reads an output of which nothing has written all bytes.
+    #[error(
+        "value {value} is an output, but nothing has written its bytes {p0}..{p1}; write all of it, or do not read it at the end"
+    )]
+    UndefinedOutput {
+        /// The value.
+        value: NodeId,
+        /// First byte that nothing has written.
+        p0: u64,
+        /// One past the last byte of that run.
+        p1: u64,
+    },
     /// A list refers to an arena value that was never declared.
     #[error("dispatch {dispatch} refers to value {value}, but the graph has only {values} values")]
     UnknownValue {

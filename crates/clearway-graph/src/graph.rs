@@ -12,7 +12,7 @@ use crate::error::{GraphError, Result};
 use crate::fuse::FuseReport;
 use crate::ids::{DispatchId, NodeId};
 use crate::layout::{Layout, TensorView};
-use crate::node::{BarrierReason, CapturedNode, Dispatch, Params};
+use crate::node::{BarrierReason, CapturedNode, Dispatch};
 use crate::op::CapturedOpKind;
 use crate::place::{Address, MemoryPlan};
 use crate::range::{BufferRange, MemRangeRole, View};
@@ -29,11 +29,21 @@ pub struct Value {
     pub bytes: u64,
     /// Uploaded by the host before the first dispatch; kept for every replay.
     pub input: bool,
+    /// Kept from the step before: every step finds what the last one left.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub kept: bool,
     /// Read by the host after the last dispatch.
     pub output: bool,
     /// The value whose f16 shadow it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow_of: Option<NodeId>,
+}
+
+impl Value {
+    /// Whether it holds something before the first dispatch, and from one replay to the next.
+    pub const fn lasts(&self) -> bool {
+        self.input || self.kept
+    }
 }
 
 /// A recorded forward pass: dispatches and barriers in execution order. May be built by hand.
@@ -82,7 +92,8 @@ impl ComputeGraph {
         }
         // Barriers may name dispatches that follow them, so dispatches are known first.
         for dispatch in dispatches() {
-            graph.admit(dispatch)?;
+            graph.check_dispatch(dispatch)?;
+            graph.note_id(dispatch.id);
         }
         for (position, node) in nodes.iter().enumerate() {
             if let CapturedNode::Barrier(reason) = node {
@@ -98,12 +109,23 @@ impl ComputeGraph {
     /// # Errors
     /// As [`from_nodes`](Self::from_nodes). The list is unchanged then.
     pub fn record(&mut self, node: CapturedNode) -> Result<()> {
-        match &node {
-            CapturedNode::Dispatch(dispatch) => self.admit(dispatch)?,
-            CapturedNode::Barrier(reason) => self.check_reason(self.nodes.len(), reason)?,
+        self.check(&node)?;
+        if let CapturedNode::Dispatch(dispatch) = &node {
+            self.note_id(dispatch.id);
         }
         self.nodes.push(node);
         Ok(())
+    }
+
+    /// Whether [`record`](Self::record) would take a node.
+    ///
+    /// # Errors
+    /// As [`from_nodes`](Self::from_nodes).
+    pub fn check(&self, node: &CapturedNode) -> Result<()> {
+        match node {
+            CapturedNode::Dispatch(dispatch) => self.check_dispatch(dispatch),
+            CapturedNode::Barrier(reason) => self.check_reason(self.nodes.len(), reason),
+        }
     }
 
     /// Annotates and records one dispatch of a kernel with this contract.
@@ -137,19 +159,7 @@ impl ComputeGraph {
         label: &str,
     ) -> Result<Arc<Dispatch>> {
         let id = DispatchId(self.next_id);
-        let accesses = contract.annotate(id, views, params)?;
-        Ok(Arc::new(Dispatch {
-            id,
-            kind,
-            kernel: contract.kernel.clone(),
-            params: Params::from_slice(params),
-            bindings: SmallVec::from_slice(views),
-            accesses,
-            in_place: contract.in_place(),
-            origins: SmallVec::from_slice(&[id]),
-            // Of no bytes, all share one.
-            label: if label.is_empty() { Arc::default() } else { Arc::from(label) },
-        }))
+        Ok(Arc::new(Dispatch::annotated(id, kind, contract, views, params, label)?))
     }
 
     /// Declares an arena value of this layout and returns a view of the whole of it.
@@ -200,6 +210,18 @@ impl ComputeGraph {
     /// [`GraphError::UnknownValue`] if there is no such value.
     pub fn mark_input(&mut self, value: NodeId) -> Result<()> {
         self.value_mut(value)?.input = true;
+        Ok(())
+    }
+
+    /// Marks a value as kept from one step to the next: each replay finds what the one before left.
+    /// Before the first one it holds whatever its memory holds.
+    ///
+    /// A value that is neither an input nor kept must be written before it is read.
+    ///
+    /// # Errors
+    /// [`GraphError::UnknownValue`] if there is no such value.
+    pub fn mark_kept(&mut self, value: NodeId) -> Result<()> {
+        self.value_mut(value)?.kept = true;
         Ok(())
     }
 
@@ -414,7 +436,7 @@ impl ComputeGraph {
         })
     }
 
-    fn admit(&mut self, dispatch: &Dispatch) -> Result<()> {
+    fn check_dispatch(&self, dispatch: &Dispatch) -> Result<()> {
         for view in &dispatch.bindings {
             let range = BufferRange::from_buffer(view, MemRangeRole::Src)?;
             self.check_value(dispatch.id, &range)?;
@@ -426,9 +448,12 @@ impl ComputeGraph {
         if self.ids.contains(&dispatch.id) {
             return Err(GraphError::DuplicateDispatch { dispatch: dispatch.id });
         }
-        self.ids.insert(dispatch.id);
-        self.next_id = self.next_id.max(dispatch.id.0.saturating_add(1));
         Ok(())
+    }
+
+    fn note_id(&mut self, id: DispatchId) {
+        self.ids.insert(id);
+        self.next_id = self.next_id.max(id.0.saturating_add(1));
     }
 
     fn check_value(&self, dispatch: DispatchId, range: &BufferRange) -> Result<()> {

@@ -1,8 +1,9 @@
 //! Tensor layouts and the concrete view a dispatch binds.
 
+use std::ops::Range;
+
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
-
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
@@ -166,6 +167,46 @@ impl Layout {
         })
     }
 
+    /// Whether bytes between the first and the last element belong to no element. Only of an
+    /// [injective](Self::is_injective) layout.
+    pub fn has_gaps(&self) -> bool {
+        !self.is_dense() && (self.elems() as u64) < self.span_elems()
+    }
+
+    /// The bytes that belong to elements, as runs relative to the first byte. The runs of an injective
+    /// layout are disjoint; otherwise some may share bytes. They come in no particular order.
+    pub fn runs(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let mut dims: SmallVec<[(u64, u64); MAX_DIMS]> = (0..MAX_DIMS)
+            .map(|d| (u64::from(self.strides[d]), u64::from(self.shape[d])))
+            .filter(|&(stride, extent)| stride > 0 && extent > 1)
+            .collect();
+        dims.sort_unstable();
+        // Dimensions whose steps leave no gap make one run; the others repeat it.
+        let mut elems = 1;
+        let inner = dims.iter().take_while(|&&(stride, extent)| {
+            let joined = stride <= elems;
+            if joined {
+                elems += stride * (extent - 1);
+            }
+            joined
+        });
+        let inner = inner.count();
+        let outer: SmallVec<[(u64, u64); MAX_DIMS]> = dims[inner..].into();
+        let (block, block_bytes) =
+            (self.dtype.block_elems() as u64, self.dtype.block_bytes() as u64);
+        let len = elems.div_ceil(block) * block_bytes;
+        let count: u64 = outer.iter().map(|&(_, extent)| extent).product();
+        (0..count).map(move |mut index| {
+            let mut start = 0;
+            for &(stride, extent) in &outer {
+                start += stride * (index % extent);
+                index /= extent;
+            }
+            let start = start / block * block_bytes;
+            start..start + len
+        })
+    }
+
     /// Bytes from the first element to one past the last.
     pub fn span_bytes(&self) -> u64 {
         let block = self.dtype.block_elems() as u64;
@@ -292,6 +333,30 @@ mod tests {
         assert!(dense.with_strides(&[4, 8, 1]).unwrap().is_injective()); // transposed
         assert!(!dense.with_strides(&[0, 4, 1]).unwrap().is_injective());
         assert!(!dense.with_strides(&[3, 1, 1]).unwrap().is_injective());
+    }
+
+    #[test]
+    fn runs_are_the_bytes_of_elements() {
+        let runs = |dtype, shape: &[usize], strides: &[usize]| -> Vec<(u64, u64)> {
+            let layout = Layout::new(dtype, shape).unwrap().with_strides(strides).unwrap();
+            layout.runs().map(|run| (run.start, run.end)).collect()
+        };
+        assert_eq!(runs(DType::F32, &[2, 4], &[4, 1]), [(0, 32)]);
+        assert_eq!(runs(DType::F32, &[2, 4], &[8, 1]), [(0, 16), (32, 48)]);
+        assert_eq!(runs(DType::F32, &[4, 2], &[1, 4]), [(0, 32)]); // transposed
+        assert_eq!(runs(DType::F32, &[3, 2], &[1, 4]), [(0, 12), (16, 28)]);
+        assert_eq!(runs(DType::F32, &[5, 2], &[0, 1]), [(0, 8)]); // broadcast
+        assert_eq!(runs(DType::F32, &[3, 4], &[2, 1]), [(0, 32)]); // windows that overlap
+        assert_eq!(
+            runs(DType::F16, &[2, 2, 1], &[16, 4, 1]),
+            [(0, 2), (8, 10), (32, 34), (40, 42)]
+        );
+        assert_eq!(runs(DType::Q4_0, &[2, 32], &[64, 1]), [(0, 18), (36, 54)]);
+        let gaps = |shape: &[usize], strides: &[usize]| {
+            Layout::new(DType::F32, shape).unwrap().with_strides(strides).unwrap().has_gaps()
+        };
+        assert!(gaps(&[2, 4], &[8, 1]) && gaps(&[3, 2], &[1, 4]) && gaps(&[4], &[2]));
+        assert!(!gaps(&[2, 4], &[4, 1]) && !gaps(&[4, 2], &[1, 4]) && !gaps(&[1, 4], &[99, 1]));
     }
 
     #[test]

@@ -24,6 +24,7 @@
 
 mod barriers;
 mod contract;
+mod defined;
 mod dtype;
 mod encode;
 mod error;
@@ -58,8 +59,8 @@ pub use graph::{ComputeGraph, Value};
 pub use ids::{DispatchId, NodeId};
 pub use layout::{Layout, MAX_DIMS, TensorView};
 pub use node::{
-    Access, Accesses, BarrierReason, CapturedNode, Dispatch, Hazard, HazardKind, InPlace, Origin,
-    Params,
+    Access, Accesses, BarrierReason, CapturedNode, Dispatch, DispatchFields, Hazard, HazardKind,
+    InPlace, Origin, Params,
 };
 pub use op::{
     Activation, CapturedOpKind, Epilogue, Gate, Input, OpSpec, Operand, ParamKind, ParamSpec,

@@ -1,11 +1,14 @@
 //! A recorded dispatch or barrier: the element of the list every stage works on.
 
 use std::borrow::Cow;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use serde::Serialize;
 use smallvec::SmallVec;
 
+use crate::contract::KernelContract;
+use crate::error::Result;
 use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::TensorView;
 use crate::op::CapturedOpKind;
@@ -33,6 +36,10 @@ pub struct Access {
     pub binding: u16,
     /// The recorded access it carries out; the verifier follows values through it.
     pub origin: Origin,
+    /// A read on behalf of a write with gaps: the bytes between the elements that the same binding
+    /// writes keep what they held. The kernel looks at none of them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keeps: bool,
 }
 
 /// An output binding that may lie exactly over an input binding.
@@ -53,9 +60,26 @@ pub enum Accesses {
     Unknown,
 }
 
-/// A recorded dispatch.
+/// A recorded dispatch: [fields](DispatchFields) that anyone may read and that agree with one another.
+///
+/// The accesses of a dispatch follow from its kernel's contract, its bindings and its constants, and
+/// backends rely on that. So a dispatch comes from [`annotated`](Self::annotated) or from a stage,
+/// and its fields cannot be changed from outside this crate.
+///
+/// ```compile_fail
+/// # fn doubled(dispatch: &clearway_graph::Dispatch) {
+/// let mut dispatch = dispatch.clone();
+/// dispatch.params[0] = 2; // error: it would no longer agree with its accesses
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dispatch {
+    fields: DispatchFields,
+}
+
+/// The fields of a [`Dispatch`], to be read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DispatchFields {
     /// Stable identity.
     pub id: DispatchId,
     /// What it computes.
@@ -67,7 +91,7 @@ pub struct Dispatch {
     /// The tensors it binds, in the order of the kernel's contract.
     pub bindings: SmallVec<[TensorView; 4]>,
     /// The memory it touches.
-    pub accesses: Accesses,
+    pub(crate) accesses: Accesses,
     /// Outputs that may share bytes with an input, as the kernel's contract says.
     pub in_place: SmallVec<[InPlace; 4]>,
     /// Recorded dispatches it stands for: itself, or the members of a fusion, each behind those
@@ -77,6 +101,23 @@ pub struct Dispatch {
     pub label: Arc<str>,
 }
 
+impl Deref for Dispatch {
+    type Target = DispatchFields;
+
+    #[inline]
+    fn deref(&self) -> &DispatchFields {
+        &self.fields
+    }
+}
+
+/// Unit tests alter dispatches to see that the verifier notices.
+#[cfg(test)]
+impl std::ops::DerefMut for Dispatch {
+    fn deref_mut(&mut self) -> &mut DispatchFields {
+        &mut self.fields
+    }
+}
+
 impl AsRef<Self> for Dispatch {
     fn as_ref(&self) -> &Self {
         self
@@ -84,6 +125,72 @@ impl AsRef<Self> for Dispatch {
 }
 
 impl Dispatch {
+    /// A dispatch of a kernel with this contract, as it is recorded: the contract says which bytes of
+    /// the views it touches.
+    ///
+    /// # Errors
+    /// As [`KernelContract::annotate`].
+    pub fn annotated(
+        id: DispatchId,
+        kind: CapturedOpKind,
+        contract: &KernelContract,
+        views: &[TensorView],
+        params: &[u32],
+        label: &str,
+    ) -> Result<Self> {
+        Ok(Self::from_fields(DispatchFields {
+            id,
+            kind,
+            kernel: contract.kernel.clone(),
+            params: Params::from_slice(params),
+            bindings: SmallVec::from_slice(views),
+            accesses: contract.annotate(id, views, params)?,
+            in_place: contract.in_place(),
+            origins: SmallVec::from_slice(&[id]),
+            // Of no bytes, all share one.
+            label: if label.is_empty() { Arc::default() } else { Arc::from(label) },
+        }))
+    }
+
+    /// A dispatch of a stage, which answers for it that the fields agree.
+    pub(crate) const fn from_fields(fields: DispatchFields) -> Self {
+        Self { fields }
+    }
+
+    /// The fields, for a stage that changes them together.
+    pub(crate) const fn fields_mut(&mut self) -> &mut DispatchFields {
+        &mut self.fields
+    }
+
+    /// The same dispatch in terms of the recorded list, before values had addresses: each access has
+    /// the range of the recorded access that it carries out, and a dispatch of unknown access the
+    /// bindings it was recorded with. Hazards and lives of values can be read from the result; what it
+    /// binds is not moved along, so backends refuse to run it.
+    ///
+    /// # Errors
+    /// The origin that `recorded` does not know.
+    pub fn in_recorded_terms<'a>(
+        &self,
+        recorded: impl Fn(DispatchId) -> Option<&'a Self>,
+    ) -> std::result::Result<Self, DispatchId> {
+        let mut logical = self.clone();
+        let fields = logical.fields_mut();
+        match &mut fields.accesses {
+            Accesses::Known(list) => {
+                for access in list {
+                    let Origin { dispatch, access: index } = access.origin;
+                    let source = recorded(dispatch).ok_or(dispatch)?.accesses();
+                    access.range = source.get(usize::from(index)).ok_or(dispatch)?.range;
+                }
+            }
+            // Nothing is known but what it binds, and an unknown dispatch is never fused.
+            Accesses::Unknown => {
+                fields.bindings = recorded(self.id).ok_or(self.id)?.bindings.clone();
+            }
+        }
+        Ok(logical)
+    }
+
     /// The annotated accesses; empty when unknown (test [`is_annotated`](Self::is_annotated)).
     pub fn accesses(&self) -> &[Access] {
         match &self.accesses {
@@ -94,7 +201,7 @@ impl Dispatch {
 
     /// Whether the memory it touches is known. A dispatch that only writes is annotated.
     pub const fn is_annotated(&self) -> bool {
-        matches!(self.accesses, Accesses::Known(_))
+        matches!(self.fields.accesses, Accesses::Known(_))
     }
 
     /// The ranges of all accesses.
@@ -121,8 +228,9 @@ impl Dispatch {
     /// given is a list in its own right.
     pub fn as_recorded(&self) -> Self {
         let mut dispatch = self.clone();
-        dispatch.origins = SmallVec::from_slice(&[self.id]);
-        if let Accesses::Known(list) = &mut dispatch.accesses {
+        let fields = dispatch.fields_mut();
+        fields.origins = SmallVec::from_slice(&[self.id]);
+        if let Accesses::Known(list) = &mut fields.accesses {
             for (index, access) in list.iter_mut().enumerate() {
                 access.origin = Origin { dispatch: self.id, access: index as u16 };
             }
@@ -163,7 +271,7 @@ impl Dispatch {
 
     /// Whether passes may move it or move others across it.
     pub const fn is_movable(&self) -> bool {
-        self.is_annotated() && self.kind.is_reorderable()
+        self.is_annotated() && self.fields.kind.is_reorderable()
     }
 }
 

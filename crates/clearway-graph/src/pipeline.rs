@@ -209,6 +209,7 @@ pub fn schedule<C: KernelCatalog>(
     if let Some((dispatch, value)) = crate::place::stale_shadow(recorded) {
         return Err(GraphError::StaleShadow { dispatch, value });
     }
+    crate::defined::check(recorded)?;
     let mut graph = recorded.clone();
     graph.set_replayed(options.replay);
 

@@ -15,6 +15,7 @@
 //! - the device has a kernel for each of them, which is asked last.
 
 mod norms;
+pub(crate) mod rules;
 mod survey;
 
 use std::fmt;
@@ -27,25 +28,13 @@ use crate::fuse::{Refusal, RefusedPair};
 use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::Layout;
-use crate::node::{Accesses, Dispatch};
-use crate::op::{CapturedOpKind as Kind, Product};
+use crate::node::{Accesses, Dispatch, DispatchFields};
+use crate::op::CapturedOpKind as Kind;
+use rules::{ACTIVATIONS, BEHIND_GATE};
 use survey::{Readers, Survey, id_at};
 
 /// Name of the stage in reports of what was refused.
 const STAGE: &str = "round";
-
-/// Whether an op is a product whose epilogue may quantise its result on its own.
-fn is_writer(kind: Kind) -> bool {
-    kind.product().is_some_and(|product| product.may_quantise() && !product.epilogue().norm)
-}
-
-/// Whether an op is a product that may find its activations quantised.
-fn is_reader(kind: Kind) -> bool {
-    kind.product().is_some_and(Product::may_read_quantised)
-}
-
-/// Where products bind their activations.
-const ACTIVATIONS: u16 = 0;
 
 /// What the round stage did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -99,7 +88,7 @@ pub(crate) fn round<C: KernelCatalog>(
     let mut report = RoundReport::default();
     let mut writers: Vec<(usize, NodeId)> = Vec::new();
     let survey = Survey::of(graph, |index, dispatch| {
-        let result = dispatch.bindings.last().filter(|_| is_writer(dispatch.kind));
+        let result = dispatch.bindings.last().filter(|_| (BEHIND_GATE.writers)(dispatch.kind));
         writers.extend(result.and_then(|view| view.value()).map(|value| (index, value)));
     });
     let mut changed: Vec<(usize, Dispatch)> = Vec::new();
@@ -111,7 +100,8 @@ pub(crate) fn round<C: KernelCatalog>(
         let readers = survey.readers(graph, value);
         let reads = |&(at, binding): &(u32, u16)| {
             let reader = graph.nodes()[at as usize].dispatch()?;
-            (is_reader(reader.kind) && binding == ACTIVATIONS).then_some(reader.id)
+            let reads = (BEHIND_GATE.readers)(reader.kind) && binding == ACTIVATIONS;
+            reads.then_some(reader.id)
         };
         let Some(writer) = graph.nodes()[index].dispatch() else { continue };
         let Some(consumer) = readers.iter().find_map(reads) else { continue };
@@ -149,7 +139,7 @@ fn rounded<C: KernelCatalog>(
     };
     if let Err(reason) = check_written(graph, survey, index, value)
         .and_then(|entry| if entry.output { Err(Refusal::IsOutput) } else { Ok(()) })
-        .and_then(|()| check_readers(graph, survey, index, value, readers, is_reader))
+        .and_then(|()| check_readers(graph, survey, index, value, readers, BEHIND_GATE.readers))
     {
         return Ok(Err(reason));
     }
@@ -190,7 +180,7 @@ fn check_written<'a>(
     if let Some(unknown) = uses.unknown() {
         return Err(Refusal::BoundUnannotated { dispatch: id_at(graph, unknown) });
     }
-    if entry.input {
+    if entry.lasts() {
         return Err(Refusal::IsInput);
     }
     let range = writer.writes().find(|range| range.buf_id == value.buf_id());
@@ -245,8 +235,8 @@ fn with_layout<C: KernelCatalog>(
     device: &C::Device,
 ) -> Result<std::result::Result<Dispatch, Refusal>> {
     let mut fresh = dispatch.clone();
-    fresh.bindings[usize::from(binding)].layout = layout;
-    let Dispatch { kind, bindings, params, .. } = &fresh;
+    fresh.fields_mut().bindings[usize::from(binding)].layout = layout;
+    let DispatchFields { kind, bindings, params, .. } = &*fresh;
     let request = FusedRequest { kind: *kind, bindings, params };
     let Some(contract) = catalog.fused_kernel(device, &request)? else {
         return Ok(Err(Refusal::NoKernel { kind: *kind }));

@@ -67,7 +67,7 @@ fn live_bytes_aligned(list: &ComputeGraph) -> u64 {
 
 #[test]
 fn plans_survive_the_proof_add_no_barrier_and_are_the_same_on_every_rerun() {
-    for seed in Run::from_env("proofs", 4).seeds() {
+    for seed in Run::from_env("proofs", 8).seeds() {
         let recorded = random_dag(seed, 2 + (seed % 7) as usize);
         let list = scheduled(&recorded);
         let plan = plan(&list, ALIGN).unwrap();
@@ -80,7 +80,7 @@ fn plans_survive_the_proof_add_no_barrier_and_are_the_same_on_every_rerun() {
 #[test]
 fn shifting_any_one_offset_into_a_live_neighbour_is_reported() {
     let mut shifted = 0;
-    for seed in Run::from_env("shifts", 50).seeds() {
+    for seed in Run::from_env("shifts", 100).seeds() {
         let recorded = random_dag(seed, 4);
         let list = scheduled(&recorded);
         let plan = plan(&list, ALIGN).unwrap();
@@ -112,7 +112,7 @@ fn shifting_any_one_offset_into_a_live_neighbour_is_reported() {
 /// The random graphs of planning: groups, false barriers and bytes against the sequential bound.
 #[test]
 fn random_graphs_keep_their_groups_and_need_few_bytes() {
-    let seeds = Run::from_env("random graphs", 16).cases.min(256);
+    let seeds = Run::from_env("random graphs", 32).cases.min(256);
     println!("width  groups/chain  bytes/sequential: mean min max   levels alone");
     for (width, limit) in [(2, 1.12), (4, 1.14), (8, 1.17)] {
         let (mut ratios, mut plain) = (Vec::new(), 0.0);

@@ -7,19 +7,20 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use clearway_graph::fuse::TestCatalog;
-use clearway_graph::pipeline::{CompileError, CompileOptions, compile};
+use clearway_graph::pipeline::{CompileError, CompileOptions, compile, schedule};
 use clearway_graph::place::{SlabRule, Slot};
 use clearway_graph::schedule::Strategy;
 use clearway_graph::testkit::{
     Oracle, Rng, Run, Shape, TrackerOracle, branches, conflicting_pairs, members_once, minimise,
-    out_of_order, plan_by_groups, random_graph, walk_barriers, with_nodes,
+    out_of_order, plan_by_groups, random_graph, undefined_read, walk_barriers, with_nodes,
 };
-use clearway_graph::verify::{Placement, VerifyStats, verify};
+use clearway_graph::verify::{Placement, Problem, VerifyStats, verify};
 use clearway_graph::{
     Access, BufferRange, CapturedNode, ComputeGraph, ConflictTracker, DUAL_FIRST_MIN, Dispatch,
-    DispatchId, MemRangeRole, MemoryPlan, RecordedCommand, RecordingEncoder,
+    DispatchId, GraphError, MemRangeRole, MemoryPlan, RecordedCommand, RecordingEncoder,
 };
 use proptest::collection::vec;
 use proptest::prelude::{Strategy as _, any, prop_assert};
@@ -34,7 +35,9 @@ type Check = Result<(), String>;
 
 /// Runs `check` over random lists; the generator given to it belongs to the list.
 fn for_each(name: &str, shape: &Shape, check: impl Fn(&ComputeGraph, &mut Rng) -> Check) {
-    for seed in Run::from_env(name, 1).seeds() {
+    let start = Instant::now();
+    let run = Run::from_env(name, 1);
+    for seed in run.seeds() {
         let graph = random_graph(seed, shape);
         if let Err(story) = check(&graph, &mut Rng::new(seed)) {
             let fails = |g: &ComputeGraph| check(g, &mut Rng::new(seed)).is_err();
@@ -44,6 +47,7 @@ fn for_each(name: &str, shape: &Shape, check: impl Fn(&ComputeGraph, &mut Rng) -
             panic!("list of seed {seed}: {story}\nsmallest: {why}\n{text}");
         }
     }
+    println!("{name}: {:.1} s", start.elapsed().as_secs_f64());
 }
 
 fn hold(condition: bool, story: impl FnOnce() -> String) -> Check {
@@ -252,9 +256,9 @@ fn no_barrier_is_needless() {
 #[test]
 fn every_optimised_list_passes_verify() {
     for_each("optimised lists pass verify", &Shape::default(), |recorded, rng| {
-        let oracle = Oracle::new(recorded);
+        let oracles = [Oracle::new(recorded), Oracle::of_elements(recorded)];
         for (name, last) in optimised(recorded) {
-            let proof = proven(recorded, &oracle, &last, None);
+            let proof = proven(recorded, &oracles, &last, None);
             let stats = proof.map_err(|why| format!("{name}: {why}"))?;
             if let Some(report) = last.schedule_report() {
                 let chain = report.longest_chain;
@@ -273,7 +277,7 @@ fn every_optimised_list_passes_verify() {
                 let mut placed = last.clone();
                 placed.assign_addresses(&plan, &[SLAB]).unwrap();
                 let placement = Placement { plan: &plan, slab_buf_ids: &[SLAB] };
-                let proof = proven(recorded, &oracle, &placed, Some(placement));
+                let proof = proven(recorded, &oracles, &placed, Some(placement));
                 proof.map_err(|why| format!("{name}, placed {how}: {why}"))?;
                 let mut again = placed.clone();
                 let barriers = again.place_barriers();
@@ -285,15 +289,17 @@ fn every_optimised_list_passes_verify() {
     });
 }
 
-/// The statistics, if the verifier and the oracle both accept the list.
+/// The statistics, if the verifier and the oracles all accept the list.
 fn proven(
     recorded: &ComputeGraph,
-    oracle: &Oracle<'_>,
+    oracles: &[Oracle<'_>],
     last: &ComputeGraph,
     placement: Option<Placement<'_>>,
 ) -> Result<VerifyStats, String> {
     let stats = verify(recorded, last, placement).map_err(|fault| fault.to_string())?;
-    oracle.accepts(last, placement).map_err(|why| format!("accepted, but {why}"))?;
+    for oracle in oracles {
+        oracle.accepts(last, placement).map_err(|why| format!("accepted, but {why}"))?;
+    }
     Ok(stats)
 }
 
@@ -364,8 +370,11 @@ fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
         let mut was = recorded.clone();
         was.set_replayed(options.replay);
         let placement = Placement { plan: compiled.plan(), slab_buf_ids: &slab_ids };
-        let sound = Oracle::new(&was).accepts(compiled.graph(), Some(placement));
-        sound.map_err(|why| format!("{options:?}: accepted, but {why}"))
+        for oracle in [Oracle::new(&was), Oracle::of_elements(&was)] {
+            let sound = oracle.accepts(compiled.graph(), Some(placement));
+            sound.map_err(|why| format!("{options:?}: accepted, but {why}"))?;
+        }
+        Ok(())
     });
     println!("{} dispatches write over an operand", in_place.get());
     assert!(in_place.get() > 0, "some lists must be compiled in place");
@@ -395,12 +404,12 @@ fn verify_accepts_exactly_what_the_oracle_accepts() {
             disturb(&mut nodes, rng);
         }
         let last = with_nodes(&last, nodes);
-        let oracle = Oracle::new(recorded);
+        let oracles = [Oracle::new(recorded), Oracle::of_elements(recorded)];
         let count = |accepted: bool| {
             let counter = if accepted { &accepted_lists } else { &refused_lists };
             counter.set(counter.get() + 1);
         };
-        count(same_verdict(recorded, &oracle, &last, None)?);
+        count(same_verdict(recorded, &oracles, &last, None)?);
 
         let mut plan = match rng.chance(50) {
             true => MemoryPlan::without_reuse(&last, 2),
@@ -412,7 +421,7 @@ fn verify_accepts_exactly_what_the_oracle_accepts() {
         let mut placed = last;
         placed.assign_addresses(&plan, &[SLAB]).unwrap();
         let placement = Placement { plan: &plan, slab_buf_ids: &[SLAB] };
-        count(same_verdict(recorded, &oracle, &placed, Some(placement))?);
+        count(same_verdict(recorded, &oracles, &placed, Some(placement))?);
         Ok(())
     });
     let (accepted, refused) = (accepted_lists.get(), refused_lists.get());
@@ -451,18 +460,58 @@ fn shifted(plan: &MemoryPlan, rng: &mut Rng) -> MemoryPlan {
     MemoryPlan::new(slots, vec![top])
 }
 
-/// The verdict of both.
+/// The verdict of the verifier and of the first oracle. What they accept must be right element by element
+/// as well.
 fn same_verdict(
     recorded: &ComputeGraph,
-    oracle: &Oracle<'_>,
+    [declared, elements]: &[Oracle<'_>; 2],
     last: &ComputeGraph,
     placement: Option<Placement<'_>>,
 ) -> Result<bool, String> {
-    match (verify(recorded, last, placement), oracle.accepts(last, placement)) {
-        (Ok(_), Err(why)) => Err(format!("accepted, but {why}\n{}", last.to_text())),
-        (Err(fault), Ok(())) => Err(format!("refused without cause: {fault}\n{}", last.to_text())),
-        (verdict, _) => Ok(verdict.is_ok()),
+    let verdict = verify(recorded, last, placement);
+    match (&verdict, declared.accepts(last, placement)) {
+        (Ok(_), Err(why)) => return Err(format!("accepted, but {why}\n{}", last.to_text())),
+        (Err(fault), Ok(())) => {
+            return Err(format!("refused without cause: {fault}\n{}", last.to_text()));
+        }
+        _ => {}
     }
+    if verdict.is_ok() {
+        let right = elements.accepts(last, placement);
+        right.map_err(|why| format!("accepted, but {why}\n{}", last.to_text()))?;
+    }
+    Ok(verdict.is_ok())
+}
+
+#[test]
+fn reads_of_what_nobody_wrote_are_refused_and_no_others() {
+    let shape = Shape { undefined: 10, ..Shape::default() };
+    let (accepted, refused) = (Cell::new(0), Cell::new(0));
+    let run = Run::from_env("reads of what nobody wrote", 1);
+    for seed in run.seeds() {
+        let recorded = random_graph(seed, &shape);
+        let expected = undefined_read(&recorded);
+        let options = CompileOptions::default();
+        let found = match schedule(&recorded, &mut TestCatalog::new(), &(), &options) {
+            Ok(_) => None,
+            Err(GraphError::UndefinedRead { dispatch, .. }) => Some(Some(dispatch)),
+            Err(GraphError::UndefinedOutput { .. }) => Some(None),
+            Err(error) => panic!("seed {seed}: {error}"),
+        };
+        assert_eq!(found, expected, "seed {seed}\n{}", recorded.to_text());
+        let mut last = recorded.clone();
+        last.place_barriers();
+        let found = match verify(&recorded, &last, None) {
+            Ok(_) => None,
+            Err(fault) if fault.problem == Problem::UndefinedRead => Some(fault.dispatch),
+            Err(fault) => panic!("seed {seed}: {fault}"),
+        };
+        assert_eq!(found, expected, "verifier, seed {seed}\n{}", recorded.to_text());
+        let count = if expected.is_none() { &accepted } else { &refused };
+        count.set(count.get() + 1);
+    }
+    println!("{} accepted, {} refused", accepted.get(), refused.get());
+    assert!(run.cases < 100 || (accepted.get() > 10 && refused.get() > 10));
 }
 
 #[test]

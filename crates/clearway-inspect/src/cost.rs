@@ -23,7 +23,8 @@ impl Traffic {
 /// What a dispatch moves in one run, at most.
 pub(crate) fn traffic(dispatch: &Dispatch) -> Traffic {
     let mut sum = Traffic::default();
-    for access in dispatch.accesses() {
+    // What a write keeps between its elements is not moved.
+    for access in dispatch.accesses().iter().filter(|access| !access.keeps) {
         let declared = access.range.p1 - access.range.p0;
         let bytes =
             touched(dispatch, usize::from(access.binding), access.range.is_write(), declared);

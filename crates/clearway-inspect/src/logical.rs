@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use clearway_graph::schedule::HazardGraph;
-use clearway_graph::{Accesses, CapturedNode, ComputeGraph, Dispatch, DispatchId};
+use clearway_graph::{CapturedNode, ComputeGraph, Dispatch, DispatchId};
 use rustc_hash::FxHashMap;
 
 use crate::error::{InspectError, Result};
@@ -76,22 +76,8 @@ fn in_values(
     dispatch: &Dispatch,
     recorded: &FxHashMap<DispatchId, &Arc<Dispatch>>,
 ) -> Result<Dispatch> {
-    let origin = |id: DispatchId| {
-        let foreign = || InspectError::ForeignList { dispatch: dispatch.id, origin: id };
-        recorded.get(&id).copied().ok_or_else(foreign)
-    };
-    let mut logical = dispatch.clone();
-    if let Accesses::Known(accesses) = &mut logical.accesses {
-        for access in accesses.iter_mut() {
-            let recorded = origin(access.origin.dispatch)?;
-            let source = recorded.accesses().get(usize::from(access.origin.access));
-            let foreign =
-                InspectError::ForeignList { dispatch: dispatch.id, origin: access.origin.dispatch };
-            access.range = source.ok_or(foreign)?.range;
-        }
-    } else {
-        // Nothing is known but what it binds, and an unknown dispatch is never fused.
-        logical.bindings = origin(dispatch.id)?.bindings.clone();
-    }
-    Ok(logical)
+    let origin = |id: DispatchId| recorded.get(&id).map(|dispatch| &***dispatch);
+    dispatch
+        .in_recorded_terms(origin)
+        .map_err(|origin| InspectError::ForeignList { dispatch: dispatch.id, origin })
 }

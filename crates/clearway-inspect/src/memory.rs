@@ -41,7 +41,7 @@ pub(crate) fn values(
         let (mut first, mut last) = uses.life.unwrap_or((0, 0));
         // As the plan counts: what the host uploads is there from the start, and for the next run; what it
         // reads stays to the end.
-        if value.input {
+        if value.lasts() {
             (first, last) = (0, if replayed { last_group } else { last });
         }
         if value.output {

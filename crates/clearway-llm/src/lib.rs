@@ -6,6 +6,7 @@
 //! | [`engine`] | runs a model file on a device |
 //! | `fetch` | models by name: downloads and the cache (feature `fetch`) |
 //! | [`gguf`] | reads and writes model files |
+//! | [`output`] | files that appear whole or not at all |
 //! | [`text`] | tokenizers and chat templates |
 
 pub mod engine;
@@ -13,4 +14,5 @@ pub mod engine;
 pub mod fetch;
 pub mod gguf;
 pub mod model;
+pub mod output;
 pub mod text;

@@ -4,7 +4,7 @@
 // Helper functions of tests may fail like tests do.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "data/tokenizer/fuzz_template.rs"]
+#[path = "../../clearway-fuzz/src/template.rs"]
 mod fuzz_template;
 
 use std::time::{Duration, Instant};

@@ -160,6 +160,10 @@ fn batches_of_any_length_give_the_bits_of_single_tokens() {
         engine.clear();
         assert_eq!(engine.eval(&tokens[..length]).unwrap(), alone[length - 1], "{length} tokens");
         assert_eq!(engine.position(), length);
+        engine.clear();
+        let each = engine.eval_each(&tokens[..length], 5).unwrap();
+        assert_eq!(each, alone[length.saturating_sub(5)..length], "the last 5 of {length}");
+        assert_eq!(engine.position(), length);
         // What stands in for missing tokens leaves nothing behind.
         if length < 300 {
             let next = engine.eval(&tokens[length..=length]).unwrap();

@@ -1,6 +1,6 @@
 //! Models by name: repositories of a hub on loopback, and what is left when something breaks.
 #![cfg(feature = "fetch")]
-#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+#![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use clearway_llm::fetch::{Cache, FetchError, ModelName, Watch};
 
 #[path = "fetch/server.rs"]
 mod server;
-use server::{Behaviour, Server};
+use server::{Behaviour, Body, Server};
 
 /// A folder that is removed at the end of the test.
 struct Folder(PathBuf);
@@ -186,4 +186,111 @@ fn a_file_is_itself_or_missing() {
         assert!(error.contains(word), "{error}");
     }
     assert_eq!(folder.files(), [""; 0]);
+}
+
+#[test]
+fn a_model_without_length_and_hash_is_measured_by_its_own_tables() {
+    let server = Server::new(Behaviour::Unmeasured(Body::Whole));
+    let folder = Folder::new("unmeasured");
+    let path = cache(&folder, &server).fetch(&name("hf:user/repo"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), server::model());
+
+    let cases: [(Body, &[&str]); 5] = [
+        (Body::Cut, &["ended too early"]),
+        (Body::CutInTables, &["ended too early"]),
+        (Body::Endless, &["length", "nothing was kept"]),
+        (Body::EndlessTables, &["tables", "nothing was kept"]),
+        (Body::Page, &["not a GGUF file", "nothing was kept"]),
+    ];
+    for (body, words) in cases {
+        let server = Server::new(Behaviour::Unmeasured(body));
+        let folder = Folder::new(&format!("unmeasured-{body:?}"));
+        let error = cache(&folder, &server).fetch(&name("hf:user/repo"), &mut ());
+        let error = error.unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{body:?}: {error}");
+        assert_eq!(folder.files(), [""; 0], "{body:?}");
+        // Tables may be long; what comes behind them is cut off at once.
+        let limit = if body == Body::EndlessTables { 80 << 20 } else { 16 << 20 };
+        assert!(server.sent() < limit, "{body:?}: {} bytes were taken", server.sent());
+    }
+}
+
+#[test]
+fn what_has_no_end_is_cut_off() {
+    let cases: [(Behaviour, &[&str], usize); 3] = [
+        (Behaviour::EndlessHead, &["header"], 16 << 20),
+        (Behaviour::EndlessText, &["too long"], 64 << 20),
+        (Behaviour::Vast, &["no space left", "1152921504607 MB", "MB are free"], 1),
+    ];
+    for (behaviour, words, limit) in cases {
+        let server = Server::new(behaviour);
+        let folder = Folder::new("endless");
+        let error = cache(&folder, &server).fetch(&name("hf:user/repo"), &mut ());
+        let error = error.unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{behaviour:?}: {error}");
+        assert!(server.sent() < limit, "{behaviour:?}: {} bytes were taken", server.sent());
+        assert_eq!(folder.files(), [""; 0], "{behaviour:?}");
+    }
+}
+
+#[test]
+fn a_token_goes_to_the_hub_and_to_nobody_else() {
+    let token = Some("Bearer secret".to_owned());
+    let hub = Server::new(Behaviour::Moves { to: None });
+    let folder = Folder::new("token-same");
+    cache(&folder, &hub).with_token("secret").fetch(&name("hf:user/repo"), &mut ()).unwrap();
+    assert_eq!(hub.tokens(), [token.clone(), token.clone(), token.clone()], "a redirect loses it");
+
+    let other = Server::new(Behaviour::Good);
+    let hub = Server::new(Behaviour::Moves { to: Some(other.port()) });
+    let folder = Folder::new("token-other");
+    cache(&folder, &hub).with_token("secret").fetch(&name("hf:user/repo"), &mut ()).unwrap();
+    assert_eq!(hub.tokens(), [token.clone(), token]);
+    assert_eq!(other.tokens(), [None], "another server learned the token");
+}
+
+#[test]
+fn a_token_does_not_go_over_http_unless_the_user_says_so() {
+    // Every address of this machine, which the rule does not take for loopback.
+    let hub = Server::new(Behaviour::Good);
+    let folder = Folder::new("token-http");
+    let address = format!("http://0.0.0.0:{}", hub.port());
+    let child = |switch: Option<&str>| {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--ignored", "--exact", "fetches_as_the_environment_says", "--nocapture"]);
+        child.env("HF_ENDPOINT", &address).env("HF_TOKEN", "secret");
+        child.env("CLEARWAY_CACHE", &folder.0).env_remove("CLEARWAY_TOKEN_OVER_HTTP");
+        child.envs(switch.map(|value| ("CLEARWAY_TOKEN_OVER_HTTP", value)));
+        let output = child.output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        (output.status.success(), said + &String::from_utf8(output.stderr).unwrap())
+    };
+    for switch in [None, Some(""), Some("0")] {
+        let (fetched, said) = child(switch);
+        assert!(!fetched && said.contains("CLEARWAY_TOKEN_OVER_HTTP"), "{switch:?}: {said}");
+        assert!(hub.tokens().is_empty(), "{switch:?}");
+    }
+    let (fetched, said) = child(Some("1"));
+    assert!(fetched, "{said}");
+    assert_eq!(hub.tokens(), [Some("Bearer secret".to_owned()), Some("Bearer secret".to_owned())]);
+}
+
+#[test]
+#[ignore = "run by a_token_does_not_go_over_http_unless_the_user_says_so"]
+fn fetches_as_the_environment_says() {
+    if let Err(error) = Cache::of_user().unwrap().fetch(&name("hf:user/repo"), &mut ()) {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_be_used_is_named_with_what_to_do() {
+    let server = Server::new(Behaviour::Good);
+    let folder = Folder::new("no-folder");
+    std::fs::write(&folder.0, "a file").unwrap();
+    let error = cache(&folder, &server).fetch(&name("hf:user/repo"), &mut ());
+    std::fs::remove_file(&folder.0).unwrap();
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("cache folder") && error.contains("CLEARWAY_CACHE"), "{error}");
+    assert_eq!(server.requests(), 0);
 }

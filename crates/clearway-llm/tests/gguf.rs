@@ -4,7 +4,7 @@
 // Helper functions of tests may fail like tests do.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "gguf/fuzz_one.rs"]
+#[path = "../../clearway-fuzz/src/gguf.rs"]
 mod fuzz_one;
 #[path = "gguf/hostile.rs"]
 mod hostile;

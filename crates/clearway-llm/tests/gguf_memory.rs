@@ -1,4 +1,5 @@
-//! Hostile files must not make the reader allocate more than a small multiple of their length.
+//! Hostile files must not make the reader allocate more than a small multiple of their length, and never much more
+//! than the largest tables that are accepted.
 //!
 //! A program of its own, because the measure is the whole process. Files are mapped and sparse, so
 //! the test itself adds little to it.
@@ -8,6 +9,7 @@
 
 use std::path::PathBuf;
 
+use clearway_graph::testkit::skip;
 use clearway_llm::gguf::Gguf;
 
 const MEGABYTE: u64 = 1 << 20;
@@ -53,22 +55,26 @@ fn key(file: &mut Vec<u8>, key: &str, ty: u32) {
 #[test]
 fn memory_stays_in_proportion_to_the_file() {
     if !cfg!(target_os = "linux") {
-        println!("skipped: memory is measured by /proc/self/status, which only Linux has");
-        return;
+        return skip("linux", "memory is measured by /proc/self/status, which only Linux has");
     }
-    // As many real keys as fit: the densest tables there are.
-    let mut dense = header(0, 0);
-    let mut count = 0_u64;
-    while (dense.len() as u64) < 4 * MEGABYTE {
-        key(&mut dense, &format!("{count:x}"), 0);
-        dense.push(1);
-        count += 1;
-    }
-    dense[16..24].copy_from_slice(&count.to_le_bytes());
-    let len = dense.len() as u64;
-    let grown = growth(TOUCHED, &dense, len, true);
+    // As many real keys as are accepted, as short as they can be: the densest tables there are.
+    let dense = |keys: u64| {
+        let mut dense = header(0, keys);
+        for count in 0..keys {
+            key(&mut dense, &format!("{count:x}"), 0);
+            dense.push(1);
+        }
+        dense
+    };
+    let accepted = dense(1 << 16);
+    let len = accepted.len() as u64;
+    let grown = growth(TOUCHED, &accepted, len, true);
     assert!(grown < 12 * len, "{grown} bytes for a file of {len}");
     assert!(grown > 2 * len, "{grown} bytes: the measure does not measure");
+    let refused = dense(300_000);
+    let grown = growth(TOUCHED, &refused, refused.len() as u64, false);
+    // Pages of the file count too; the tables of all keys would take 25 MB.
+    assert!(grown < 6 * MEGABYTE, "{grown} bytes for a table that is too long");
 
     // From here on all files are equally long, so that only what comes on top raises the peak.
     let len = 256 * MEGABYTE;

@@ -218,7 +218,7 @@ fn models_are_silent(checked: &mut Checked) {
 
 fn random_graphs_are_silent(checked: &mut Checked) {
     let start = Instant::now();
-    let run = Run::from_env("random graphs under synchronization validation", 5);
+    let run = Run::from_env_up_to("random graphs under synchronization validation", 10, 500);
     for (case, seed) in run.seeds().enumerate() {
         let halves = case % 2 == 1;
         let shape = PassShape { halves, aligned: true, ..PassShape::FEW_KERNELS };

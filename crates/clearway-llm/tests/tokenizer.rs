@@ -3,7 +3,7 @@
 // Helper functions of tests may fail like tests do.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "data/tokenizer/fuzz_tokenizer.rs"]
+#[path = "../../clearway-fuzz/src/tokenizer.rs"]
 mod fuzz_tokenizer;
 #[path = "data/tokenizer/vectors.rs"]
 mod vectors;
@@ -11,6 +11,7 @@ mod vectors;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use clearway_graph::testkit::skip;
 use clearway_llm::text::{
     DecodeOptions, EncodeOptions, PreTokenizer, StreamDecoder, TextError, TokenKind, Tokenizer,
 };
@@ -138,7 +139,7 @@ fn whole_published_vocabularies_give_the_reference_ids() {
         [("llama3", "CLEARWAY_TOKENIZER_LLAMA3"), ("qwen2.5", "CLEARWAY_TOKENIZER_QWEN25")]
     {
         let Some(path) = std::env::var_os(variable) else {
-            eprintln!("skipped: {variable} is not set");
+            skip("tokenizers", format!("{variable} is not set"));
             continue;
         };
         let model = RealModel::load().into_iter().find(|m| m.name == name).unwrap();

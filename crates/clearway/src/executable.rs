@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clearway_gpu::{Buffer, Profile, ProfileMode, Program, Ticket};
 use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats, Compiled, compile};
-use clearway_graph::{ComputeGraph, MemoryPlan, TensorView};
+use clearway_graph::{ComputeGraph, MemoryPlan, TensorView, Value};
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
@@ -116,14 +116,14 @@ impl Executable {
         Ok(self.program.finish(runs)?)
     }
 
-    /// Uploads an input.
+    /// Uploads an input, or what the next run finds in a kept tensor.
     ///
     /// # Errors
-    /// [`Error::NotInArena`] if the tensor is no input of this graph, a wrong length or type.
+    /// [`Error::NotInArena`] if the tensor is neither in this graph, a wrong length or type.
     pub fn write<T: Element>(&self, input: TensorView, elems: &[T]) -> Result<()> {
         let value = input.value().ok_or(Error::ForeignTensor { buf_id: input.buf_id })?;
         transfer::check::<T>(&input, elems.len())?;
-        if !self.compiled.graph().values().get(value.index()).is_some_and(|v| v.input) {
+        if !self.compiled.graph().values().get(value.index()).is_some_and(Value::lasts) {
             return Err(Error::NotInArena(value));
         }
         self.arena.write(value, elems)
@@ -136,7 +136,7 @@ impl Executable {
     pub fn read<T: Element>(&self, output: TensorView) -> Result<Vec<T>> {
         let value = output.value().ok_or(Error::ForeignTensor { buf_id: output.buf_id })?;
         let known = self.compiled.graph().values().get(value.index());
-        if !known.is_some_and(|v| v.output || v.input) {
+        if !known.is_some_and(|v| v.output || v.lasts()) {
             return Err(Error::NotInArena(value));
         }
         transfer::check::<T>(&output, output.layout.elems())?;

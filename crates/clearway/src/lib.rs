@@ -19,18 +19,19 @@ pub use session::{GraphSession, PassResult};
 pub use transfer::Element;
 
 pub use clearway_gpu::cpu;
+pub use clearway_gpu::ops::NO_INDEX;
 #[cfg(feature = "vulkan")]
 pub use clearway_gpu::vulkan;
 pub use clearway_gpu::{
-    AttentionParams, Buffer, CustomKernel, Device, DeviceInfo, Encoder, External, GpuError,
-    HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program,
-    Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload, WgslKernel, quant,
-    record,
+    AttentionParams, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo, Encoder, External,
+    GpuError, HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan,
+    Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload, WgslKernel,
+    cache_folder, make_cache_folder, quant, record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{
     BarrierReason, BindingContract, BindingRole, BufferRange, CapturedNode, CapturedOpKind,
-    CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchId, Extent, GraphError,
-    Hazard, HazardKind, KernelCatalog, KernelContract, Layout, MemRangeRole, MemoryPlan, NodeId,
-    TensorView, View, fuse, pack, pipeline, place, schedule, verify,
+    CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchFields, DispatchId,
+    Extent, GraphError, Hazard, HazardKind, KernelCatalog, KernelContract, Layout, MemRangeRole,
+    MemoryPlan, NodeId, TensorView, View, fuse, pack, pipeline, place, schedule, verify,
 };

@@ -7,7 +7,7 @@ use clearway_gpu::{Buffer, Encoder, GpuError, KernelRegistry, Ops, ops};
 use clearway_graph::pipeline::CompileOptions;
 use clearway_graph::{
     BarrierWalk, CapturedNode, CapturedOpKind, ComputeGraph, DType, Dispatch, KernelContract,
-    Layout, TensorView,
+    Layout, NodeId, TensorView,
 };
 use rustc_hash::FxHashMap;
 
@@ -68,12 +68,33 @@ impl<'e> GraphSession<'e> {
     /// # Errors
     /// [`Error::NeedsRecorded`] in a direct session, where a buffer is uploaded instead.
     pub fn input(&mut self, layout: Layout) -> Result<TensorView> {
+        self.lasting("input", layout, ComputeGraph::mark_input)
+    }
+
+    /// Declares a tensor that is kept from one run of a compiled graph to the next: each finds in it what
+    /// the one before left. The first finds zeros, or what the host has
+    /// [written](crate::Executable::write).
+    ///
+    /// Every other value must be written before it is read, or the pass does not compile.
+    ///
+    /// # Errors
+    /// [`Error::NeedsRecorded`] in a direct session, where a buffer keeps its contents.
+    pub fn kept(&mut self, layout: Layout) -> Result<TensorView> {
+        self.lasting("kept", layout, ComputeGraph::mark_kept)
+    }
+
+    fn lasting(
+        &mut self,
+        what: &'static str,
+        layout: Layout,
+        mark: impl FnOnce(&mut ComputeGraph, NodeId) -> clearway_graph::Result<()>,
+    ) -> Result<TensorView> {
         if matches!(self.mode, Mode::Direct { .. }) {
-            return Err(Error::NeedsRecorded("input"));
+            return Err(Error::NeedsRecorded(what));
         }
         let view = self.graph.declare_value(layout);
         if let Some(value) = view.value() {
-            self.graph.mark_input(value)?;
+            mark(&mut self.graph, value)?;
         }
         Ok(view)
     }

@@ -1,16 +1,18 @@
 //! Random passes: the same op calls on any session, from a seed.
 //!
 //! A pass reads uploaded buffers, makes values, writes slices of real buffers that overlap other
-//! slices, and keeps some results. Two runs of one seed must give the same bits, whatever the runtime
-//! does in between.
+//! slices, and keeps some results. Tensors lie densely, with gaps, transposed, repeated by stride 0, or
+//! overlap themselves where they are only read. Two runs of one seed must give the same bits, whatever
+//! the runtime does in between.
 
 use clearway_gpu::{
     AttentionParams, Buffer, Device, GpuError, Ops, RopeMode, RopeParams, RouterMode, RouterParams,
     Upload, quant,
 };
 use clearway_graph::testkit::Rng;
-use clearway_graph::{DType, Layout, TensorView};
+use clearway_graph::{CapturedOpKind as Kind, DType, Layout, TensorView};
 use half::f16;
+use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::session::{GraphSession, PassResult};
@@ -251,6 +253,24 @@ impl RandomPass {
         })
     }
 
+    /// Memory in which scratch and caches lie over each other. A pass recorded on its buffers runs there
+    /// if it is [compiled](crate::GraphExecutor::compile) with these places. Only of f32 caches.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn aliased(&self, device: &dyn Device) -> Result<Aliased> {
+        let mut rng = Rng::new(self.seed ^ 0xa11a5);
+        let memory = device.upload(&self.initial[SCRATCH].repeat(2))?;
+        let places = [SCRATCH, KEYS, VALUES].into_iter().map(|index| {
+            let buffer = &self.buffers[index];
+            // As devices bind them.
+            let offset = rng.below(self.initial[SCRATCH].len() as u64 / 256 / 2) * 256;
+            (buffer.id(), (memory.clone(), offset))
+        });
+        let (places, initial) = (places.collect(), self.initial[SCRATCH].repeat(2));
+        Ok(Aliased { memory, places, initial })
+    }
+
     fn tensor(
         &self,
         buffer: usize,
@@ -259,6 +279,32 @@ impl RandomPass {
         shape: &[usize],
     ) -> Result<TensorView> {
         Ok(self.buffers[buffer].view(offset, Layout::new(dtype, shape)?)?)
+    }
+}
+
+/// Memory in which several buffers of a pass lie over each other.
+pub struct Aliased {
+    memory: Buffer,
+    initial: Vec<u8>,
+    /// Where each of them starts in it.
+    pub places: FxHashMap<usize, (Buffer, u64)>,
+}
+
+impl Aliased {
+    /// Puts the memory back to what it held at first.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn reset(&self) -> Result<()> {
+        Ok(self.memory.write(0, &self.initial)?)
+    }
+
+    /// What it holds.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn bytes(&self) -> Result<Vec<u8>> {
+        Ok(self.memory.read_vec(0, self.memory.len() as usize)?)
     }
 }
 
@@ -284,7 +330,7 @@ impl Calls<'_> {
     fn op(&mut self, s: &mut GraphSession<'_>) -> Result<()> {
         let x = self.pick();
         let cols = x.layout.cols();
-        let made = match self.rng.below(18) {
+        let made = match self.rng.below(22) {
             0 | 1 => {
                 let other = self.pick_cols(cols);
                 let sum = s.add(x, other)?;
@@ -338,6 +384,9 @@ impl Calls<'_> {
             }
             // A router turns a rounding into another expert, so runs that round differently have none.
             16 if self.pass.shape.choices && !self.pass.shape.halves => self.experts(s, x)?,
+            18 => self.in_halves(s, x)?,
+            19 | 20 => self.strided_scratch(s, x)?,
+            21 => self.written_apart(s, x)?,
             _ => {
                 let half = cols / 2;
                 let strided =
@@ -390,6 +439,94 @@ impl Calls<'_> {
         let (written, read) = (self.offset(slots), self.offset(slots));
         s.copy_into(x, self.pass.tensor(SCRATCH, written, DType::F32, &shape)?)?;
         Ok(s.scale(self.pass.tensor(SCRATCH, read, DType::F32, &shape)?, 1.0)?)
+    }
+
+    /// A value that several ops write part by part: a row, the halves with gaps between their rows, and
+    /// mostly part of a row once more.
+    fn in_halves(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
+        let (rows, cols) = (self.rows, x.layout.cols());
+        let half = Layout::new(DType::F32, &[rows, cols / 2])?.with_strides(&[cols, 1])?;
+        let y = s.declare(Layout::new(DType::F32, &[rows, cols])?)?;
+        let sides = [0, cols as u64 * 2];
+        let part = Layout::new(DType::F32, &[1, cols / 2])?;
+        let rng = &mut self.rng;
+        let swapped = rng.below(2) as usize;
+        let row_at =
+            |rng: &mut Rng| sides[rng.below(2) as usize] + rng.below(rows as u64) * cols as u64 * 4;
+        if rng.below(2) == 0 {
+            s.push(Kind::Fill, &[y.reinterpret(row_at(rng), part)?], &[9f32.to_bits()])?;
+        }
+        let other = x.reinterpret(sides[rng.below(2) as usize], half)?;
+        s.copy_into(other, y.reinterpret(sides[swapped], half)?)?;
+        if rng.below(2) == 0 {
+            s.push(Kind::Fill, &[y.reinterpret(row_at(rng), part)?], &[5f32.to_bits()])?;
+        }
+        let second = y.reinterpret(sides[1 - swapped], half)?;
+        match rng.below(3) {
+            0 => s.push(Kind::Silu, &[other, second], &[])?,
+            1 => s.push(Kind::Add, &[other, x.reinterpret(0, half)?, second], &[])?,
+            _ => s.copy_into(x.reinterpret(sides[0], half)?, second)?,
+        }
+        if rng.below(3) == 0 {
+            s.push(Kind::Fill, &[y.reinterpret(row_at(rng), part)?], &[7f32.to_bits()])?;
+        }
+        Ok(y)
+    }
+
+    /// As [`through_scratch`](Self::through_scratch), through tensors that do not lie densely.
+    fn strided_scratch(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
+        let (rows, cols) = (self.rows, x.layout.cols());
+        let dense = Layout::new(DType::F32, &[rows, cols])?;
+        let written = match self.rng.below(3) {
+            0 => dense.with_strides(&[cols + 4, 1])?,
+            1 => dense.with_strides(&[1, rows])?,
+            _ => dense.with_strides(&[1, rows + 1])?,
+        };
+        let read = match self.rng.below(6) {
+            0 => dense.with_strides(&[cols + 8, 1])?,
+            1 => dense.with_strides(&[1, rows])?,
+            2 => dense.with_strides(&[0, 1])?,
+            3 => dense.with_strides(&[1, 0])?,
+            4 => dense.with_strides(&[4, 1])?,
+            _ => dense,
+        };
+        let at = |calls: &mut Self, layout: Layout| {
+            // Near the start, so that most of them overlap.
+            let slots = (512 - layout.span_bytes() / 4) + 1;
+            let offset = calls.offset(slots);
+            calls.pass.buffers[SCRATCH].view(offset, layout)
+        };
+        let target = at(self, written)?;
+        s.copy_into(x, target)?;
+        let source = at(self, read)?;
+        Ok(s.copy(source, DType::F32)?)
+    }
+
+    /// A result with gaps between its rows, in the scratch buffer, and all of the bytes around it.
+    fn written_apart(&mut self, s: &mut GraphSession<'_>, x: TensorView) -> Result<TensorView> {
+        let (rows, cols) = (self.rows, x.layout.cols());
+        let layout = Layout::new(DType::F32, &[rows, cols])?.with_strides(&[cols + 8, 1])?;
+        let offset = self.offset(256);
+        let y = self.pass.buffers[SCRATCH].view(offset, layout)?;
+        let other = self.pick_cols(cols);
+        match self.rng.below(4) {
+            0 => s.push(Kind::Add, &[x, other, y], &[])?,
+            1 => {
+                // A rule fuses the two where the kernel can write such rows.
+                let gate = s.silu(x)?;
+                s.push(Kind::Mul, &[gate, other, y], &[])?;
+            }
+            2 => s.push(Kind::RmsNorm, &[x, y], &[1e-5f32.to_bits()])?,
+            _ => {
+                let weight = self.pass.tensor(WEIGHTS, 256, DType::F32, &[cols.min(32), cols])?;
+                let product = s.matmul(x, weight)?;
+                let shape = Layout::new(DType::F32, &[rows, cols.min(32)])?;
+                let y = y.reinterpret(0, shape.with_strides(&[cols + 8, 1])?)?;
+                let residual = self.pick_cols(cols.min(32));
+                s.push(Kind::Add, &[product, residual, y], &[])?;
+            }
+        }
+        Ok(s.copy(y, DType::F32)?)
     }
 
     /// Rotates, writes the caches, attends.
@@ -494,18 +631,20 @@ fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The best Vulkan device, or a line that says why there is none.
+/// The best Vulkan device. Where there is none the running test says that it skips, or fails if Vulkan is
+/// needed (see [`clearway_graph::testkit::skip`]).
 ///
 /// # Errors
 /// What went wrong with a device that is there.
 #[cfg(feature = "vulkan")]
+#[track_caller]
 pub fn open_vulkan(
     options: clearway_gpu::vulkan::VulkanOptions,
 ) -> Result<Option<clearway_gpu::vulkan::VulkanDevice>> {
     match clearway_gpu::vulkan::VulkanDevice::open(options) {
         Ok(device) => Ok(Some(device)),
         Err(error @ (GpuError::NoDevice { .. } | GpuError::Unsupported { .. })) => {
-            println!("skipped: {error}");
+            clearway_graph::testkit::skip("vulkan", error);
             Ok(None)
         }
         Err(error) => Err(error.into()),

@@ -1,7 +1,8 @@
 //! Random graphs on Vulkan: what the CPU computes, and the same bits whatever the runtime does.
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use clearway::schedule::Strategy;
 use clearway::testkit::{Blocks, Outcome, PassShape, RandomPass, open_vulkan};
@@ -13,14 +14,18 @@ use clearway_gpu::ops::suite::tolerance::{ROUNDING_DEVIATIONS, Weights, storage_
 use clearway_graph::testkit::Run;
 
 /// Tests share a device, and with it the kernels that are compiled.
+#[track_caller]
 fn device() -> Option<Arc<VulkanDevice>> {
-    static DEVICE: LazyLock<Option<Arc<VulkanDevice>>> = LazyLock::new(|| {
-        // Reading weights ahead must not change a bit either.
-        let read_ahead = Some(8 << 10);
-        let options = VulkanOptions { disk_cache: false, read_ahead, ..VulkanOptions::default() };
-        open_vulkan(options).unwrap().map(Arc::new)
-    });
-    DEVICE.clone()
+    static DEVICE: Mutex<Option<Arc<VulkanDevice>>> = Mutex::new(None);
+    // Reading weights ahead must not change a bit either.
+    let read_ahead = Some(8 << 10);
+    let options = VulkanOptions { disk_cache: false, read_ahead, ..VulkanOptions::default() };
+    let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    if device.is_none() {
+        // Each test that finds none says so for itself.
+        *device = open_vulkan(options).unwrap().map(Arc::new);
+    }
+    device.clone()
 }
 
 fn executor() -> Option<GraphExecutor> {
@@ -87,7 +92,7 @@ fn vulkan_computes_what_the_cpu_does() {
     let Some(vulkan) = executor() else { return };
     let cpu = GraphExecutor::cpu();
     let mut worst = [0.0_f64; 4];
-    for (case, seed) in Run::from_env("vulkan against cpu", 100).seeds().enumerate() {
+    for (case, seed) in Run::from_env_up_to("vulkan against cpu", 20, 500).seeds().enumerate() {
         let halves = case % 2 == 1;
         let blocks = if case % 4 < 2 { Blocks::None } else { Blocks::Packed };
         let shape = PassShape { halves, blocks, choices: false, ..PassShape::FEW_KERNELS };
@@ -135,35 +140,45 @@ fn switches(fuse: bool) -> impl Iterator<Item = (String, CompileOptions)> {
 #[test]
 fn switches_do_not_change_a_bit() {
     let Some(executor) = executor() else { return };
-    let (mut runs, mut fused) = (0, 0);
-    for (case, seed) in Run::from_env("vulkan switches", 250).seeds().enumerate() {
+    let start = Instant::now();
+    let (mut runs, mut graphs) = (0, 0);
+    let [plain_switches, fused_switches] = [false, true].map(|fuse| Vec::from_iter(switches(fuse)));
+    for (case, seed) in Run::from_env_up_to("vulkan switches", 20, 500).seeds().enumerate() {
         let shape = PassShape { halves: case % 2 == 1, ..PassShape::FEW_KERNELS };
         let pass = RandomPass::new(&**executor.device(), seed, shape).unwrap();
         // Without replay and without anything else: encoded as it is called.
         let plain = direct(&executor, &pass);
-        for (name, options) in switches(false) {
-            let found = once(&executor, &pass, &options);
+        // Two combinations of each kind per case; over the cases all are met.
+        let picks = [0, 5].map(|more| (case + more) % plain_switches.len());
+        for pick in picks {
+            let (name, options) = &plain_switches[pick];
+            let found = once(&executor, &pass, options);
             assert!(found == plain, "seed {seed}: {name} changed the result");
             runs += 1;
         }
-        let mut first = None;
-        for (name, options) in switches(true) {
-            let found = once(&executor, &pass, &options);
-            let first = first.get_or_insert_with(|| found.clone());
-            assert!(found == *first, "seed {seed}: {name} changed the result");
+        // Fused products round otherwise, so fused runs are held against each other.
+        let [first, second] = picks.map(|pick| {
+            let (name, options) = &fused_switches[pick];
             runs += 1;
-        }
-        fused += 1;
+            (name, once(&executor, &pass, options))
+        });
+        assert!(first.1 == second.1, "seed {seed}: {} and {} differ", first.0, second.0);
+        graphs += 1;
     }
-    println!("{runs} runs of {fused} graphs, each with and without fusion");
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{runs} runs of {graphs} graphs, with and without fusion ({seconds:.1} s)");
 }
 
 #[test]
 fn replays_give_the_same_bits_every_time() {
     let Some(executor) = executor() else { return };
-    let run = Run::from_env("vulkan replays", 500);
-    let replays = (run.cases * 50).min(1000);
+    let start = Instant::now();
+    let run = Run::from_env_up_to("vulkan replays", 20, 500);
+    let mut all = 0;
     for (case, seed) in run.seeds().enumerate() {
+        // One list in fifty for long.
+        let replays = if case % 50 == 0 { 100 } else { 6 };
+        all += replays;
         let shape = PassShape { halves: case % 2 == 1, ..PassShape::FEW_KERNELS };
         let pass = RandomPass::new(&**executor.device(), seed, shape).unwrap();
         let expected = once(&executor, &pass, &CompileOptions::default());
@@ -179,5 +194,5 @@ fn replays_give_the_same_bits_every_time() {
             }
         }
     }
-    println!("{replays} replays of each graph");
+    println!("{all} replays of {} graphs ({:.1} s)", run.cases, start.elapsed().as_secs_f64());
 }

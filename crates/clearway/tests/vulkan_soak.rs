@@ -13,7 +13,7 @@ const SLACK_BYTES: u64 = 4 << 20;
 /// Replays: `CLEARWAY_REPLAYS`, or a share of the cases of this run.
 fn replays() -> u64 {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let of_cases = || 20 * number("CLEARWAY_CASES").unwrap_or(1_000);
+    let of_cases = || 10 * number("CLEARWAY_CASES").unwrap_or(2_000);
     let replays = number("CLEARWAY_REPLAYS").unwrap_or_else(of_cases);
     // Nothing is random here; the line is what a soak collects.
     println!("vulkan replays of a small graph: CLEARWAY_SEED=0, {replays} cases");

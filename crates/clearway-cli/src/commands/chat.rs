@@ -1,10 +1,9 @@
 //! `clearway chat`
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clearway::Device;
 use clearway_llm::engine::{self, Engine, EngineError, Sampler};
 use clearway_llm::fetch::Cache;
@@ -16,6 +15,7 @@ use serde_json::json;
 
 use crate::generate::{self, Answer, End, Talker};
 use crate::model::ModelArgs;
+use crate::out::{self, note, say};
 use crate::sampling::Sampling;
 use crate::{interrupt, stats};
 
@@ -86,10 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
     let quiet = !console::user_attended();
     if !quiet {
         let name = &args.model.name.model;
-        eprintln!(
-            "{name} with {} tokens of context; /help shows the commands",
-            chat.engine.context()
-        );
+        note!("{name} with {} tokens of context; /help shows the commands", chat.engine.context());
     }
     let history = Cache::of_user().ok().map(|cache| cache.folder().join("chat-history"));
     let mut editor = editor(history.as_deref())?;
@@ -97,26 +94,27 @@ pub fn run(args: &Args) -> Result<()> {
         let line = match interrupt::at_prompt(|| editor.readline("> ")) {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => {
-                eprintln!("(/exit or Ctrl-D leaves)");
+                note!("(/exit or Ctrl-D leaves)");
                 continue;
             }
             Err(ReadlineError::Eof) => break,
+            Err(ReadlineError::Io(error)) => return Err(out::closed(error)),
             Err(error) => return Err(error.into()),
         };
         match parse(&line) {
             Line::Nothing => {}
             Line::Exit => break,
-            Line::Help => println!("{HELP}"),
+            Line::Help => say!("{HELP}")?,
             Line::Clear => {
                 chat.clear();
-                println!("(the chat is empty again)");
+                say!("(the chat is empty again)")?;
             }
-            Line::Save("") => eprintln!("/save needs the name of a file"),
+            Line::Save("") => note!("/save needs the name of a file"),
             Line::Save(file) => match chat.save(Path::new(file)) {
-                Ok(()) => println!("(saved to {file})"),
-                Err(error) => eprintln!("{error:#}"),
+                Ok(()) => say!("(saved to {file})")?,
+                Err(error) => note!("{error:#}"),
             },
-            Line::Unknown(word) => eprintln!("there is no {word}; /help shows the commands"),
+            Line::Unknown(word) => note!("there is no {word}; /help shows the commands"),
             Line::Say(text) => {
                 if let Some(answer) = chat.say(text)?
                     && args.stats
@@ -186,7 +184,7 @@ impl Chat<'_> {
             Ok(answer) => answer,
             Err(error) if is_full(&error) => {
                 self.messages.pop();
-                eprintln!(
+                note!(
                     "no room for this: {error:#}. /clear starts anew, or start chat with a larger -c"
                 );
                 return Ok(None);
@@ -194,14 +192,17 @@ impl Chat<'_> {
             Err(error) => return Err(error),
         };
         self.messages.push(ChatMessage::new("assistant", &answer.text));
-        let dim = Style::new().for_stderr().dim();
         match &answer.end {
             End::Done => {}
             End::Stopped => {
+                // Ctrl-C ends the answer, other signals the chat.
+                if interrupt::ending().is_some() {
+                    return Err(interrupt::Interrupted.into());
+                }
                 interrupt::forget();
-                eprintln!("{}", dim.apply_to("(stopped)"));
+                out::note_styled(&Style::new().dim(), "(stopped)");
             }
-            End::Full(_) => eprintln!(
+            End::Full(_) => note!(
                 "the context of {} tokens is full: the answer ends here. /clear starts anew, or \
                  start chat with a larger -c",
                 self.engine.context()
@@ -224,13 +225,9 @@ impl Chat<'_> {
             sampler: &mut self.sampler,
             limit: self.limit,
         };
-        let mut out = std::io::stdout().lock();
-        let answer = talker.answer(&tokens[shared..], &mut |text| {
-            out.write_all(text.as_bytes())?;
-            Ok(out.flush()?)
-        })?;
-        writeln!(out)?;
-        out.flush()?;
+        let mut out = out::Answer::new(false);
+        let answer = talker.answer(&tokens[shared..], &mut |text| out.write(text))?;
+        out.write("\n")?;
         self.cached.extend_from_slice(&tokens[shared..][..answer.prefill.tokens]);
         self.cached.extend_from_slice(&answer.tokens);
         Ok(answer)
@@ -248,20 +245,8 @@ impl Chat<'_> {
             let turns = self.messages.iter().map(|m| format!("{}: {}\n", m.role, m.content.trim()));
             turns.collect::<Vec<_>>().join("\n")
         };
-        write_whole(file, &text).with_context(|| format!("cannot write {}", file.display()))
+        out::file(file, &text)
     }
-}
-
-/// Writes a file that is there whole or, after an error, as it was.
-fn write_whole(file: &Path, text: &str) -> std::io::Result<()> {
-    let mut name = file.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.partial", std::process::id()));
-    let partial: PathBuf = file.with_file_name(name);
-    let written = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, file));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    written
 }
 
 fn is_full(error: &anyhow::Error) -> bool {

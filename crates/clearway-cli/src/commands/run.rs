@@ -1,6 +1,6 @@
 //! `clearway run`
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use clearway_llm::text::{ChatMessage, ChatOptions, EncodeOptions};
 
 use crate::generate::{self, End, Talker};
 use crate::model::ModelArgs;
+use crate::out::{self, note};
 use crate::sampling::Sampling;
 use crate::{interrupt, stats};
 
@@ -40,7 +41,8 @@ pub struct Args {
     /// Tokens to generate at most.
     #[arg(short = 'n', long = "n-predict", value_name = "N", default_value_t = 256)]
     n_predict: usize,
-    /// Use the prompt as it is, without the chat template.
+    /// Use the prompt as it is, without the chat template, and print the answer as it is: on a terminal control
+    /// characters are otherwise shown instead of sent.
     #[arg(long)]
     raw: bool,
     /// Say more about the compiled step at the end.
@@ -74,15 +76,11 @@ pub fn run(args: &Args) -> Result<()> {
     let (engine, limit) = (&mut engine, args.n_predict);
     let mut talker =
         Talker { engine: &mut *engine, tokenizer: &tokenizer, sampler: &mut sampler, limit };
-    let mut out = std::io::stdout().lock();
-    let answer = talker.answer(&tokens, &mut |text| {
-        out.write_all(text.as_bytes())?;
-        Ok(out.flush()?)
-    })?;
-    writeln!(out)?;
-    out.flush()?;
+    let mut out = out::Answer::new(args.raw);
+    let answer = talker.answer(&tokens, &mut |text| out.write(text))?;
+    out.write("\n")?;
     if let End::Full(full) = &answer.end {
-        eprintln!("stopped: {full}");
+        note!("stopped: {full}");
     }
     stats::print(load, &answer, &*device);
     if args.stats {

@@ -1,18 +1,16 @@
 //! `clearway show`
 
 use std::collections::BTreeMap;
-use std::io::Write;
 
 use anyhow::Result;
 use clearway::CompileOptions;
 use clearway_llm::fetch::ModelName;
 use clearway_llm::gguf::Gguf;
-use console::Style;
 use serde_json::json;
 
-use super::print_json;
 use crate::memory::{Needed, size};
 use crate::model::CacheArgs;
+use crate::out::{self, say};
 use crate::shape::Step;
 use crate::{device, model};
 
@@ -68,39 +66,36 @@ fn arena(needed: &Needed) -> Result<u64> {
 type Needs = Result<(Needed, u64)>;
 
 fn print(args: &Args, gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let bold = Style::new().bold();
     let parts = if gguf.parts() > 1 { format!(", {} files", gguf.parts()) } else { String::new() };
     let bytes = size(gguf.file_bytes());
-    writeln!(out, "{} (GGUF {}, {bytes}{parts})", args.model, gguf.version())?;
-    writeln!(out, "{}", bold.apply_to("metadata"))?;
+    say!("{} (GGUF {}, {bytes}{parts})", args.model, gguf.version())?;
+    out::heading("metadata")?;
     for (key, value) in gguf.metadata().iter() {
-        writeln!(out, "  {key} = {value}")?;
+        say!("  {key} = {value}")?;
     }
-    writeln!(out, "{}", bold.apply_to("tensors"))?;
+    out::heading("tensors")?;
     for (dtype, (count, bytes)) in types {
-        writeln!(out, "  {dtype:<8} {count:>5} tensors {:>10}", size(*bytes))?;
+        say!("  {dtype:<8} {count:>5} tensors {:>10}", size(*bytes))?;
     }
-    writeln!(out, "{}", bold.apply_to("memory"))?;
+    out::heading("memory")?;
     let (needed, arena) = match needs {
         Ok(needs) => needs,
-        Err(error) => return Ok(writeln!(out, "  cannot be run: {error:#}")?),
+        Err(error) => return say!("  cannot be run: {error:#}"),
     };
-    writeln!(out, "  {:<8} {:>10}", "weights", size(needed.weights))?;
-    writeln!(
-        out,
+    say!("  {:<8} {:>10}", "weights", size(needed.weights))?;
+    say!(
         "  {:<8} {:>10} for {} tokens in {}",
         "cache",
         size(needed.cache),
         needed.context,
         needed.cache_dtype
     )?;
-    writeln!(out, "  {:<8} {:>10} for a decode step", "arena", size(*arena))?;
+    say!("  {:<8} {:>10} for a decode step", "arena", size(*arena))?;
     for device in device::all().0 {
         let info = device.info();
         let fits = if needed.check(&*device).is_ok() { "fits" } else { "does not fit" };
         let (wanted, has) = (size(needed.total() + arena), size(info.memory_bytes));
-        writeln!(out, "  {:<8} {wanted:>10} of {has}: {fits}", info.name)?;
+        say!("  {:<8} {wanted:>10} of {has}: {fits}", info.name)?;
     }
     Ok(())
 }
@@ -134,7 +129,7 @@ fn print_object(gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
             })
         }
     };
-    print_json(&json!({
+    out::json(&json!({
         "version": gguf.version(),
         "file_bytes": gguf.file_bytes(),
         "metadata": metadata,

@@ -1,13 +1,15 @@
 //! `clearway synth`
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use clearway_llm::gguf::GgufError;
 use clearway_llm::gguf::synth::{Synth, SynthQuant, SynthShape};
 
+use crate::out::say;
 use crate::progress::Bar;
-use crate::{interrupt, memory};
+use crate::{interrupt, memory, out};
 
 /// Arguments of `clearway synth`.
 #[derive(clap::Args)]
@@ -40,9 +42,13 @@ pub fn run(args: &Args) -> Result<()> {
         interrupt::check().map_err(io::Error::other)
     });
     drop(bar);
-    if written.is_err() {
+    if let Err(error) = &written {
         interrupt::check()?;
+        if matches!(error, GgufError::Write { error, .. } if error.kind() == io::ErrorKind::BrokenPipe)
+        {
+            return Err(out::Closed.into());
+        }
     }
     let size = memory::size(written?);
-    Ok(writeln!(io::stdout(), "{} written, {size}", args.file.display())?)
+    say!("{} written, {size}", args.file.display())
 }

@@ -1,14 +1,12 @@
 //! `clearway tokenize`
 
-use std::io::Write;
-
 use anyhow::Result;
 use clearway_llm::engine;
 use clearway_llm::text::EncodeOptions;
 use serde_json::json;
 
-use super::print_json;
 use crate::model::NameArgs;
+use crate::out::{self, say};
 
 /// Arguments of `clearway tokenize`.
 #[derive(clap::Args)]
@@ -32,12 +30,11 @@ pub fn run(args: &Args) -> Result<()> {
     let tokenizer = engine::tokenizer(&gguf)?;
     let tokens = tokenizer.encode(&args.text, EncodeOptions::PROMPT)?;
     if args.json {
-        return print_json(&json!({ "tokens": tokens }));
+        return out::json(&json!({ "tokens": tokens }));
     }
-    let mut out = std::io::stdout().lock();
     for token in tokens {
         let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-        writeln!(out, "{token:>8}  {:?}", String::from_utf8_lossy(bytes))?;
+        say!("{token:>8}  {:?}", String::from_utf8_lossy(bytes))?;
     }
     Ok(())
 }

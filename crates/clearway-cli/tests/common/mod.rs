@@ -1,9 +1,10 @@
 //! What the tests of the command line share: folders, processes, a tiny model.
-#![allow(dead_code)] // each test binary uses a part
+#![allow(dead_code, clippy::panic)] // each test binary uses a part, and stops at the first surprise
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use clearway::DType;
 use clearway_llm::gguf::GgufWriter;
@@ -99,11 +100,24 @@ pub fn signal(name: &str, process: u32) {
 
 /// Writes a llama of two layers with random weights, one token for each byte, and ChatML's tokens.
 pub fn tiny_model(path: &Path, architecture: &str, with_vocabulary: bool) {
+    tiny_model_with(path, architecture, with_vocabulary, &[], &|_, _| ());
+}
+
+/// As [`tiny_model`], with more texts in the metadata and weights that are changed by name.
+pub fn tiny_model_with(
+    path: &Path,
+    architecture: &str,
+    with_vocabulary: bool,
+    texts: &[(&str, &str)],
+    change: &dyn Fn(&str, &mut [f32]),
+) {
     let mut shape = ModelShape::new("tiny", Arch::Llama, 2, 32, 64, 2, 1, 16, 260);
     shape.tied = true;
     let mut writer = GgufWriter::new();
     writer.set("general.architecture", architecture).unwrap();
-    writer.set("general.name", "tiny").unwrap();
+    if texts.iter().all(|(key, _)| *key != "general.name") {
+        writer.set("general.name", "tiny").unwrap();
+    }
     for (key, value) in [
         ("block_count", 2),
         ("embedding_length", 32),
@@ -119,6 +133,9 @@ pub fn tiny_model(path: &Path, architecture: &str, with_vocabulary: bool) {
     if with_vocabulary {
         set_vocabulary(&mut writer);
     }
+    for (key, text) in texts {
+        writer.set(key, *text).unwrap();
+    }
     let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 1) };
     let mut state = 1_u64;
     for external in model::record(&shape, &record).unwrap().externals {
@@ -128,12 +145,13 @@ pub fn tiny_model(path: &Path, architecture: &str, with_vocabulary: bool) {
         }
         let layout = external.view.layout;
         let dims: Vec<usize> = layout.dims().iter().rev().map(|&d| d as usize).collect();
-        let values: Vec<f32> = (0..layout.elems())
+        let mut values: Vec<f32> = (0..layout.elems())
             .map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 (state >> 40) as f32 / (1 << 24) as f32 - 0.5
             })
             .collect();
+        change(name, &mut values);
         let write = move |out: &mut dyn Write| {
             values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
         };
@@ -165,4 +183,62 @@ fn set_vocabulary(writer: &mut GgufWriter<'_>) {
     writer.set("tokenizer.ggml.token_type", &types).unwrap();
     writer.set("tokenizer.ggml.merges", &["q q"]).unwrap();
     writer.set("tokenizer.ggml.eos_token_id", &257_u32).unwrap();
+}
+
+/// How long anything a test waits for may take.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// Waits for a process of this test and says how long it took; one that does not end is killed.
+pub fn wait(child: &mut Child) -> (ExitStatus, Duration) {
+    let started = Instant::now();
+    while started.elapsed() < LONG {
+        if let Some(status) = child.try_wait().unwrap() {
+            return (status, started.elapsed());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    panic!("a process did not end in {LONG:?}");
+}
+
+/// A pipe with a name.
+#[cfg(unix)]
+pub fn fifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// A terminal: our side, and the side a process gets.
+#[cfg(unix)]
+pub fn terminal() -> (std::fs::File, std::fs::File) {
+    use rustix::fs::{Mode, OFlags, open};
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap();
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let theirs = open(&*name, flags, Mode::empty()).unwrap();
+    (ours.into(), theirs.into())
+}
+
+/// All that a command prints to a terminal.
+#[cfg(unix)]
+pub fn on_terminal(args: &[&str]) -> String {
+    let (mut ours, theirs) = terminal();
+    let mut command = command(args);
+    command.stdout(theirs.try_clone().unwrap()).stderr(Stdio::null());
+    drop(theirs);
+    let mut child = command.spawn().unwrap();
+    // The side of the process is closed with it; only then does reading fail.
+    drop(command);
+    let reader = std::thread::spawn(move || {
+        let (mut all, mut some) = (Vec::new(), [0; 4096]);
+        while let Ok(count @ 1..) = ours.read(&mut some) {
+            all.extend_from_slice(&some[..count]);
+        }
+        all
+    });
+    assert!(wait(&mut child).0.success());
+    String::from_utf8(reader.join().unwrap()).unwrap()
 }

@@ -1,14 +1,16 @@
 //! Buffers in host memory.
 //!
-//! Kernels reach the bytes through raw pointers while a program runs. Transfers from and to the host
-//! take the device's run lock, so they never overlap a running program.
+//! Kernels reach the bytes through raw pointers while a program runs. A program and every transfer from
+//! and to the host hold the device's [`RunLock`], so at most one of them touches the bytes at a time. A
+//! buffer has the lock itself: it may outlive the device, and its clones may be used by many threads.
 
 use std::any::Any;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::MmapMut;
 
+use super::pool::RunLock;
 use super::simd::packed::{Packed, ROWS};
 use super::{ALIGN, Shared};
 use crate::device::DeviceMemory;
@@ -27,7 +29,8 @@ const WEIGHT_CHUNK: usize = 32 << 20;
 pub(super) struct HostMemory {
     start: NonNull<u8>,
     len: usize,
-    device: Weak<Shared>,
+    /// Held by whoever touches the bytes.
+    lock: Arc<RunLock>,
     /// How the bytes are packed, if they are weights.
     packed: Option<Packed>,
     /// Keeps the bytes.
@@ -53,14 +56,19 @@ enum Bytes {
 #[repr(align(64))]
 struct Line(#[allow(dead_code)] [u8; ALIGN]);
 
-// SAFETY: the bytes are plain memory owned by this value; who may touch them when is settled by the
-// run lock (transfers against programs) and by the proof of the list (kernels against each other).
+// SAFETY: the pointer is to plain bytes that `_chunk` owns, and nothing about them belongs to a thread.
+// `write` and `read` touch them under the run lock; the encoder hands the pointer to steps of a program
+// only, which `Pool::run_observed` runs under the same lock.
 unsafe impl Send for HostMemory {}
-// SAFETY: as for Send; `&HostMemory` gives out bytes only under the run lock or inside a program.
+// SAFETY: through `&HostMemory` the bytes are reached by `write`, `read` and programs only. Each of them
+// holds the run lock meanwhile, so no two threads touch the bytes at a time but the workers of one
+// program, and those are kept apart by the proof of its list (`CpuEncoder::take_program`).
 unsafe impl Sync for HostMemory {}
-// SAFETY: the pointer is that of `bytes`, which are only reached through `HostMemory`.
+// SAFETY: the pointer is to the bytes that the chunk owns in `bytes`, and nothing about them belongs to a
+// thread.
 unsafe impl Send for Chunk {}
-// SAFETY: as for Send.
+// SAFETY: no method of `&Chunk` follows the pointer. `HostMemory` does, for a part of the bytes that is
+// its own: `for_weights` gives no byte of a chunk out twice.
 unsafe impl Sync for Chunk {}
 
 /// Where the next weights go: a chunk of large pages that many tensors share, since a tensor alone
@@ -117,8 +125,8 @@ impl HostMemory {
             available: available_bytes(),
         })?;
         let chunk = Chunk::new(len)?;
-        let device = Arc::downgrade(device);
-        Ok(Self { start: chunk.start, len, device, packed: None, _chunk: chunk })
+        let lock = device.pool.lock().clone();
+        Ok(Self { start: chunk.start, len, lock, packed: None, _chunk: chunk })
     }
 
     /// `len` zero bytes next to other weights.
@@ -130,12 +138,13 @@ impl HostMemory {
             Some((chunk, used)) if fits(&chunk, used) => (chunk, used),
             _ => (Chunk::new_large(len.max(WEIGHT_CHUNK))?, 0),
         };
-        // SAFETY: `used` is inside the chunk or its end, since `len` more bytes fit.
+        // SAFETY: `used` is inside the chunk or its end: `fits` has seen that `len` more bytes follow it,
+        // and a chunk that is new has at least `len` bytes from 0 on.
         let start = unsafe { chunk.start.add(used) };
         let used = (used + len).next_multiple_of(ALIGN).min(chunk.len);
         *current = Some((chunk.clone(), used));
-        let device = Arc::downgrade(device);
-        Ok(Self { start, len, device, packed: None, _chunk: chunk })
+        let lock = device.pool.lock().clone();
+        Ok(Self { start, len, lock, packed: None, _chunk: chunk })
     }
 
     /// A copy of a weight tensor.
@@ -154,7 +163,8 @@ impl HostMemory {
     ) -> Result<Self> {
         let mut memory = Self::for_weights(plain.len(), device)?;
         memory.packed = Some(tensor);
-        // SAFETY: the allocation has `len` bytes, zeroed, and nobody else has it yet.
+        // SAFETY: `for_weights` gave `memory` these `len` bytes, zeroed, for itself alone, and `memory` is
+        // still a local of this function: nobody else can reach them.
         let target = unsafe { std::slice::from_raw_parts_mut(memory.start(), memory.len) };
         let group = ROWS * tensor.row_bytes();
         let (target, tail) = target.split_at_mut(tensor.packed_rows() * tensor.row_bytes());
@@ -190,40 +200,43 @@ impl HostMemory {
         self.start.as_ptr()
     }
 
-    /// Runs `transfer` while no program of the device runs.
-    fn exclusive(&self, transfer: impl FnOnce()) {
-        match self.device.upgrade() {
-            Some(shared) => shared.pool.exclusive(transfer),
-            None => transfer(), // the device is gone, and its programs with it
+    /// Where `len` bytes from `offset` on start.
+    fn window(&self, offset: u64, len: usize) -> Result<*mut u8> {
+        let start = usize::try_from(offset).ok();
+        let end = start.and_then(|start| start.checked_add(len));
+        match (start, end) {
+            (Some(start), Some(end)) if end <= self.len => {
+                // SAFETY: the arm has seen that `start` is inside the allocation or its end.
+                Ok(unsafe { self.start.as_ptr().add(start) })
+            }
+            _ => Err(GpuError::TransferMismatch {
+                what: "transfer",
+                found: format!("{len} bytes at byte {offset}"),
+                expected: format!("bytes of a buffer of {}", self.len),
+            }),
         }
     }
 }
 
 impl DeviceMemory for HostMemory {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let offset = offset as usize;
-        assert!(offset + bytes.len() <= self.len, "checked by Buffer");
-        // SAFETY: `offset` is inside the allocation by the assertion.
-        let target = unsafe { self.start.as_ptr().add(offset) };
-        self.exclusive(|| {
-            // SAFETY: `bytes.len()` bytes from `target` are inside the allocation; `bytes` is a live
-            // slice of other memory; no program runs while the lock is held.
+        let target = self.window(offset, bytes.len())?;
+        self.lock.exclusive(|| {
+            // SAFETY: `window` has seen that `bytes.len()` bytes from `target` are inside the allocation.
+            // Nobody else touches them, since all who do hold the lock. `bytes` is other memory: a
+            // slice of a buffer exists only while a program of its device runs, and that holds the lock.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
-        });
-        Ok(())
+        })
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let offset = offset as usize;
-        assert!(offset + bytes.len() <= self.len, "checked by Buffer");
-        // SAFETY: `offset` is inside the allocation by the assertion.
-        let source = unsafe { self.start.as_ptr().add(offset) };
-        self.exclusive(|| {
-            // SAFETY: `bytes.len()` bytes from `source` are inside the allocation; `bytes` is a live
-            // slice of other memory; no program runs while the lock is held.
+        let source = self.window(offset, bytes.len())?;
+        self.lock.exclusive(|| {
+            // SAFETY: `window` has seen that `bytes.len()` bytes from `source` are inside the allocation.
+            // Nobody writes them, since all who touch them hold the lock. `bytes` is other memory: a
+            // slice of a buffer exists only while a program of its device runs, and that holds the lock.
             unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) }
-        });
-        Ok(())
+        })
     }
 
     fn as_any(&self) -> &dyn Any {

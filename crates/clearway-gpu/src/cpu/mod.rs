@@ -45,6 +45,16 @@ use simd::packed::Packed;
 /// Alignment of buffers and of values in the arena: a cache line, and any vector load.
 pub const ALIGN: usize = 64;
 
+/// How the CPU is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuOptions {
+    /// Workers, the calling thread included; all cores where it is `None`.
+    pub threads: Option<usize>,
+    /// Whether products with block weights take their inputs as floats instead of rounding them to 8 bits:
+    /// several times slower, and closer to what the weights say.
+    pub float_activations: bool,
+}
+
 /// The CPU as a device.
 pub struct CpuDevice {
     shared: Arc<Shared>,
@@ -58,6 +68,7 @@ pub(crate) struct Shared {
     buffers: Mutex<FxHashMap<usize, Weak<HostMemory>>>,
     weights: WeightMemory,
     adversary: Option<u64>,
+    float_activations: bool,
     /// Lists lowered and buffers given out.
     encodings: AtomicU64,
     allocations: AtomicU64,
@@ -66,27 +77,35 @@ pub(crate) struct Shared {
 impl CpuDevice {
     /// A device that uses every core.
     pub fn new() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self::with_threads(threads)
+        Self::with_options(CpuOptions::default())
     }
 
     /// A device with this many workers, the calling thread included.
     pub fn with_threads(threads: usize) -> Self {
-        Self::build(threads, None)
+        Self::with_options(CpuOptions { threads: Some(threads), ..CpuOptions::default() })
+    }
+
+    /// A device with these options.
+    pub fn with_options(options: CpuOptions) -> Self {
+        Self::build(options, None)
     }
 
     /// A device that runs any legal interleaving of each group, drawn from `seed`.
     pub fn adversarial(threads: usize, seed: u64) -> Self {
-        Self::build(threads, Some(seed))
+        let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
+        Self::build(options, Some(seed))
     }
 
-    fn build(threads: usize, adversary: Option<u64>) -> Self {
-        let threads = threads.max(1);
+    fn build(options: CpuOptions, adversary: Option<u64>) -> Self {
+        let CpuOptions { threads, float_activations } = options;
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = threads.unwrap_or_else(cores).max(1);
         let memory_bytes = memory::system_bytes();
-        let mode = if adversary.is_some() { ", adversarial order" } else { "" };
+        let order = if adversary.is_some() { ", adversarial order" } else { "" };
+        let float = if float_activations { ", float activations" } else { "" };
         let info = DeviceInfo {
             name: "cpu".into(),
-            description: format!("{threads} threads, {}{mode}", simd::ISA.name()),
+            description: format!("{threads} threads, {}{float}{order}", simd::ISA.name()),
             arena_align: ALIGN as u64,
             max_buffer_bytes: isize::MAX as u64,
             memory_bytes,
@@ -94,7 +113,16 @@ impl CpuDevice {
         let pool = Pool::new(threads);
         let (buffers, weights) = (Mutex::default(), WeightMemory::default());
         let (encodings, allocations) = (AtomicU64::new(0), AtomicU64::new(0));
-        let shared = Shared { info, pool, buffers, weights, adversary, encodings, allocations };
+        let shared = Shared {
+            info,
+            pool,
+            buffers,
+            weights,
+            adversary,
+            float_activations,
+            encodings,
+            allocations,
+        };
         Self { shared: Arc::new(shared) }
     }
 }
@@ -134,7 +162,7 @@ impl Device for CpuDevice {
     }
 
     fn rounds_activations(&self) -> bool {
-        true
+        !self.shared.float_activations
     }
 
     fn host_work(&self) -> Option<HostWork> {

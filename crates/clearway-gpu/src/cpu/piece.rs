@@ -3,7 +3,8 @@
 //! A dispatch is cut into pieces by its [`Grid`]; every piece owns some rows (or a tile) of each
 //! output and nothing else, so pieces of one dispatch may run at the same time. Pieces of different
 //! dispatches may too, since the list was proven. Kernels themselves are safe code: a piece hands
-//! out shared slices of operands that are only read, and exclusive slices of what it owns.
+//! out shared slices of operands that are only read, and exclusive slices of what it owns. It hands out
+//! no byte that the kernel's contract does not declare, since the proof knows of no other.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,12 +38,14 @@ enum Split {
 impl Grid {
     /// Blocks of whole rows. Every output has `rows` rows.
     pub fn rows(rows: usize, block: usize) -> Self {
-        Self { split: Split::Rows { rows, block: block.max(1) }, scratch: 0 }
+        let block = block.clamp(1, rows.max(1));
+        Self { split: Split::Rows { rows, block }, scratch: 0 }
     }
 
     /// Tiles. Every output has `rows` rows of `cols` columns.
     pub fn tiles(rows: usize, row_block: usize, cols: usize, col_block: usize) -> Self {
-        let (row_block, col_block) = (row_block.max(1), col_block.max(1));
+        let row_block = row_block.clamp(1, rows.max(1));
+        let col_block = col_block.clamp(1, cols.max(1));
         Self { split: Split::Tiles { rows, row_block, cols, col_block }, scratch: 0 }
     }
 
@@ -64,7 +67,7 @@ impl Grid {
         match self.split {
             Split::Rows { rows, block } => rows.div_ceil(block),
             Split::Tiles { rows, row_block, cols, col_block } => {
-                rows.div_ceil(row_block) * cols.div_ceil(col_block)
+                rows.div_ceil(row_block).saturating_mul(cols.div_ceil(col_block))
             }
             Split::Lanes { lanes } => lanes,
         }
@@ -111,11 +114,14 @@ struct Part {
     lanes: Option<(usize, usize)>,
 }
 
-/// An operand of a lowered dispatch. The bytes are inside a buffer that the program keeps alive.
+/// An operand of a lowered dispatch: the bytes of a view that the kernel's contract declares. They are
+/// inside a buffer that the program keeps alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand {
     pub(super) start: *mut u8,
     pub(super) bytes: usize,
+    /// Bytes of the view in front of those that are declared.
+    pub(super) skipped: usize,
     pub(super) layout: Layout,
     pub(super) role: BindingRole,
     /// For weights in row blocks: where among them the tensor lies. `start` and `bytes` are then those
@@ -127,9 +133,10 @@ pub(super) struct Operand {
     pub(super) aliased: bool,
 }
 
-// SAFETY: the pointer is only followed by pieces of a running program, whose list is proven.
+// SAFETY: the pointer is to plain bytes of a `HostMemory`, which any thread may touch. It is followed by
+// `Piece` only, whose maker (`Work::run_piece`) answers for who touches what at the same time.
 unsafe impl Send for Operand {}
-// SAFETY: as for Send.
+// SAFETY: `&Operand` follows the pointer nowhere; `Piece` does, under the contract of `Piece::new`.
 unsafe impl Sync for Operand {}
 
 /// How a kernel is cut, and what it does to one piece.
@@ -174,9 +181,10 @@ pub struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     /// # Safety
-    /// `grid` fits every written operand, no written operand overlaps another operand but an aliased
-    /// one that it lies exactly over, all operands lie in live memory, and nobody else touches the
-    /// bytes this piece owns or writes the bytes it reads while it exists.
+    /// `grid` fits every written operand and `piece` is one of its pieces, of which no other `Piece`
+    /// exists; no written operand overlaps another operand but an aliased one that it lies exactly over;
+    /// all operands lie in live memory; and nobody else touches the bytes this piece owns or writes the
+    /// bytes it reads while it exists.
     pub(super) unsafe fn new(
         operands: &'a [Operand],
         params: &'a [u32],
@@ -247,26 +255,53 @@ impl<'a> Piece<'a> {
         std::mem::take(&mut self.scratch)
     }
 
-    /// All bytes of an operand that is only read.
+    /// The bytes of an operand that the kernel's contract declares, counted from the first byte of its
+    /// view: the whole view, unless its extent is [computed](clearway_graph::Extent::Computed).
+    pub fn declared(&self, operand: usize) -> Range<usize> {
+        let Operand { skipped, bytes, .. } = self.operands[operand];
+        skipped..skipped + bytes
+    }
+
+    /// All [declared](Self::declared) bytes of an operand that is only read.
     pub fn src_bytes(&self, operand: usize) -> &'a [u8] {
         let operand = &self.operands[operand];
         assert!(operand.role == BindingRole::Read, "operand is written; use dst_row");
         assert!(!operand.aliased, "an output lies over this operand; read it in dst_row");
-        // SAFETY: `bytes` bytes from `start` are inside a live buffer, no output of this dispatch lies
-        // over them, and by the contract of `new` nobody else writes them while this piece exists.
+        // SAFETY: the encoder has seen that `bytes` bytes from `start` are inside a buffer, which the
+        // program keeps alive, and that no output of this dispatch lies over them. By the contract of
+        // `new`, which `Work::run_piece` upholds, nobody else writes them while this piece exists.
         unsafe { std::slice::from_raw_parts(operand.start, operand.bytes) }
     }
 
-    /// All elements of an operand that is only read, gaps of a strided layout included.
+    /// All [declared](Self::declared) elements of an operand that is only read, gaps of a strided layout
+    /// included.
     pub fn src<T: Pod>(&self, operand: usize) -> &'a [T] {
         bytemuck::cast_slice(self.src_bytes(operand))
     }
 
-    /// One row of an operand that is only read; rows count over all outer dimensions.
+    /// One row of an operand that is only read; rows count over all outer dimensions. All of it must be
+    /// [declared](Self::declared).
     pub fn src_row<T: Pod>(&self, operand: usize, row: usize) -> &'a [T] {
         let layout = self.layout(operand);
         let start = row_start(layout, row);
-        &self.src(operand)[start..start + layout.cols()]
+        self.elems(operand, start..start + layout.cols())
+    }
+
+    /// Elements of an operand that is only read, counted from the first of its view.
+    fn elems<T: Pod>(&self, operand: usize, elems: Range<usize>) -> &'a [T] {
+        if self.operands[operand].skipped == 0 {
+            return &self.src(operand)[elems];
+        }
+        let bytes = elems.start * size_of::<T>()..elems.end * size_of::<T>();
+        bytemuck::cast_slice(self.view_bytes(operand, bytes))
+    }
+
+    /// Bytes of an operand that is only read, counted from the first of its view.
+    fn view_bytes(&self, operand: usize, bytes: Range<usize>) -> &'a [u8] {
+        let skipped = self.operands[operand].skipped;
+        let start = bytes.start.checked_sub(skipped);
+        let start = start.unwrap_or_else(|| misuse("bytes that the contract does not declare"));
+        &self.src_bytes(operand)[start..bytes.end - skipped]
     }
 
     /// Decodes one row of an operand of any float or block type.
@@ -279,13 +314,9 @@ impl<'a> Piece<'a> {
         let layout = self.layout(operand);
         let start = row_start(layout, row) + col;
         match layout.dtype() {
-            DType::F32 => out.copy_from_slice(&self.src(operand)[start..start + out.len()]),
-            DType::F16 => {
-                float::widen_f16(&self.src(operand)[start..start + out.len()], out);
-            }
-            DType::BF16 => {
-                float::widen_bf16(&self.src(operand)[start..start + out.len()], out);
-            }
+            DType::F32 => out.copy_from_slice(self.elems(operand, start..start + out.len())),
+            DType::F16 => float::widen_f16(self.elems(operand, start..start + out.len()), out),
+            DType::BF16 => float::widen_bf16(self.elems(operand, start..start + out.len()), out),
             dtype => {
                 let block = dtype.block_elems();
                 let bytes = dtype.block_bytes();
@@ -295,12 +326,13 @@ impl<'a> Piece<'a> {
                     return tensor.load(self.src_bytes(operand), first_row + row, col, decode, out);
                 }
                 let (first, count) = (start / block, out.len() / block);
-                decode(&self.src_bytes(operand)[first * bytes..(first + count) * bytes], out);
+                decode(self.view_bytes(operand, first * bytes..(first + count) * bytes), out);
             }
         }
     }
 
-    /// The part of a row of an output that this piece owns: the whole row, or its columns of it.
+    /// The part of a row of an output that this piece owns: the whole row, or its columns of it. All of it
+    /// must be [declared](Self::declared).
     pub fn dst_row<T: Pod>(&mut self, operand: usize, row: usize) -> &mut [T] {
         let target = &self.operands[operand];
         assert!(target.role != BindingRole::Read, "operand is only read; use src_row");
@@ -312,12 +344,17 @@ impl<'a> Piece<'a> {
         assert!(size_of::<T>() == dtype.block_bytes() && !dtype.is_quantised(), "wrong type");
         let cols = self.part.cols.clone().unwrap_or(0..target.layout.cols());
         let first = (row_start(&target.layout, row) + cols.start) * size_of::<T>();
-        assert!(first + cols.len() * size_of::<T>() <= target.bytes, "row reaches outside");
-        // SAFETY: `first` is inside the operand by the assertion.
+        let first = first.checked_sub(target.skipped).unwrap_or(usize::MAX);
+        let end = first.checked_add(cols.len() * size_of::<T>());
+        assert!(end.is_some_and(|end| end <= target.bytes), "row reaches outside what is declared");
+        // SAFETY: the assertion has seen that `first` is inside the operand or its end.
         let start = unsafe { target.start.add(first) };
         assert!(start.cast::<T>().is_aligned(), "operand is misaligned");
-        // SAFETY: the elements are inside a live buffer, aligned, valid for any bits (Pod), and
-        // owned by this piece alone; `&mut self` keeps them from being handed out twice at a time.
+        // SAFETY: the assertions have seen that the elements are inside the operand, which is inside a
+        // buffer that the program keeps alive, and aligned; a Pod type takes any bits. They are this
+        // piece's alone: `owns` is true of one piece for each row, the encoder has seen that the layout
+        // puts no two elements into one byte, and `Work::run_piece` upholds the contract of `new`.
+        // `&mut self` keeps them from being handed out twice at a time.
         unsafe { std::slice::from_raw_parts_mut(start.cast(), cols.len()) }
     }
 
@@ -354,11 +391,15 @@ impl<'a> Piece<'a> {
             }
             _ => misuse("outputs are f32, f16 or bf16"),
         };
-        assert!((elem + 1) * size <= target.bytes, "element reaches outside");
-        // SAFETY: the element is inside the operand by the assertion.
-        let start = unsafe { target.start.add(elem * size) };
-        // SAFETY: `size` bytes from `start` are inside a live buffer and, the layout being injective,
-        // owned by this piece alone.
+        let first = (elem * size).checked_sub(target.skipped).unwrap_or(usize::MAX);
+        let end = first.checked_add(size);
+        assert!(end.is_some_and(|end| end <= target.bytes), "element is not declared");
+        // SAFETY: the assertion has seen that the element is inside the operand.
+        let start = unsafe { target.start.add(first) };
+        // SAFETY: the assertion has seen that `size` bytes from `start` are inside the operand, which is
+        // inside a buffer that the program keeps alive. They are this piece's alone: the row is, the
+        // encoder has seen that the layout puts no two elements into one byte, and `Work::run_piece`
+        // upholds the contract of `new`. `bytes` is a local array.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, size) }
     }
 }

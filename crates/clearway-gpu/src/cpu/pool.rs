@@ -1,11 +1,13 @@
 //! Resident workers.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
 use super::barrier::SpinBarrier;
 use super::program::Work;
+use crate::error::{GpuError, Result};
 
 /// Turns a worker looks for new work before it parks: about 100 microseconds, what a host needs
 /// between two steps of a decode loop.
@@ -16,8 +18,45 @@ pub(super) struct Pool {
     job: Arc<Job>,
     workers: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
-    /// Held by the program that runs, and by transfers between host and buffers.
-    run: Mutex<()>,
+    lock: Arc<RunLock>,
+}
+
+/// Keeps the programs of a device and the transfers from and to its buffers apart: whoever touches
+/// the bytes of a buffer holds it. Buffers share it, so it works as long as there is any of them, also
+/// without the device.
+#[derive(Default)]
+pub(super) struct RunLock {
+    running: Mutex<()>,
+}
+
+thread_local! {
+    /// Address of the lock of the device whose program this thread runs a part of; 0 for none.
+    static INSIDE: Cell<usize> = const { Cell::new(0) };
+}
+
+impl RunLock {
+    /// Runs `f` while no program and no other transfer of the device runs.
+    ///
+    /// # Errors
+    /// [`GpuError::DeviceBusy`] in a kernel of the device, which would wait for itself.
+    pub(super) fn exclusive<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
+        if INSIDE.get() == self.address() {
+            return Err(GpuError::DeviceBusy { device: "cpu".into() });
+        }
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(f())
+    }
+
+    /// Runs this thread's part of a program.
+    fn inside(&self, f: impl FnOnce()) {
+        let outer = INSIDE.replace(self.address());
+        f();
+        INSIDE.set(outer);
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
 }
 
 /// What the workers look at.
@@ -28,16 +67,19 @@ struct Job {
     work: Mutex<Option<Arc<Work>>>,
     barrier: SpinBarrier,
     asleep: Vec<AtomicBool>,
+    lock: Arc<RunLock>,
 }
 
 impl Pool {
     pub(super) fn new(threads: usize) -> Self {
+        let lock = Arc::new(RunLock::default());
         let job = Arc::new(Job {
             epoch: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             work: Mutex::new(None),
             barrier: SpinBarrier::new(threads),
             asleep: (1..threads).map(|_| AtomicBool::new(false)).collect(),
+            lock,
         });
         let workers: Vec<_> = (1..threads)
             .filter_map(|worker| {
@@ -56,7 +98,13 @@ impl Pool {
 
     fn assemble(job: Arc<Job>, workers: Vec<JoinHandle<()>>) -> Self {
         let handles = workers.iter().map(|w| w.thread().clone()).collect();
-        Self { job, workers, handles, run: Mutex::new(()) }
+        let lock = job.lock.clone();
+        Self { job, workers, handles, lock }
+    }
+
+    /// What keeps programs and transfers apart, for the buffers of the device.
+    pub(super) fn lock(&self) -> &Arc<RunLock> {
+        &self.lock
     }
 
     /// Workers, the calling thread included.
@@ -65,17 +113,26 @@ impl Pool {
     }
 
     /// Runs a program to its end on all workers.
-    pub(super) fn run(&self, work: &Arc<Work>) {
-        self.run_observed(work, |_| ());
+    ///
+    /// # Errors
+    /// As [`RunLock::exclusive`].
+    pub(super) fn run(&self, work: &Arc<Work>) -> Result<()> {
+        self.run_observed(work, |_| ())
     }
 
     /// As [`run`](Self::run). `passed` is told each group that all workers have passed, by the calling
     /// thread, which is one of them.
-    pub(super) fn run_observed(&self, work: &Arc<Work>, passed: impl FnMut(usize)) {
-        let _running = self.run.lock().unwrap_or_else(PoisonError::into_inner);
+    ///
+    /// # Errors
+    /// As [`RunLock::exclusive`].
+    pub(super) fn run_observed(&self, work: &Arc<Work>, passed: impl FnMut(usize)) -> Result<()> {
+        self.lock.exclusive(|| self.run_alone(work, passed))
+    }
+
+    fn run_alone(&self, work: &Arc<Work>, passed: impl FnMut(usize)) {
         work.prepare();
         if self.workers.is_empty() {
-            work.execute(0, &self.job.barrier, passed);
+            self.lock.inside(|| work.execute(0, &self.job.barrier, passed));
             return;
         }
         *self.job.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(work.clone());
@@ -87,14 +144,8 @@ impl Pool {
             }
         }
         // The last barrier of the work is passed only when every worker is through.
-        work.execute(0, &self.job.barrier, passed);
+        self.lock.inside(|| work.execute(0, &self.job.barrier, passed));
         *self.job.work.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Runs `f` while no program runs.
-    pub(super) fn exclusive(&self, f: impl FnOnce()) {
-        let _running = self.run.lock().unwrap_or_else(PoisonError::into_inner);
-        f();
     }
 }
 
@@ -109,7 +160,7 @@ impl Job {
             seen = epoch;
             let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).clone();
             if let Some(work) = work {
-                work.execute(worker, &self.barrier, |_| ());
+                self.lock.inside(|| work.execute(worker, &self.barrier, |_| ()));
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use crate::error::Result;
 use crate::profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
 
 /// Barriers passed in a row to see what one costs.
@@ -12,8 +13,8 @@ pub(super) const CALIBRATION: usize = 128;
 pub(super) fn of_run(
     mode: ProfileMode,
     groups: usize,
-    run: impl FnOnce(&mut dyn FnMut(usize)),
-) -> Profile {
+    run: impl FnOnce(&mut dyn FnMut(usize)) -> Result<()>,
+) -> Result<Profile> {
     let mut spans = vec![ProfileSpan::default(); groups];
     let started = Instant::now();
     let since_start = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -22,16 +23,16 @@ pub(super) fn of_run(
         let now = since_start();
         spans[group] = ProfileSpan { start_ns: last, end_ns: now };
         last = now;
-    });
+    })?;
     // The caller is a worker: handing over and working are one, so all of it is waiting.
-    Profile {
+    Ok(Profile {
         mode,
         clock: ProfileClock::Cpu,
         spans,
         submit_ns: 0,
         wait_ns: since_start(),
         barrier_ns: None,
-    }
+    })
 }
 
 /// The middle of the durations.

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -23,7 +24,10 @@ use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::profile::{Profile, ProfileMode};
-use crate::registry::KernelRegistry;
+use crate::registry::{KernelRegistry, declared_bytes};
+
+/// Pieces of a dispatch at most.
+const MAX_PIECES: usize = u32::MAX as usize;
 
 /// Lowers dispatches as they come. Nothing runs before the whole list is proven.
 pub(super) struct CpuEncoder {
@@ -66,24 +70,31 @@ impl CpuEncoder {
         if ops::spec(dispatch.kind).is_some() {
             ops::check(dispatch.kind, &dispatch.bindings, &dispatch.params)?;
         }
-        let kernel = self.kernel(dispatch)?;
+        // Whether the kernel is the one of the kind comes first.
         let roles = self.roles(dispatch)?;
+        let kernel = self.kernel(dispatch)?;
         let operands = dispatch
             .bindings
             .iter()
             .zip(roles)
-            .map(|(view, role)| self.operand(view, role))
+            .enumerate()
+            .map(|(index, (view, role))| {
+                let declared = declared_bytes(dispatch, index, role)?;
+                self.operand(view, role, declared)
+            })
             .collect::<Result<SmallVec<[Operand; 6]>>>()?;
         reject_overlap(dispatch, &operands)?;
         let operands = with_aliases(dispatch, operands);
         let grid = kernel.grid(&dispatch.bindings, &dispatch.params);
         let name = dispatch.kernel.clone();
-        let written = operands.iter().filter(|o| o.role != BindingRole::Read);
-        if let Some(bad) = written.clone().find(|o| !grid.fits(&o.layout)) {
-            return Err(GpuError::KernelFailed {
-                kernel: name.to_string(),
-                message: format!("its grid does not cut an output of {} into parts", bad.layout),
-            });
+        let fail = |message| GpuError::KernelFailed { kernel: name.to_string(), message };
+        let mut written = operands.iter().filter(|o| o.role != BindingRole::Read);
+        if let Some(bad) = written.find(|o| !grid.fits(&o.layout)) {
+            let message = format!("its grid does not cut an output of {} into parts", bad.layout);
+            return Err(fail(message));
+        }
+        if grid.pieces() > MAX_PIECES {
+            return Err(fail(format!("its grid has {} pieces", grid.pieces())));
         }
         let params = dispatch.params.clone();
         Ok(Step { kernel, name, operands, params, grid, first_piece: 0 })
@@ -91,8 +102,15 @@ impl CpuEncoder {
 
     fn kernel(&self, dispatch: &Dispatch) -> Result<CpuKernel> {
         let name = &*dispatch.kernel;
-        if let Some(kernel) = kernels::builtin(name) {
-            return Ok(kernel.clone());
+        // By kind, as its contract: a user's kernel is never run by the contract of one of ours.
+        if ops::spec(dispatch.kind).is_some() {
+            let builtin = match self.shared.float_activations {
+                true => kernels::builtin_float(name),
+                false => kernels::builtin(name),
+            };
+            return builtin
+                .cloned()
+                .ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() });
         }
         let custom = self.kernels.custom(name)?;
         custom.cpu.clone().ok_or_else(|| GpuError::KernelNotForDevice {
@@ -101,17 +119,23 @@ impl CpuEncoder {
         })
     }
 
-    /// Roles of the operands, from the contract. A kernel of unknown access may write all of them.
+    /// Roles of the operands, from the contract of the kernel, with which the dispatch agrees. A kernel of
+    /// unknown access may write all of them.
     fn roles(&self, dispatch: &Dispatch) -> Result<SmallVec<[BindingRole; 6]>> {
-        let contract = self.kernels.contract_of(dispatch)?;
-        let declared = contract.and_then(|contract| contract.bindings.as_ref());
-        Ok(match declared {
+        let contract = self.kernels.checked_contract(dispatch)?;
+        Ok(match &contract.bindings {
             Some(bindings) => bindings.iter().map(|binding| binding.role).collect(),
             None => dispatch.bindings.iter().map(|_| BindingRole::ReadWrite).collect(),
         })
     }
 
-    fn operand(&mut self, view: &TensorView, role: BindingRole) -> Result<Operand> {
+    /// The `declared` bytes of a buffer, seen as a view.
+    fn operand(
+        &mut self,
+        view: &TensorView,
+        role: BindingRole,
+        declared: Range<u64>,
+    ) -> Result<Operand> {
         let memory = match self.memory.get(&view.buf_id) {
             Some(memory) => memory,
             None => {
@@ -135,46 +159,83 @@ impl CpuEncoder {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::Misaligned { buf_id, offset, dtype, align });
         }
+        let layout = view.layout;
         if let Some(tensor) = memory.packed() {
-            let packed = PackedView::new(tensor, view.offset, &view.layout);
+            // A kernel gets the whole tensor, of which no program may write a byte.
+            let whole = declared.start == view.offset && Some(declared.end) == end;
+            let packed = PackedView::new(tensor, view.offset, &layout).filter(|_| whole);
             if packed.is_none() || role != BindingRole::Read {
                 return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
-            let (start, bytes) = (memory.start(), memory.len());
-            let layout = view.layout;
-            return Ok(Operand { start, bytes, layout, role, packed, over: None, aliased: false });
+            let (start, bytes, skipped) = (memory.start(), memory.len(), 0);
+            let (over, aliased) = (None, false);
+            return Ok(Operand { start, bytes, skipped, layout, role, packed, over, aliased });
         }
-        // SAFETY: the offset is inside the allocation, checked above.
-        let start = unsafe { memory.start().add(view.offset as usize) };
-        let (bytes, layout) = (bytes as usize, view.layout);
-        Ok(Operand { start, bytes, layout, role, packed: None, over: None, aliased: false })
+        let inside = view.offset <= declared.start && Some(declared.end) <= end;
+        let bytes = declared.end.checked_sub(declared.start).filter(|_| inside);
+        let Some(bytes) = bytes.map(|bytes| bytes as usize) else {
+            return Err(GpuError::TransferOutOfBounds {
+                buf_id: view.buf_id,
+                offset: declared.start,
+                len: declared.end.saturating_sub(declared.start),
+                buf_len: memory.len() as u64,
+            });
+        };
+        // SAFETY: the lines above have seen that `declared` is inside the view, and the view inside the
+        // allocation.
+        let start = unsafe { memory.start().add(declared.start as usize) };
+        let skipped = (declared.start - view.offset) as usize;
+        let (packed, over, aliased) = (None, None, false);
+        Ok(Operand { start, bytes, skipped, layout, role, packed, over, aliased })
     }
 
     fn take_program(&mut self) -> Result<CpuProgram> {
+        // Taken together, before anything can fail: steps must not stay behind without their list, since
+        // the next proof would know nothing of them.
         let list = std::mem::take(&mut self.list);
-        // Runs are separated by waiting, so wrap-around needs no proof here.
-        verify(&list, &list, None).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
         let mut ends = std::mem::take(&mut self.group_ends);
         let steps = std::mem::take(&mut self.steps);
-        ends.push(steps.len());
         let memory = std::mem::take(&mut self.memory).into_values().collect();
+        ends.push(steps.len());
+        // Runs are separated by waiting, so wrap-around needs no proof here.
+        verify(&list, &list, None).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
+        check_pieces(&steps, &ends)?;
         let work = Work::new(steps, &ends, memory, &self.shared);
         self.shared.encodings.fetch_add(1, Ordering::Relaxed);
         Ok(CpuProgram { shared: self.shared.clone(), work: Arc::new(work), serial: None })
     }
 }
 
+/// Pieces of a group are numbered in 32 bits.
+fn check_pieces(steps: &[Step], ends: &[usize]) -> Result<()> {
+    let mut start = 0;
+    for &end in ends {
+        let group = &steps[start..end];
+        // No overflow: each has at most `MAX_PIECES`.
+        let pieces: u64 = group.iter().map(|step| step.grid.pieces() as u64).sum();
+        if let Some(step) = group.last().filter(|_| pieces > MAX_PIECES as u64) {
+            return Err(GpuError::KernelFailed {
+                kernel: step.name.to_string(),
+                message: format!("the group it is in has {pieces} pieces"),
+            });
+        }
+        start = end;
+    }
+    Ok(())
+}
+
 /// Shared and exclusive slices of the same bytes must never exist side by side. An operand that an
 /// output lies exactly over is handed out as that output alone.
 fn reject_overlap(dispatch: &Dispatch, operands: &[Operand]) -> Result<()> {
     let bytes = |o: &Operand| (o.start.addr(), o.start.addr() + o.bytes);
+    let only_read = |operand: usize| operands[operand].role == BindingRole::Read;
     for (written, a) in operands.iter().enumerate() {
         if a.role == BindingRole::Read {
             continue;
         }
         let ((a0, a1), others) = (bytes(a), operands.iter().map(bytes).enumerate());
         for (other, (b0, b1)) in others {
-            let in_place = dispatch.placed_over(written) == Some(other);
+            let in_place = dispatch.placed_over(written) == Some(other) && only_read(other);
             if other != written && a0 < b1 && b0 < a1 && !in_place {
                 return Err(GpuError::OperandOverlap {
                     kernel: dispatch.kernel.to_string(),
@@ -249,7 +310,7 @@ struct CpuProgram {
 
 impl Program for CpuProgram {
     fn run(&mut self) -> Result<()> {
-        self.shared.pool.run(&self.work);
+        self.shared.pool.run(&self.work)?;
         self.work.outcome()
     }
 
@@ -261,14 +322,13 @@ impl Program for CpuProgram {
             }
         };
         let pool = &self.shared.pool;
-        let profile = profile::of_run(mode, work.groups.len(), |passed| {
-            pool.run_observed(work, passed);
-        });
+        let profile =
+            profile::of_run(mode, work.groups.len(), |passed| pool.run_observed(work, passed))?;
         work.outcome()?;
         let barriers = Arc::new(Work::barriers(profile::CALIBRATION, &self.shared));
         let idle = profile::of_run(mode, profile::CALIBRATION, |passed| {
-            pool.run_observed(&barriers, passed);
-        });
+            pool.run_observed(&barriers, passed)
+        })?;
         Ok(Profile { barrier_ns: profile::median_ns(&idle.spans), ..profile })
     }
 }
@@ -286,7 +346,7 @@ pub(super) struct Work {
 }
 
 struct Group {
-    steps: std::ops::Range<usize>,
+    steps: Range<usize>,
     pieces: usize,
     /// Next piece to claim.
     next: AtomicUsize,
@@ -360,6 +420,8 @@ impl Work {
         barrier: &SpinBarrier,
         mut passed: impl FnMut(usize),
     ) {
+        // A worker that left early would let the caller touch buffers that others still work on.
+        let stays = AbortOnUnwind;
         let mut scratch = self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
         for (index, group) in self.groups.iter().enumerate() {
             loop {
@@ -379,15 +441,18 @@ impl Work {
         if self.groups.is_empty() {
             barrier.wait();
         }
+        std::mem::forget(stays);
     }
 
     fn run_piece(&self, group: &Group, piece: usize, scratch: &mut [f32]) {
         let steps = &self.steps[group.steps.clone()];
         let index = steps.partition_point(|step| step.first_piece <= piece) - 1;
         let step = &steps[index];
-        // SAFETY: the encoder checked grid, overlap and bounds of the operands, and `memory` keeps
-        // them alive. The list is proven, so nothing in this group writes what this piece reads or
-        // touches what it owns; groups are kept apart by the barrier, transfers by the run lock.
+        // SAFETY: `CpuEncoder::lower` has seen that the grid fits the outputs and that operands overlap only
+        // in place; `memory` keeps their bytes alive. `Group::next` gives each piece to one worker. The
+        // bytes of operands are those of the dispatch's accesses, and `CpuEncoder::take_program` has proven
+        // for those that nothing in this group writes what this piece reads or touches what it owns.
+        // `execute` keeps groups apart by the barrier, and `Pool::run_observed` transfers by the run lock.
         let mut piece = unsafe {
             Piece::new(&step.operands, &step.params, &step.grid, piece - step.first_piece, scratch)
         };
@@ -397,6 +462,10 @@ impl Work {
                 kernel: step.name.to_string(),
                 message: panic_message(&*payload),
             };
+            // What a kernel panics with may panic again when it is dropped; that one is left alone.
+            if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+                std::mem::forget(again);
+            }
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
@@ -406,6 +475,15 @@ impl Work {
             Some(error) => Err(error),
             None => Ok(()),
         }
+    }
+}
+
+/// Ends the process if it is dropped: only a panic on the way to the end of a program does that.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        std::process::abort();
     }
 }
 

@@ -10,6 +10,10 @@ pub mod reference;
 #[cfg(any(test, feature = "testkit"))]
 pub mod suite;
 
+/// What `arg_max` gives for a row without a largest finite element: one with a NaN or an infinity in it, or with nothing
+/// above negative infinity. [`Gather`](clearway_graph::CapturedOpKind::Gather) gives zeros for it.
+pub const NO_INDEX: u32 = u32::MAX;
+
 pub use clearway_graph::{OpSpec, Operand, ParamKind, ParamSpec};
 
 use std::sync::LazyLock;

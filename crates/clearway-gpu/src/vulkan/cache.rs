@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use crate::cache_folder;
+
 /// First bytes of every file: name and version of the format.
 const MAGIC: [u8; 8] = *b"clearwy1";
 
@@ -12,17 +14,9 @@ pub(super) struct DiskCache {
 }
 
 impl DiskCache {
-    /// The user's cache: `CLEARWAY_CACHE`, or `clearway` in the platform's cache folder.
+    /// `kernels` in the user's [`cache_folder`]; a cache that keeps nothing if there is none or it is not wanted.
     pub(super) fn open(enabled: bool) -> Self {
-        let named =
-            |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let platform = || {
-            named("XDG_CACHE_HOME")
-                .or_else(|| named("LOCALAPPDATA"))
-                .or_else(|| named("HOME").map(|home| home.join(".cache")))
-                .map(|folder| folder.join("clearway"))
-        };
-        let root = enabled.then(|| named("CLEARWAY_CACHE").or_else(platform)).flatten();
+        let root = enabled.then(|| cache_folder().ok()).flatten();
         Self { root: root.map(|folder| folder.join("kernels")) }
     }
 

@@ -2,13 +2,14 @@
 
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
 use ash::{ext, khr, vk};
 use rustc_hash::FxHashMap;
 
 use super::counts::{Counters, VulkanCounts};
+use super::guard::Vetted;
 use super::handle::{Handle, Timeline};
 use super::heap::Heap;
 use super::instance::{Adapter, Instance};
@@ -21,7 +22,7 @@ use crate::error::{GpuError, Result};
 
 /// How long the host polls before it blocks: a decode step of a small model is shorter.
 const SPIN: Duration = Duration::from_micros(300);
-/// How long the host waits for the device at all.
+/// How long the host waits for the device at all, unless the options say otherwise.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An opened device.
@@ -30,17 +31,23 @@ pub(super) struct Context {
     pub(super) adapter: Adapter,
     /// Device functions.
     pub(super) raw: Arc<Handle>,
-    queue: Mutex<vk::Queue>,
+    /// Locked alone to submit, and together by those who keep the device idle.
+    queue: RwLock<vk::Queue>,
     timeline: Timeline,
     /// Submissions so far; written under the lock of the queue.
     submitted: AtomicU64,
     lost: AtomicBool,
+    /// Whether the host last waited for the device in vain.
+    stuck: AtomicBool,
+    patience: Duration,
     pub(super) counters: Counters,
     /// Device memory, and memory of the host for what it looks at while work is under way.
     pub(super) heap: Heap,
     pub(super) mailboxes: Heap,
     pub(super) transfers: Transfers,
     pub(super) pipelines: Pipelines,
+    /// Users' kernels that were looked at.
+    pub(super) vetted: Vetted,
     pub(super) tuner: Tuner,
     /// Buffers alive, by identity.
     pub(super) buffers: Mutex<FxHashMap<usize, Weak<VulkanMemory>>>,
@@ -59,7 +66,8 @@ impl Context {
             reason: format!("{} cannot be opened ({e})", adapter.name),
         })?;
         let raw = Handle::new(raw, instance.clone());
-        // SAFETY: the device was created with one queue of this family.
+        // SAFETY: VUID-vkGetDeviceQueue-queueFamilyIndex-00384 and -queueIndex-00385: `create_device` asks for one
+        // queue of this family, without flags (-flags-01841).
         let queue = unsafe { raw.get_device_queue(adapter.queue_family, 0) };
         let timeline =
             Timeline::new(&raw).map_err(|e| driver_error(&name, "vkCreateSemaphore", e))?;
@@ -83,15 +91,18 @@ impl Context {
             info,
             adapter,
             raw,
-            queue: Mutex::new(queue),
+            queue: RwLock::new(queue),
             timeline,
             submitted: AtomicU64::new(0),
             lost: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+            patience: instance.options.patience.unwrap_or(PATIENCE),
             counters: Counters::default(),
             heap,
             mailboxes,
             transfers,
             pipelines,
+            vetted: Vetted::default(),
             tuner,
             buffers: Mutex::default(),
             instance,
@@ -100,7 +111,7 @@ impl Context {
 
     /// Hands command buffers to the device; returns what the clock will show when they are done.
     pub(super) fn submit(&self, commands: &[vk::CommandBufferSubmitInfo<'_>]) -> Result<u64> {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = self.queue.write().unwrap_or_else(PoisonError::into_inner);
         let value = self.submitted.load(Ordering::Relaxed) + 1;
         let signal = [vk::SemaphoreSubmitInfo::default()
             .semaphore(self.timeline.semaphore)
@@ -109,7 +120,11 @@ impl Context {
         let submit = [vk::SubmitInfo2::default()
             .command_buffer_infos(commands)
             .signal_semaphore_infos(&signal)];
-        // SAFETY: the queue is locked, and callers keep what they submit alive until it is done.
+        // SAFETY: the queue needs outside synchronisation, and its lock is held alone. The value is above all before
+        // it (VUID-VkSubmitInfo2-semaphore-03882). Callers submit commands whose recording has ended
+        // (VUID-vkQueueSubmit2-commandBuffer-03874), that are not under way unless recorded for
+        // simultaneous use (-03875), and that they keep with all they use until the clock shows this value:
+        // `VulkanProgram` until it is dropped, `Transfers` by waiting for a segment's last value.
         unsafe { self.raw.queue_submit2(*queue, &submit, vk::Fence::null()) }
             .map_err(|e| self.error("vkQueueSubmit2", e))?;
         self.submitted.store(value, Ordering::Release);
@@ -137,15 +152,45 @@ impl Context {
     pub(super) fn sleep(&self, value: u64) -> Result<()> {
         let (semaphores, values) = ([self.timeline.semaphore], [value]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
-        // SAFETY: the semaphore lives as long as the context.
-        match unsafe { self.raw.wait_semaphores(&info, PATIENCE.as_nanos() as u64) } {
-            Ok(()) => Ok(()),
-            Err(vk::Result::TIMEOUT) => Err(GpuError::Timeout {
-                device: self.info.name.clone(),
-                seconds: PATIENCE.as_secs(),
-            }),
+        // SAFETY: the semaphore is this context's, which lives, and a timeline (VUID-VkSemaphoreWaitInfo-
+        // pSemaphores-03256).
+        match unsafe { self.raw.wait_semaphores(&info, self.patience.as_nanos() as u64) } {
+            Ok(()) => {
+                self.stuck.store(false, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(vk::Result::TIMEOUT) => {
+                self.stuck.store(true, Ordering::Relaxed);
+                Err(GpuError::Timeout {
+                    device: self.info.name.clone(),
+                    seconds: self.patience.as_secs_f64().ceil() as u64,
+                })
+            }
             Err(e) => Err(self.error("vkWaitSemaphores", e)),
         }
+    }
+
+    /// Waits until nothing runs on the device, and keeps it so: while the result lives nothing is
+    /// submitted.
+    pub(super) fn idle(&self) -> Result<Idle<'_>> {
+        let queue = self.queue.read().unwrap_or_else(PoisonError::into_inner);
+        self.wait_all()?;
+        Ok(Idle { _queue: queue })
+    }
+
+    /// Whether the device is done with what was submitted up to `value`, so that it may be freed. The host
+    /// waits for it, but not again once it waited in vain. A lost device is done with everything.
+    pub(super) fn settled(&self, value: u64) -> bool {
+        if self.done().is_ok_and(|done| done >= value) {
+            return true;
+        }
+        let again = !self.stuck.load(Ordering::Relaxed);
+        (again && self.wait(value).is_ok()) || self.lost.load(Ordering::Relaxed)
+    }
+
+    /// As [`settled`](Self::settled), for everything that was submitted so far.
+    pub(super) fn all_settled(&self) -> bool {
+        self.settled(self.submitted.load(Ordering::Acquire))
     }
 
     /// Waits until everything submitted so far is done.
@@ -155,7 +200,8 @@ impl Context {
 
     /// What the clock shows.
     pub(super) fn done(&self) -> Result<u64> {
-        // SAFETY: the semaphore lives as long as the context.
+        // SAFETY: the semaphore is this context's, which lives, and a timeline (VUID-vkGetSemaphoreCounterValue-
+        // semaphore-03255).
         unsafe { self.raw.get_semaphore_counter_value(self.timeline.semaphore) }
             .map_err(|e| self.error("vkGetSemaphoreCounterValue", e))
     }
@@ -187,6 +233,16 @@ impl Context {
         self.instance.free(self.adapter.raw)[heap as usize]
     }
 
+    /// Refuses workgroups that the device does not start.
+    pub(super) fn check_groups(&self, kernel: &str, found: [u32; 3]) -> Result<()> {
+        let limit = self.adapter.limits.max_compute_work_group_count;
+        if found.iter().zip(limit).all(|(found, limit)| (1..=limit).contains(found)) {
+            return Ok(());
+        }
+        let (kernel, device) = (kernel.to_owned(), self.info.name.clone());
+        Err(GpuError::GroupCount { kernel, device, found, limit })
+    }
+
     pub(super) fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
         let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         buffers
@@ -196,11 +252,17 @@ impl Context {
     }
 }
 
+/// Nothing runs on the device, and nothing is submitted, while this lives.
+pub(super) struct Idle<'a> {
+    _queue: RwLockReadGuard<'a, vk::Queue>,
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
-        if !self.lost.load(Ordering::Relaxed) {
-            // SAFETY: nothing else uses the device any more. A failure leaves nothing to do.
-            let _ = unsafe { self.raw.device_wait_idle() };
+        if !self.all_settled() {
+            // Commands may run and use any of it for ever.
+            self.raw.abandon();
+            return;
         }
         // The other parts destroy what they made themselves, after this.
         self.heap.destroy(&self.raw);
@@ -217,7 +279,7 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     if adapter.has_budget {
         extensions.push(ext::memory_budget::NAME.as_ptr());
     }
-    if adapter.target.cooperative {
+    if adapter.has_matrices() {
         extensions.push(khr::cooperative_matrix::NAME.as_ptr());
     }
     let mut f11 = vk::PhysicalDeviceVulkan11Features::default()
@@ -227,8 +289,8 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .shader_float16(true)
         .timeline_semaphore(true)
         .host_query_reset(true)
-        .vulkan_memory_model(adapter.target.cooperative)
-        .vulkan_memory_model_device_scope(adapter.target.cooperative);
+        .vulkan_memory_model(adapter.has_matrices())
+        .vulkan_memory_model_device_scope(adapter.has_matrices());
     let mut f13 = vk::PhysicalDeviceVulkan13Features::default()
         .synchronization2(true)
         .maintenance4(true)
@@ -242,10 +304,13 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .push_next(&mut f11)
         .push_next(&mut f12)
         .push_next(&mut f13);
-    if adapter.target.cooperative {
+    if adapter.has_matrices() {
         info = info.push_next(&mut matrix);
     }
-    // SAFETY: the features and extensions asked for were found on this device.
+    // SAFETY: VUID-vkCreateDevice-ppEnabledExtensionNames-01387: `Instance::adapter` found the extensions on this
+    // device. It found the features, too, or `Context::open` refuses the device; missing ones would be an error
+    // and nothing worse. The queue family is one of the device (VUID-VkDeviceQueueCreateInfo-
+    // queueFamilyIndex-00381). The chain lives until the call returns.
     unsafe { instance.raw.create_device(adapter.raw, &info, None) }
 }
 
@@ -263,6 +328,8 @@ pub(super) fn driver_error(device: &str, call: &'static str, code: vk::Result) -
 
 #[cfg(test)]
 mod tests {
+    use clearway_graph::testkit::skip;
+
     use super::super::VulkanOptions;
     use super::*;
 
@@ -272,10 +339,10 @@ mod tests {
         let opened = Instance::load(options).and_then(|i| Ok((i.adapters()?, Arc::new(i))));
         let (adapters, instance) = match opened {
             Ok(opened) => opened,
-            Err(error) => return println!("skipped: {error}"),
+            Err(error) => return skip("vulkan", error),
         };
         let Some(adapter) = adapters.into_iter().find(|adapter| adapter.missing.is_none()) else {
-            return println!("skipped: no device can be used");
+            return skip("vulkan", "no device can be used");
         };
         for made in 0..4 {
             let raw = create_device(&instance, &adapter).unwrap();
@@ -288,11 +355,18 @@ mod tests {
             drop((timeline, transfers, pipelines));
             assert_eq!(Arc::strong_count(&device), 1, "nothing is left of them");
         }
-        let context = Context::open(instance.clone(), adapter).unwrap();
+        let context = Context::open(instance.clone(), adapter.clone()).unwrap();
         let device = Arc::downgrade(&context.raw);
         drop(context);
         assert!(device.upgrade().is_none(), "the device is destroyed");
         assert_eq!(Arc::strong_count(&instance), 1);
+
+        // One whose work never ends: its instance must stay, as it does.
+        let context = Context::open(instance.clone(), adapter).unwrap();
+        context.submitted.store(1, Ordering::Release);
+        context.stuck.store(true, Ordering::Relaxed);
+        drop(context);
+        assert_eq!(Arc::strong_count(&instance), 2, "the device is not destroyed");
     }
 
     #[test]

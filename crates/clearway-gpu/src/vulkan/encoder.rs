@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::context::Context;
+use super::guard;
 use super::lowered::{Bound, Lowered};
 use super::memory::VulkanMemory;
 use super::pipeline::MAX_BINDINGS;
@@ -20,8 +21,8 @@ use super::{split, tune};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
-use crate::registry::KernelRegistry;
-use crate::wgsl::{self, Job, Kernel, Operand, Packing, Scratch, View};
+use crate::registry::{KernelRegistry, declared_bytes};
+use crate::wgsl::{self, Job, Kernel, Operand, Packing, Scratch, Trust, View};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
 pub(super) struct VulkanEncoder {
@@ -61,6 +62,7 @@ impl VulkanEncoder {
         if spec.is_some() {
             ops::check(dispatch.kind, &dispatch.bindings, &dispatch.params)?;
         }
+        self.check_extents(dispatch)?;
         if dispatch.bindings.len() > MAX_BINDINGS {
             return Err(GpuError::Arity {
                 op: "custom kernel",
@@ -76,11 +78,32 @@ impl VulkanEncoder {
         (0..parts).try_for_each(|part| self.lower_part(dispatch, Some(part), part + 1 == parts))
     }
 
+    /// A binding covers the whole view, so a contract must declare all of it.
+    fn check_extents(&self, dispatch: &Dispatch) -> Result<()> {
+        let contract = self.kernels.checked_contract(dispatch)?;
+        for (operand, binding) in contract.bindings.iter().flatten().enumerate() {
+            let view = &dispatch.bindings[operand];
+            let declared = declared_bytes(dispatch, operand, binding.role)?;
+            if declared != (view.offset..view.offset + view.layout.span_bytes()) {
+                return Err(GpuError::PartialExtent {
+                    kernel: dispatch.kernel.to_string(),
+                    operand,
+                    device: self.context.info.name.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// In how many parts the weights of a dispatch lie; 0 if in one piece.
     fn parts(&mut self, dispatch: &Dispatch) -> Result<usize> {
         let mut parts = 0;
         for view in &dispatch.bindings {
-            parts = parts.max(self.memory(view.buf_id)?.parts.len());
+            let memory = self.memory(view.buf_id)?;
+            if memory.is_packed() && !memory.holds(view) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
+            }
+            parts = parts.max(memory.parts.len());
         }
         Ok(parts)
     }
@@ -104,7 +127,9 @@ impl VulkanEncoder {
         let written = indices(|operand| operand.role != BindingRole::Read);
         let mut bound = Bound { ranges, weights, written };
         let kernel = match dispatch.kind {
-            CapturedOpKind::Custom | CapturedOpKind::Pinned => self.custom(dispatch, &job)?,
+            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
+                self.custom(dispatch, &job, &bound)?
+            }
             _ if part.is_some() => wgsl::lower(&job)?,
             _ => tune::lower(&context, &mut job, &bound)?,
         };
@@ -114,24 +139,44 @@ impl VulkanEncoder {
         Ok(())
     }
 
-    fn custom(&self, dispatch: &Dispatch, job: &Job<'_>) -> Result<Kernel> {
+    /// A user's kernel, checked against the device and its contract.
+    fn custom(&self, dispatch: &Dispatch, job: &Job<'_>, bound: &Bound) -> Result<Kernel> {
         let kernel = self.kernels.custom(&dispatch.kernel)?;
         let text = kernel.wgsl.as_ref().ok_or_else(|| GpuError::KernelNotForDevice {
             kernel: dispatch.kernel.to_string(),
             device: self.context.info.name.clone(),
         })?;
         let groups = (text.groups)(&dispatch.bindings, &dispatch.params);
-        let mut source = wgsl::Source::new(job).body(&text.body);
+        self.context.check_groups(&dispatch.kernel, groups)?;
+        let bad = |message| GpuError::KernelCompile {
+            kernel: dispatch.kernel.to_string(),
+            device: self.context.info.name.clone(),
+            message,
+        };
+        let mut source = wgsl::Source::new(job).body(&text.body).trust(text.trust());
         for &index in &text.quads {
             if !job.operands.get(index).is_some_and(Operand::is_aligned) {
-                let message = format!("operand {index} is not there or not aligned for words");
-                return Err(GpuError::KernelCompile {
-                    kernel: dispatch.kernel.to_string(),
-                    device: self.context.info.name.clone(),
-                    message,
-                });
+                return Err(bad(format!("operand {index} is not there or not aligned for words")));
+            }
+            // Bounds checks keep an index below the length, which must not be zero.
+            if bound.ranges[index].range < 16 {
+                return Err(bad(format!("operand {index} is shorter than four words")));
             }
             source = source.view(index, View::Quads);
+        }
+        for (index, view) in dispatch.bindings.iter().enumerate() {
+            if self.memory.get(&view.buf_id).is_some_and(|memory| memory.is_packed()) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
+            }
+            // Bounds checks of the bare array are those of its binding, which then holds more than the view.
+            let exact = view.layout.span_bytes() == bound.ranges[index].range;
+            let name = format!("b_{}", job.operands[index].name);
+            if text.trust() == Trust::Checked && !exact && guard::mentions(&text.body, &name) {
+                return Err(bad(format!(
+                    "operand {index} does not begin and end where its binding does: \
+                     reach it through its functions and not as `{name}`"
+                )));
+            }
         }
         if let Some(Scratch { bytes, tickets }) = text.scratch {
             let count = job.operands.len() + SCRATCH_BINDINGS;
@@ -142,10 +187,17 @@ impl VulkanEncoder {
             if bytes > job.target.max_binding {
                 return Err(self.too_large(dispatch, "scratch", bytes));
             }
+            let ticket_bytes = u64::from(tickets) * 4;
+            if ticket_bytes > job.target.max_binding {
+                return Err(self.too_large(dispatch, "tickets", ticket_bytes));
+            }
             // No binding may be empty.
             source = source.scratch(bytes.max(4), tickets.max(1));
         }
-        Ok(source.build(groups))
+        let built = source.build(groups);
+        let (device, adapter) = (&self.context.info.name, &self.context.adapter);
+        self.context.vetted.check(&dispatch.kernel, device, adapter, &built, &job.operands)?;
+        Ok(built)
     }
 
     fn too_large(&self, dispatch: &Dispatch, operand: &'static str, bytes: u64) -> GpuError {
@@ -208,12 +260,9 @@ impl VulkanEncoder {
         let (piece, bytes) = (&memory.piece, view.layout.span_bytes());
         let too_large = |bytes| self.too_large(dispatch, operand, bytes);
         if memory.packing == Packing::Planes {
-            if view.offset != 0 || bytes != view.buf_len {
-                return Err(GpuError::TransferMismatch {
-                    what: "packed weights",
-                    found: format!("{bytes} bytes at byte {} of {}", view.offset, view.buf_len),
-                    expected: "the whole tensor".into(),
-                });
+            // Of parts, this is the view of their rows.
+            if !memory.holds(view) {
+                return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
             if piece.len > self.context.adapter.target.max_binding {
                 return Err(too_large(piece.len));
@@ -221,14 +270,14 @@ impl VulkanEncoder {
             let (offset, range) = (piece.offset, piece.len);
             return Ok((vk::DescriptorBufferInfo { buffer: piece.buffer, offset, range }, 0));
         }
-        let end = view.offset.checked_add(bytes).filter(|&end| end <= piece.len);
+        let end = view.offset.checked_add(bytes).filter(|&end| end <= memory.len);
         if end.is_none() {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::TransferOutOfBounds {
                 buf_id,
                 offset,
                 len: bytes,
-                buf_len: piece.len,
+                buf_len: memory.len,
             });
         }
         let dtype = view.layout.dtype();
@@ -259,13 +308,15 @@ impl VulkanEncoder {
     }
 
     fn take_program(&mut self) -> Result<VulkanProgram> {
+        // Taken together, before anything can fail: steps must not stay behind without their list, since
+        // the next proof would know nothing of them.
         let list = std::mem::take(&mut self.list);
+        let lowered = std::mem::take(&mut self.lowered);
+        let memory = self.memory.drain().map(|(_, memory)| memory).collect();
         // Every submission starts with a barrier, so wrap-around needs no proof here.
         if self.proven {
             verify(&list, &list, None).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
         }
-        let lowered = std::mem::take(&mut self.lowered);
-        let memory = self.memory.drain().map(|(_, memory)| memory).collect();
         VulkanProgram::new(&self.context, lowered, memory)
     }
 }
@@ -310,9 +361,15 @@ impl CommandEncoder for VulkanEncoder {
     type Error = GpuError;
 
     fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
-        self.lower(dispatch)?;
-        self.list.record(CapturedNode::Dispatch(Arc::new(dispatch.as_recorded())))?;
-        Ok(())
+        let node = CapturedNode::Dispatch(Arc::new(dispatch.as_recorded()));
+        // What was lowered must be in the list that is proven: asked before, and taken back on failure.
+        self.list.check(&node)?;
+        let before = self.lowered.mark();
+        if let Err(error) = self.lower(dispatch) {
+            self.lowered.take_back(before);
+            return Err(error);
+        }
+        Ok(self.list.record(node)?)
     }
 
     fn barrier(&mut self, _reason: &BarrierReason) -> Result<()> {

@@ -1,8 +1,10 @@
 //! The device itself and its clock. Whatever is made from the device keeps its handle, so that the
-//! device goes last, wherever opening it stops.
+//! device goes last, wherever opening it stops. A device that may still work for ever is *abandoned*: then
+//! nothing that was made from it is destroyed, nor the device, nor its instance.
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ash::vk;
 
@@ -11,13 +13,26 @@ use super::instance::Instance;
 /// Device functions; destroys the device when the last owner is gone.
 pub(super) struct Handle {
     raw: ash::Device,
+    abandoned: AtomicBool,
     /// Outlives the device.
-    _instance: Arc<Instance>,
+    instance: Arc<Instance>,
 }
 
 impl Handle {
     pub(super) fn new(raw: ash::Device, instance: Arc<Instance>) -> Arc<Self> {
-        Arc::new(Self { raw, _instance: instance })
+        Arc::new(Self { raw, abandoned: AtomicBool::new(false), instance })
+    }
+
+    /// Leaves the device and all that was made from it as they are, for good.
+    pub(super) fn abandon(&self) {
+        if !self.abandoned.swap(true, Ordering::Relaxed) {
+            std::mem::forget(self.instance.clone());
+        }
+    }
+
+    /// Whether objects of the device must not be destroyed, because it may still use them.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
     }
 }
 
@@ -31,7 +46,11 @@ impl Deref for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: everything made from the device had a share of this handle and is destroyed.
+        if self.is_abandoned() {
+            return;
+        }
+        // SAFETY: VUID-vkDestroyDevice-device-05137: all that is made from the device has a share of this
+        // handle and destroys itself before it gives that up, so nothing is left now.
         unsafe { self.raw.destroy_device(None) };
     }
 }
@@ -47,7 +66,8 @@ impl Timeline {
         let mut kind =
             vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
         let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-        // SAFETY: the device has timeline semaphores, which opening requires.
+        // SAFETY: VUID-VkSemaphoreTypeCreateInfo-timelineSemaphore-03252: `create_device` enables timeline
+        // semaphores, and adapters without them cannot be opened.
         let semaphore = unsafe { device.create_semaphore(&info, None) }?;
         Ok(Self { semaphore, device: device.clone() })
     }
@@ -55,7 +75,11 @@ impl Timeline {
 
 impl Drop for Timeline {
     fn drop(&mut self) {
-        // SAFETY: the device is idle and no submission refers to the semaphore.
+        if self.device.is_abandoned() {
+            return;
+        }
+        // SAFETY: VUID-vkDestroySemaphore-semaphore-05149: `Context`, the only owner once it was opened, waits
+        // for all submissions before its fields go, or abandons the device. Before that nothing was submitted.
         unsafe { self.device.destroy_semaphore(self.semaphore, None) };
     }
 }

@@ -37,10 +37,11 @@ pub(super) struct Mapped {
     pub(super) cached: bool,
 }
 
-// SAFETY: the address stays valid as long as its block, whichever thread uses it; who may touch the
-// bytes when is decided by the owner of the piece.
+// SAFETY: an address may go to any thread. It is good as long as its block is, and `Transfers`, which alone
+// follows it, gets it with a piece of that block.
 unsafe impl Send for Mapped {}
-// SAFETY: as above.
+// SAFETY: a shared address only gives a copy of itself. Who may touch the bytes behind it when is settled by the
+// lock of the piece's `VulkanMemory` and by `Context::idle`.
 unsafe impl Sync for Mapped {}
 
 /// All blocks of one kind of memory.
@@ -97,9 +98,11 @@ impl Heap {
             return Ok(piece);
         }
         let size = if len >= self.block / 2 { len } else { self.block };
-        let id = blocks.next;
-        let block = match self.new_block(context, id, size) {
-            Err(GpuError::OutOfMemory { .. }) if size > len => self.new_block(context, id, len)?,
+        let (id, count) = (blocks.next, blocks.list.len());
+        let block = match self.new_block(context, id, size, count) {
+            Err(GpuError::OutOfMemory { .. }) if size > len => {
+                self.new_block(context, id, len, count)?
+            }
             other => other?,
         };
         blocks.next += 1;
@@ -116,11 +119,10 @@ impl Heap {
         };
         let block = &mut blocks.list[index];
         block.give(piece.offset, piece.len);
-        if block.free == [(0, block.size)] {
-            let block = blocks.list.swap_remove(index);
-            // Filling with zeros may still be under way. A lost device has nothing under way.
-            let _ = context.wait_all();
-            block.destroy(&context.raw);
+        // Copies may still be under way. Where they do not end the block stays, for other pieces: what is done to
+        // those comes later in the same queue.
+        if block.free == [(0, block.size)] && context.all_settled() {
+            blocks.list.swap_remove(index).destroy(&context.raw);
         }
     }
 
@@ -140,8 +142,13 @@ impl Heap {
         GpuError::OutOfMemory { device: context.info.name.clone(), wanted, available }
     }
 
-    fn new_block(&self, context: &Context, id: u64, size: u64) -> Result<Block> {
+    /// A block beside `count` others.
+    fn new_block(&self, context: &Context, id: u64, size: u64, count: usize) -> Result<Block> {
         if size > context.adapter.max_buffer_bytes || size > context.available(self.heap) {
+            return Err(self.out_of_memory(context, size));
+        }
+        // Two heaps and the staging ring share what the device allows.
+        if count >= context.adapter.limits.max_memory_allocation_count as usize / 2 - 1 {
             return Err(self.out_of_memory(context, size));
         }
         let (buffer, memory) = allocate(context, size, self.memory_type, buffer_usage()).map_err(
@@ -150,7 +157,10 @@ impl Heap {
                 other => other,
             },
         )?;
-        let mapped = map(context, memory, self.flags)?;
+        let mapped = map(context, memory, self.flags).inspect_err(|_| {
+            let free = Vec::new();
+            Block { id, buffer, memory, mapped: None, size, free }.destroy(&context.raw);
+        })?;
         Ok(Block { id, buffer, memory, mapped, size, free: vec![(0, size)] })
     }
 }
@@ -189,9 +199,12 @@ impl Block {
     }
 
     fn destroy(&self, device: &ash::Device) {
-        // SAFETY: every piece was given back, so nothing uses the buffer.
+        // SAFETY: VUID-vkDestroyBuffer-buffer-00922: every piece was given back, which programs do when they are done
+        // with it, and the caller has waited for copies: `Heap::free` by `Context::all_settled`, and
+        // `Context::drop` likewise.
         unsafe { device.destroy_buffer(self.buffer, None) };
-        // SAFETY: the one buffer bound to it is gone.
+        // SAFETY: VUID-vkFreeMemory-memory-00677: the one buffer bound to it is gone, and with it whatever used it.
+        // This ends the mapping, whose addresses went with the pieces.
         unsafe { device.free_memory(self.memory, None) };
     }
 }
@@ -249,27 +262,41 @@ pub(super) fn allocate(
     usage: vk::BufferUsageFlags,
 ) -> Result<(vk::Buffer, vk::DeviceMemory)> {
     let info = vk::BufferCreateInfo::default().size(size).usage(usage);
-    // SAFETY: the size is below the device's limit.
+    // SAFETY: VUID-VkBufferCreateInfo-size-00912 and -06409: the size is not zero and within the largest buffer:
+    // pieces are 256 bytes at least, `new_block` checks its size, and the staging ring is 16 MiB, which every
+    // device has. The flags are empty and the usage is not.
     let buffer = unsafe { context.raw.create_buffer(&info, None) }
         .map_err(|e| context.error("vkCreateBuffer", e))?;
-    // SAFETY: the buffer is alive.
+    // SAFETY: the buffer was made above from the same device and is alive.
     let needs = unsafe { context.raw.get_buffer_memory_requirements(buffer) };
     let info = vk::MemoryAllocateInfo::default()
         .allocation_size(needs.size)
         .memory_type_index(memory_type);
-    // SAFETY: the memory type exists.
-    let memory = unsafe { context.raw.allocate_memory(&info, None) };
+    let heap = context.adapter.memory.memory_types[memory_type as usize].heap_index;
+    let heap_bytes = context.adapter.memory.memory_heaps[heap as usize].size;
+    // What the two calls below demand of a size and of a type. Buffers of this kind lie in every usual type.
+    let fits = needs.size <= heap_bytes && needs.memory_type_bits & (1 << memory_type) != 0;
+    let memory = if fits {
+        // SAFETY: VUID-vkAllocateMemory-pAllocateInfo-01713 and -01714: the size is within the heap, as just
+        // checked, and the type was chosen among those of the device. `Heap` bounds the number of
+        // allocations (VUID-vkAllocateMemory-maxMemoryAllocationCount-04101).
+        unsafe { context.raw.allocate_memory(&info, None) }
+    } else {
+        Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY)
+    };
     let bound = memory.and_then(|memory| {
-        // SAFETY: the buffer is not bound yet and the memory is as large as it needs.
+        // SAFETY: VUID-vkBindBufferMemory-buffer-07459, -memory-01035, -memoryOffset-01036 and -size-01037: the
+        // buffer is new and not bound, the type is one it takes, as just checked, the offset is zero and the
+        // memory as large as it needs.
         unsafe { context.raw.bind_buffer_memory(buffer, memory, 0) }
-            // SAFETY: nothing is bound to it.
+            // SAFETY: VUID-vkFreeMemory-memory-00677: binding failed, so nothing uses it.
             .inspect_err(|_| unsafe { context.raw.free_memory(memory, None) })
             .map(|()| memory)
     });
     match bound {
         Ok(memory) => Ok((buffer, memory)),
         Err(code) => {
-            // SAFETY: nothing uses it.
+            // SAFETY: VUID-vkDestroyBuffer-buffer-00922: it was made above and nothing was submitted that uses it.
             unsafe { context.raw.destroy_buffer(buffer, None) };
             Err(context.error("vkAllocateMemory", code))
         }
@@ -286,7 +313,8 @@ pub(super) fn map(
     if !flags.contains(Flags::HOST_VISIBLE | Flags::HOST_COHERENT) {
         return Ok(None);
     }
-    // SAFETY: the memory is host-visible and not mapped yet.
+    // SAFETY: VUID-vkMapMemory-memory-00682 and -00678: the type is host-visible, as just checked, and both callers
+    // map memory that they have just allocated, once. All of it is mapped (-size-00680).
     let start =
         unsafe { context.raw.map_memory(memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty()) }
             .map_err(|e| context.error("vkMapMemory", e))?;

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ash::{ext, khr, nv, vk};
 
-use super::VulkanOptions;
+use super::pipeline::MAX_BINDINGS;
+use super::{VulkanOptions, prefetch};
 use crate::error::{GpuError, Result};
 use crate::wgsl::Target;
 
@@ -40,7 +41,11 @@ pub(super) struct Adapter {
     pub(super) queue_family: u32,
     pub(super) timestamp_bits: u32,
     pub(super) fixed_subgroup: bool,
+    /// What invocations of a subgroup can do together.
+    pub(super) subgroup_operations: vk::SubgroupFeatureFlags,
     pub(super) target: Target,
+    /// Whether cooperative matrices are emulated.
+    pub(super) emulated: bool,
     /// Bytes of weights that groups may read ahead.
     pub(super) read_ahead: u64,
     /// What it lacks that cannot be done without.
@@ -53,12 +58,24 @@ pub(super) struct Adapter {
 /// than they bring.
 const READ_AHEAD: u64 = 4 << 20;
 
+/// Workgroups in each dimension that every device starts.
+const LEAST_GROUPS: u32 = 65_535;
+
+/// What our kernels do with subgroups.
+const SUBGROUP_OPERATIONS: vk::SubgroupFeatureFlags = vk::SubgroupFeatureFlags::from_raw(
+    vk::SubgroupFeatureFlags::BASIC.as_raw()
+        | vk::SubgroupFeatureFlags::VOTE.as_raw()
+        | vk::SubgroupFeatureFlags::ARITHMETIC.as_raw()
+        | vk::SubgroupFeatureFlags::SHUFFLE.as_raw(),
+);
+
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
 impl Instance {
     pub(super) fn load(options: VulkanOptions) -> Result<Self> {
         let no_device = |reason: String| GpuError::NoDevice { reason };
-        // SAFETY: the system's Vulkan loader is trusted to initialise itself soundly.
+        // SAFETY: this runs the initialisers of the system's Vulkan loader, which is trusted as its administrator
+        // trusts it. The entry is kept as long as anything that was loaded through it.
         let entry = unsafe { ash::Entry::load() }
             .map_err(|e| no_device(format!("the Vulkan loader is not installed ({e})")))?;
         let app = vk::ApplicationInfo::default()
@@ -67,7 +84,7 @@ impl Instance {
             .api_version(vk::API_VERSION_1_3);
         let mut extensions: Vec<*const c_char> = Vec::new();
         let mut layers: Vec<*const c_char> = Vec::new();
-        // SAFETY: the entry is loaded.
+        // SAFETY: the entry was loaded above; no layer is named.
         let known = unsafe { entry.enumerate_instance_extension_properties(None) };
         let known = known.map_err(|e| no_device(format!("the loader reports {e}")))?;
         let has = |name: &CStr| known.iter().any(|p| p.extension_name_as_c_str() == Ok(name));
@@ -77,7 +94,7 @@ impl Instance {
             flags |= vk::InstanceCreateFlags::ENUMERATE_PORTABILITY_KHR;
         }
         if options.validate {
-            // SAFETY: the entry is loaded.
+            // SAFETY: the entry was loaded above.
             let found = unsafe { entry.enumerate_instance_layer_properties() };
             let found = found.unwrap_or_default();
             if !found.iter().any(|p| p.layer_name_as_c_str() == Ok(VALIDATION)) {
@@ -100,7 +117,9 @@ impl Instance {
         if options.validate {
             info = info.push_next(&mut features);
         }
-        // SAFETY: every pointer in the info outlives the call.
+        // SAFETY: VUID-vkCreateInstance-ppEnabledExtensionNames-01388: portability is asked for where the loader has it,
+        // the others come with the validation layer, which was found. Unknown ones would be an error and
+        // nothing worse. Everything the info points to is a local of this function.
         let raw = unsafe { entry.create_instance(&info, None) }
             .map_err(|e| no_device(format!("no driver could be started ({e})")))?;
         let messages = Arc::new(Mutex::new(Vec::new()));
@@ -123,7 +142,8 @@ impl Instance {
             .pfn_user_callback(Some(on_message))
             .user_data(user);
         let utils = ext::debug_utils::Instance::new(&self.entry, &self.raw);
-        // SAFETY: the callback's user data lives as long as the instance, which owns the messenger.
+        // SAFETY: the extension was enabled with the instance. The callback expects the list of messages as user
+        // data; the instance owns it and destroys the messenger before it goes.
         let messenger =
             unsafe { utils.create_debug_utils_messenger(&info, None) }.map_err(|e| {
                 GpuError::NoDevice { reason: format!("the debug messenger reports {e}") }
@@ -134,7 +154,7 @@ impl Instance {
 
     /// Every device, in the loader's order.
     pub(super) fn adapters(&self) -> Result<Vec<Adapter>> {
-        // SAFETY: the instance is alive.
+        // SAFETY: the instance is ours and destroyed only when `self` is dropped.
         let found = unsafe { self.raw.enumerate_physical_devices() }.map_err(|e| {
             GpuError::NoDevice { reason: format!("devices cannot be listed ({e})") }
         })?;
@@ -142,7 +162,7 @@ impl Instance {
     }
 
     fn adapter(&self, index: usize, raw: vk::PhysicalDevice) -> Adapter {
-        // SAFETY: the handle comes from this instance.
+        // SAFETY: `adapters` got the handle from this instance, which keeps it valid; no layer is named.
         let extensions = unsafe { self.raw.enumerate_device_extension_properties(raw) };
         let extensions = extensions.unwrap_or_default();
         let has = |name: &CStr| extensions.iter().any(|p| p.extension_name_as_c_str() == Ok(name));
@@ -150,22 +170,27 @@ impl Instance {
         let mut vulkan12 = vk::PhysicalDeviceVulkan12Properties::default();
         let mut vulkan13 = vk::PhysicalDeviceVulkan13Properties::default();
         let mut sm = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
-        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut vulkan11);
-        // SAFETY: the handle comes from this instance.
+        // SAFETY: `adapters` got the handle from this instance, which keeps it valid.
         let basic = unsafe { self.raw.get_physical_device_properties(raw) };
         let modern = basic.api_version >= vk::API_VERSION_1_3;
-        if modern {
-            properties = properties.push_next(&mut vulkan12).push_next(&mut vulkan13);
-        }
-        if has(nv::shader_sm_builtins::NAME) {
-            properties = properties.push_next(&mut sm);
-        }
-        // SAFETY: every structure in the chain is known to the device's version or extensions.
-        unsafe { self.raw.get_physical_device_properties2(raw, &mut properties) };
-        let properties = properties.properties;
-        // SAFETY: the handle comes from this instance.
+        let properties = if modern {
+            let mut properties = vk::PhysicalDeviceProperties2::default()
+                .push_next(&mut vulkan11)
+                .push_next(&mut vulkan12)
+                .push_next(&mut vulkan13);
+            if has(nv::shader_sm_builtins::NAME) {
+                properties = properties.push_next(&mut sm);
+            }
+            // SAFETY: the handle comes from this instance. VUID-VkPhysicalDeviceProperties2-pNext-pNext: the device
+            // has version 1.3, and the extension of the last structure where that is in the chain.
+            unsafe { self.raw.get_physical_device_properties2(raw, &mut properties) };
+            properties.properties
+        } else {
+            basic
+        };
+        // SAFETY: `adapters` got the handle from this instance, which keeps it valid.
         let memory = unsafe { self.raw.get_physical_device_memory_properties(raw) };
-        // SAFETY: the handle comes from this instance.
+        // SAFETY: `adapters` got the handle from this instance, which keeps it valid.
         let families = unsafe { self.raw.get_physical_device_queue_family_properties(raw) };
         let computes =
             |f: &vk::QueueFamilyProperties| f.queue_flags.contains(vk::QueueFlags::COMPUTE);
@@ -183,6 +208,7 @@ impl Instance {
         let uuid: String =
             properties.pipeline_cache_uuid.iter().map(|b| format!("{b:02x}")).collect();
 
+        let fixed_subgroup = vulkan13.min_subgroup_size == vulkan13.max_subgroup_size;
         let mut notes = Vec::new();
         let mut missing = match (modern, family) {
             (false, _) => Some("Vulkan 1.3"),
@@ -192,17 +218,33 @@ impl Instance {
         let (mut cooperative, mut packed_dot) = (false, false);
         if missing.is_none() {
             let features = self.features(raw, has(khr::cooperative_matrix::NAME));
-            missing = features.missing;
+            missing = features.missing.or_else(|| {
+                let has = vulkan11.subgroup_supported_operations.contains(SUBGROUP_OPERATIONS);
+                (!has).then_some("subgroup arithmetic, votes or shuffles")
+            });
+            // A driver that chooses among sizes must let us choose.
+            let sizes = vulkan13.required_subgroup_size_stages;
+            if !fixed_subgroup && !sizes.contains(vk::ShaderStageFlags::COMPUTE) {
+                missing = missing.or(Some("a subgroup size that can be asked for"));
+            }
+            if properties.limits.max_per_stage_descriptor_storage_buffers < MAX_BINDINGS as u32 {
+                missing = missing.or(Some("eight storage buffers in a kernel"));
+            }
             packed_dot = vulkan13.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
-            cooperative = features.cooperative && self.has_square_tiles(raw);
+            cooperative =
+                features.cooperative && vulkan11.subgroup_size == 32 && self.has_square_tiles(raw);
             if !packed_dot {
                 notes.push("packed 8-bit dots are emulated".into());
             }
             if !cooperative {
-                notes.push("no 16x16 cooperative matrices: products of many rows use tiles".into());
+                notes.push(
+                    "no 16x16 cooperative matrices of 32 invocations: products of many rows use tiles"
+                        .into(),
+                );
             }
         }
         let limits = properties.limits;
+        let has_budget = modern && has(ext::memory_budget::NAME);
         let processors = if let Some(processors) = self.options.processors {
             processors.max(1)
         } else if sm.shader_sm_count > 0 {
@@ -212,11 +254,19 @@ impl Instance {
         } else {
             32 // a mid-sized card: only how work is cut depends on it
         };
+        let subgroup = vulkan11.subgroup_size.clamp(1, 128);
+        // Where a size is asked for, a workgroup has so many subgroups at most.
+        let most_invocations = match fixed_subgroup {
+            true => u32::MAX,
+            false => subgroup.saturating_mul(vulkan13.max_compute_workgroup_subgroups),
+        };
+        let max_groups =
+            limits.max_compute_work_group_count.into_iter().min().unwrap_or(LEAST_GROUPS);
         let target = Target {
-            subgroup: vulkan11.subgroup_size.clamp(1, 128),
-            max_invocations: limits.max_compute_work_group_invocations,
+            subgroup,
+            max_invocations: limits.max_compute_work_group_invocations.min(most_invocations),
             shared_bytes: limits.max_compute_shared_memory_size,
-            max_groups: limits.max_compute_work_group_count.into_iter().min().unwrap_or(65_535),
+            max_groups,
             max_binding: u64::from(limits.max_storage_buffer_range)
                 .min(self.options.max_binding.unwrap_or(u64::MAX)),
             packed_dot,
@@ -236,16 +286,22 @@ impl Instance {
             limits,
             max_buffer_bytes: if modern { vulkan13.max_buffer_size } else { 1 << 30 },
             memory,
-            has_budget: has(ext::memory_budget::NAME),
-            free: has(ext::memory_budget::NAME).then(|| self.free(raw)),
+            has_budget,
+            free: has_budget.then(|| self.free(raw)),
             queue_family: family.unwrap_or(0) as u32,
             timestamp_bits: family.map_or(0, |f| families[f].timestamp_valid_bits),
-            fixed_subgroup: vulkan13.min_subgroup_size == vulkan13.max_subgroup_size,
+            fixed_subgroup,
+            subgroup_operations: vulkan11.subgroup_supported_operations,
             target,
-            read_ahead: self.options.read_ahead.unwrap_or(match properties.device_type {
-                vk::PhysicalDeviceType::DISCRETE_GPU => READ_AHEAD,
-                _ => 0, // memory that is shared with the host is never idle enough
-            }),
+            emulated: false,
+            read_ahead: self
+                .options
+                .read_ahead
+                .unwrap_or(match properties.device_type {
+                    vk::PhysicalDeviceType::DISCRETE_GPU => READ_AHEAD,
+                    _ => 0, // memory that is shared with the host is never idle enough
+                })
+                .min(u64::from(max_groups) * prefetch::GROUP_BYTES),
             missing,
             notes,
         }
@@ -255,7 +311,8 @@ impl Instance {
     pub(super) fn free(&self, raw: vk::PhysicalDevice) -> [u64; vk::MAX_MEMORY_HEAPS] {
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
         let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
-        // SAFETY: the device has the budget extension, which the caller checked.
+        // SAFETY: both callers have seen that the device has version 1.3 and the budget extension, so every structure
+        // in the chain is known to it (VUID-VkPhysicalDeviceMemoryProperties2-pNext-pNext).
         unsafe { self.raw.get_physical_device_memory_properties2(raw, &mut properties) };
         std::array::from_fn(|heap| budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]))
     }
@@ -272,7 +329,8 @@ impl Instance {
         if ask_cooperative {
             features = features.push_next(&mut matrix);
         }
-        // SAFETY: every structure in the chain is known to the device's version or extensions.
+        // SAFETY: VUID-VkPhysicalDeviceFeatures2-pNext-pNext: `adapter` calls this for devices of version 1.3, and says
+        // whether they have the extension of the last structure.
         unsafe { self.raw.get_physical_device_features2(raw, &mut features) };
         let needed = [
             (f11.storage_buffer16_bit_access, "16-bit storage"),
@@ -286,14 +344,16 @@ impl Instance {
             (f13.shader_integer_dot_product, "integer dot products"),
         ];
         let missing = needed.iter().find(|(has, _)| *has != vk::TRUE).map(|&(_, name)| name);
-        let model = f12.vulkan_memory_model == vk::TRUE;
+        // Naga's words for matrices declare the Vulkan memory model, and barriers of buffers have scope `Device`.
+        let model =
+            f12.vulkan_memory_model == vk::TRUE && f12.vulkan_memory_model_device_scope == vk::TRUE;
         Found { missing, cooperative: matrix.cooperative_matrix == vk::TRUE && model }
     }
 
     /// Whether the device multiplies 16x16 tiles of f16 into f32 sums across a subgroup.
     fn has_square_tiles(&self, raw: vk::PhysicalDevice) -> bool {
         let loader = khr::cooperative_matrix::Instance::new(&self.entry, &self.raw);
-        // SAFETY: the extension is supported, which the caller checked.
+        // SAFETY: `features` found the feature, and so the extension, before `adapter` calls this.
         let shapes = unsafe { loader.get_physical_device_cooperative_matrix_properties(raw) };
         let (half, full) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
         shapes.unwrap_or_default().iter().any(|p| {
@@ -310,6 +370,21 @@ struct Found {
 }
 
 impl Adapter {
+    /// The same device, but with cooperative matrices that are arrays of ordinary invocations.
+    #[cfg(feature = "testkit")]
+    pub(super) fn emulating_matrices(mut self) -> Self {
+        self.emulated = true;
+        self.target.cooperative = true;
+        // The largest tiles of a card. Software drivers promise less, but take what a kernel asks for.
+        self.target.shared_bytes = self.target.shared_bytes.max(48 << 10);
+        self
+    }
+
+    /// Whether kernels use cooperative matrices of the device itself.
+    pub(super) fn has_matrices(&self) -> bool {
+        self.target.cooperative && !self.emulated
+    }
+
     /// Bytes of memory on the device itself.
     pub(super) fn local_bytes(&self) -> u64 {
         let heaps = self.memory.memory_heaps_as_slice().iter();
@@ -366,26 +441,32 @@ impl Adapter {
 impl Drop for Instance {
     fn drop(&mut self) {
         if let Some((utils, messenger)) = self.messenger.take() {
-            // SAFETY: the messenger belongs to this instance and is not used after this.
+            // SAFETY: the messenger belongs to this instance and was taken out of it. No device is left that could call
+            // it: each keeps the instance.
             unsafe { utils.destroy_debug_utils_messenger(messenger, None) };
         }
-        // SAFETY: devices hold this instance alive, so none is left.
+        // SAFETY: VUID-vkDestroyInstance-instance-00629: every `Handle` of a device keeps the instance, an abandoned
+        // one for good, so no device is left, and the messenger went just before.
         unsafe { self.raw.destroy_instance(None) };
     }
 }
 
 /// Receives what the validation layers report.
+///
+/// # Safety
+/// `data` is null or valid for the time of the call, and `user` points to the list of messages.
 unsafe extern "system" fn on_message(
     _severity: vk::DebugUtilsMessageSeverityFlagsEXT,
     _kind: vk::DebugUtilsMessageTypeFlagsEXT,
     data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
     user: *mut std::ffi::c_void,
 ) -> vk::Bool32 {
-    // SAFETY: the layer passes a valid structure for the time of the call.
+    // SAFETY: the layer, which alone calls this, passes a structure that is valid for the time of the call.
     let Some(data) = (unsafe { data.as_ref() }) else { return vk::FALSE };
-    // SAFETY: the layer passes null or a string that ends in zero.
+    // SAFETY: the layer's message is null or a string that ends in zero (VUID-VkDebugUtilsMessengerCallbackDataEXT-
+    // pMessage-parameter).
     let text = unsafe { data.message_as_c_str() };
-    // SAFETY: the user data is the list the instance owns; it outlives the messenger.
+    // SAFETY: `listen` gave the list that the instance owns as user data; it outlives the messenger.
     let messages = unsafe { user.cast::<Mutex<Vec<String>>>().as_ref() };
     if let (Some(text), Some(messages)) = (text, messages) {
         let mut list = messages.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,7 +13,7 @@ use super::heap::ALIGN;
 use super::memory::VulkanMemory;
 use super::prefetch::{self, Range};
 use crate::error::Result;
-use crate::wgsl::{Kernel, Packing, Scratch};
+use crate::wgsl::{Kernel, Packing, Scratch, Trust};
 
 type Ranges = SmallVec<[vk::DescriptorBufferInfo; 6]>;
 
@@ -32,9 +32,9 @@ pub(super) struct Lowered {
     pub(super) steps: Vec<Step>,
     /// One past the last step of each group that a barrier closed.
     group_ends: Vec<usize>,
-    /// Every distinct text, and the name of the first kernel that had it.
-    pub(super) sources: Vec<(String, String)>,
-    by_source: FxHashMap<String, usize>,
+    /// Every distinct text, the name of the first kernel that had it, and whose it is.
+    pub(super) sources: Vec<(String, String, Trust)>,
+    by_source: FxHashMap<(String, Trust), usize>,
     /// The uniform blocks, one after another.
     pub(super) words: Vec<u32>,
     /// Bytes of scratch the open group uses, and the most any group does.
@@ -53,6 +53,14 @@ pub(super) struct Step {
     pub(super) role: Role,
     /// Name for debuggers.
     pub(super) label: CString,
+}
+
+/// How much there was of a list on its way to the device.
+pub(super) struct Mark {
+    steps: usize,
+    words: usize,
+    scratch: (u64, u64),
+    tickets: u64,
 }
 
 /// What a step is to the list.
@@ -82,9 +90,10 @@ impl Lowered {
 
     fn push_step(&mut self, name: &str, label: &str, kernel: Kernel, bound: Bound, role: Role) {
         let next = self.sources.len();
-        let source = *self.by_source.entry(kernel.source.clone()).or_insert(next);
+        let key = (kernel.source.clone(), kernel.trust);
+        let source = *self.by_source.entry(key).or_insert(next);
         if source == next {
-            self.sources.push((name.to_owned(), kernel.source));
+            self.sources.push((name.to_owned(), kernel.source, kernel.trust));
         }
         let block = (self.words.len(), kernel.words.len());
         self.words.extend(kernel.words);
@@ -101,6 +110,20 @@ impl Lowered {
         });
         let label = CString::new(label).unwrap_or_default();
         self.steps.push(Step { source, bound, block, scratch, groups: kernel.groups, role, label });
+    }
+
+    /// What there is so far, to come back to.
+    pub(super) fn mark(&self) -> Mark {
+        let Self { steps, words, scratch, tickets, .. } = self;
+        Mark { steps: steps.len(), words: words.len(), scratch: *scratch, tickets: *tickets }
+    }
+
+    /// Forgets the steps since a mark that no barrier follows. Their texts stay, for others.
+    pub(super) fn take_back(&mut self, mark: Mark) {
+        self.steps.truncate(mark.steps);
+        self.words.truncate(mark.words);
+        self.scratch = mark.scratch;
+        self.tickets = mark.tickets;
     }
 
     pub(super) fn barrier(&mut self) {

@@ -1,6 +1,11 @@
 //! Buffers of a Vulkan device.
+//!
+//! Handles of a buffer may be used by many threads at once, so every transfer takes the lock of its memory: one
+//! that writes takes it alone, those that read take it together. Programs are kept away by `Transfers`.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use clearway_graph::{Layout, TensorView};
 
 use super::context::Context;
 use super::heap::Piece;
@@ -12,12 +17,19 @@ use crate::wgsl::Packing;
 /// The memory behind a buffer.
 pub(super) struct VulkanMemory {
     pub(super) piece: Piece,
+    /// Bytes that were asked for. The piece may be a little longer.
+    pub(super) len: u64,
     /// How block weights lie in it.
     pub(super) packing: Packing,
     /// Rows of a tensor that is larger than one binding; the piece is empty then.
     pub(super) parts: Vec<RowPart>,
+    /// The tensor that was uploaded, where it lies in planes or parts: what a view says about it is the
+    /// caller's word only.
+    pub(super) tensor: Option<Layout>,
     /// Whether it is the host's.
     mailbox: bool,
+    /// Held by the host's transfers.
+    host: RwLock<()>,
     context: Arc<Context>,
 }
 
@@ -25,22 +37,46 @@ impl VulkanMemory {
     /// Memory that holds anything.
     pub(super) fn new(context: &Arc<Context>, bytes: u64, packing: Packing) -> Result<Self> {
         let piece = context.heap.alloc(context, bytes)?;
-        Ok(Self { piece, packing, parts: Vec::new(), mailbox: false, context: context.clone() })
+        Ok(Self::of(context, piece, bytes, packing, false))
+    }
+
+    fn of(context: &Arc<Context>, piece: Piece, len: u64, packing: Packing, mailbox: bool) -> Self {
+        let (parts, host, context) = (Vec::new(), RwLock::new(()), context.clone());
+        Self { piece, len, packing, parts, tensor: None, mailbox, host, context }
     }
 
     /// Memory of the host, filled with zeros.
     pub(super) fn mailbox(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let piece = context.mailboxes.alloc(context, bytes)?;
-        let (packing, parts) = (Packing::Plain, Vec::new());
-        let memory = Self { piece, packing, parts, mailbox: true, context: context.clone() };
-        context.transfers.fill_zero(context, &memory.piece)?;
+        let memory = Self::of(context, piece, bytes, Packing::Plain, true);
+        // Looks into it wait for nothing, so the zeros must be there first.
+        context.wait(context.transfers.fill_zero(context, &memory.piece)?)?;
         Ok(memory)
     }
 
-    /// Weights longer than a buffer says have less memory than that where they lie in parts.
+    /// Whether weights lie in it otherwise than their layout says.
+    pub(super) fn is_packed(&self) -> bool {
+        self.packing == Packing::Planes || !self.parts.is_empty()
+    }
+
+    /// Whether a view is exactly the packed tensor. Kernels trust its layout, and the binding is the whole piece.
+    pub(super) fn holds(&self, view: &TensorView) -> bool {
+        self.tensor.is_some_and(|tensor| {
+            let (found, rows) = (&view.layout, tensor.rows());
+            let same = found.dtype() == tensor.dtype() && found.span_bytes() == tensor.span_bytes();
+            view.offset == 0 && same && found.is_dense() && found.rows() == rows
+        })
+    }
+
+    /// Refuses bytes that are not there. A buffer of weights that lie in parts has none of its own.
     fn check(&self, offset: u64, len: usize) -> Result<()> {
         match offset.checked_add(len as u64) {
-            Some(end) if end <= self.piece.len => Ok(()),
+            Some(end) if end <= self.len => Ok(()),
+            _ if self.parts.is_empty() => Err(GpuError::TransferMismatch {
+                what: "transfer",
+                found: format!("{len} bytes at byte {offset}"),
+                expected: format!("bytes of a buffer of {}", self.len),
+            }),
             _ => Err(GpuError::TransferMismatch {
                 what: "packed weights",
                 found: format!("a transfer of {len} bytes at byte {offset}"),
@@ -55,22 +91,53 @@ impl VulkanMemory {
         context.transfers.fill_zero(context, &memory.piece)?;
         Ok(memory)
     }
+
+    /// Writes beside other calls of this function.
+    ///
+    /// # Safety
+    /// Calls that run at the same time write different bytes.
+    pub(super) unsafe fn write_apart(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
+        let _beside = self.lock_shared();
+        // SAFETY: the bytes lie inside the piece, which was just checked. The lock keeps other transfers away,
+        // and the caller promises that this function is called for other bytes only.
+        unsafe { self.context.transfers.write(&self.context, &self.piece, offset, bytes) }
+    }
+
+    fn lock_shared(&self) -> RwLockReadGuard<'_, ()> {
+        self.host.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.host.write().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl DeviceMemory for VulkanMemory {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
-        self.context.transfers.write(&self.context, &self.piece, offset, bytes)
+        let _alone = self.lock_alone();
+        // SAFETY: the bytes lie inside the piece, which was just checked, and the lock keeps all other
+        // transfers of this memory away.
+        unsafe { self.context.transfers.write(&self.context, &self.piece, offset, bytes) }
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
-        self.context.transfers.read(&self.context, &self.piece, offset, bytes)
+        let _shared = self.lock_shared();
+        // SAFETY: the bytes lie inside the piece, which was just checked, and the lock keeps transfers that
+        // write this memory away.
+        unsafe { self.context.transfers.read(&self.context, &self.piece, offset, bytes) }
     }
 
     fn peek(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        if !self.mailbox {
+            return self.read(offset, bytes);
+        }
         self.check(offset, bytes.len())?;
-        self.context.transfers.peek(&self.context, &self.piece, offset, bytes)
+        let _shared = self.lock_shared();
+        // SAFETY: as for reading: checked, and locked against transfers that write.
+        unsafe { self.context.transfers.peek(&self.context, &self.piece, offset, bytes) }
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

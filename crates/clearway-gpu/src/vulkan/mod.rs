@@ -11,13 +11,18 @@
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
 //! | `weights`, `split` | weight tensors packed for kernels, in parts where one binding is too small |
 //! | `pipeline`, `cache` | kernels compiled once, in memory and on disk |
+//! | `emulate` | cooperative matrices as arrays, for tests |
+//! | `spirv` | what the Vulkan memory model asks for, added to naga's words |
 //! | `encoder` | from dispatches to bindings and kernels |
+//! | `guard` | users' kernels against the device and their contracts |
 //! | `program` | the recorded commands |
 
 mod cache;
 mod context;
 mod counts;
+mod emulate;
 mod encoder;
+mod guard;
 mod handle;
 mod heap;
 mod instance;
@@ -28,13 +33,18 @@ mod pipeline;
 mod prefetch;
 mod program;
 mod record;
+mod resident;
+#[cfg(feature = "testkit")]
+pub mod shaders;
 mod slack;
+mod spirv;
 mod split;
 mod transfer;
 mod tune;
 mod weights;
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use clearway_graph::{FusedRequest, Layout, TensorView};
 
@@ -47,6 +57,7 @@ use instance::{Adapter, Instance};
 use memory::VulkanMemory;
 
 pub use counts::VulkanCounts;
+pub use resident::{Meeting, ResidentChain};
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +78,12 @@ pub struct VulkanOptions {
     pub read_ahead: Option<u64>,
     /// Where products are timed to find the fastest way to do them.
     pub tuning: Tuning,
+    /// Whether products with block weights take their inputs as floats instead of rounding them to 8 bits:
+    /// weights then stay as files have them, which is several times slower.
+    pub float_activations: bool,
+    /// How long the host waits for the device, if not ten minutes. What a device that took longer may still
+    /// use is never freed.
+    pub patience: Option<Duration>,
 }
 
 /// Where products are timed to find the fastest way to do them.
@@ -93,6 +110,8 @@ impl Default for VulkanOptions {
             processors: None,
             read_ahead: None,
             tuning: Tuning::Hardware,
+            float_activations: false,
+            patience: None,
         }
     }
 }
@@ -133,11 +152,23 @@ impl VulkanDevice {
     /// # Errors
     /// [`GpuError::NoDevice`] where there is none; [`GpuError::Unsupported`] if none can be used.
     pub fn open(options: VulkanOptions) -> Result<Self> {
-        Self::open_one(options, |mut adapters| {
-            adapters.sort_by_key(|a| (a.missing.is_some(), a.rank(), a.index));
-            let best = adapters.into_iter().next();
-            best.ok_or_else(|| no_driver("no driver reports a device"))
-        })
+        Self::open_one(options, best)
+    }
+
+    /// The best device, with cooperative matrices that are arrays of ordinary invocations: their kernels
+    /// then run where no driver has matrices, slowly.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(feature = "testkit")]
+    pub fn open_emulating_matrices(options: VulkanOptions) -> Result<Self> {
+        Self::open_one(options, |adapters| best(adapters).map(Adapter::emulating_matrices))
+    }
+
+    /// Number of kernels compiled so far from a text with these words in it.
+    #[cfg(feature = "testkit")]
+    pub fn kernels_with(&self, words: &str) -> usize {
+        self.context.pipelines.count_with(words)
     }
 
     /// The device `vulkan:index`.
@@ -206,8 +237,11 @@ impl VulkanDevice {
     /// Whether weights lie so that kernels of few rows read them. Of tensors that have no memory yet it
     /// is taken that they will be uploaded as weights.
     fn suits(&self, weights: &TensorView) -> bool {
-        let Ok(memory) = self.context.memory(weights.buf_id) else { return true };
-        match weights.layout.dtype().is_quantised() {
+        let quantised = weights.layout.dtype().is_quantised();
+        let Ok(memory) = self.context.memory(weights.buf_id) else {
+            return !(quantised && self.context.instance.options.float_activations);
+        };
+        match quantised {
             true => memory.packing == wgsl::Packing::Planes,
             false => weights.offset.is_multiple_of(16),
         }
@@ -244,7 +278,8 @@ impl Device for VulkanDevice {
     }
 
     fn rounds_activations(&self) -> bool {
-        true // products of few rows with weights in planes
+        // Products of few rows with weights in planes do.
+        !self.context.instance.options.float_activations
     }
 
     fn host_is_far(&self) -> bool {
@@ -262,7 +297,7 @@ impl Device for VulkanDevice {
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {
         let memory = self.context.memory(buf_id)?;
-        Ok(Buffer::with_id(buf_id, memory.piece.len, memory))
+        Ok(Buffer::with_id(buf_id, memory.len, memory))
     }
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
@@ -282,6 +317,11 @@ fn summary(adapter: &Adapter) -> VulkanDeviceInfo {
         software: adapter.kind == ash::vk::PhysicalDeviceType::CPU,
         usable: adapter.missing.is_none(),
     }
+}
+
+fn best(mut adapters: Vec<Adapter>) -> Result<Adapter> {
+    adapters.sort_by_key(|a| (a.missing.is_some(), a.rank(), a.index));
+    adapters.into_iter().next().ok_or_else(|| no_driver("no driver reports a device"))
 }
 
 fn no_driver(reason: &str) -> GpuError {

@@ -1,5 +1,6 @@
 //! Kernels compiled once: WGSL to SPIR-V to the driver's code, kept in memory and on disk.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,16 +10,19 @@ use rustc_hash::FxHashMap;
 use super::VulkanOptions;
 use super::cache::DiskCache;
 use super::context::driver_error;
+use super::guard::{Features, Guards};
 use super::handle::Handle;
 use super::instance::Adapter;
+use super::{emulate, spirv};
 use crate::error::{GpuError, Result};
+use crate::wgsl::Trust;
 
 /// Storage bindings of a kernel at most.
 pub(super) const MAX_BINDINGS: usize = 8;
 
 /// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
 /// on disk are not taken for them.
-const COMPILER: u32 = 2;
+pub(super) const COMPILER: u32 = 3;
 
 /// Every pipeline of a device, and what they are made from.
 pub(super) struct Pipelines {
@@ -31,8 +35,21 @@ pub(super) struct Pipelines {
     layouts: Vec<(vk::DescriptorSetLayout, vk::PipelineLayout)>,
     /// Subgroup size to ask for, where the driver would choose among several.
     subgroup: Option<u32>,
-    made: Mutex<FxHashMap<String, vk::Pipeline>>,
+    features: Features,
+    /// Whether cooperative matrices become ordinary arrays.
+    emulated: bool,
+    made: Mutex<Made>,
     grown: AtomicBool,
+}
+
+/// Pipelines by the text of their kernel. The same text of another author is another pipeline.
+#[derive(Default)]
+struct Made(FxHashMap<String, FxHashMap<Trust, vk::Pipeline>>);
+
+impl Made {
+    fn get(&self, kernel: &Wanted<'_>) -> Option<vk::Pipeline> {
+        self.0.get(kernel.source)?.get(&kernel.trust).copied()
+    }
 }
 
 /// A kernel that is needed.
@@ -40,6 +57,7 @@ pub(super) struct Pipelines {
 pub(super) struct Wanted<'a> {
     pub(super) name: &'a str,
     pub(super) source: &'a str,
+    pub(super) trust: Trust,
     pub(super) bindings: usize,
 }
 
@@ -53,8 +71,9 @@ impl Pipelines {
         let disk = DiskCache::open(options.disk_cache);
         let data = disk.load("pipelines", &adapter.cache_key).unwrap_or_default();
         let info = vk::PipelineCacheCreateInfo::default().initial_data(&data);
-        // SAFETY: the driver checks the header of the data itself and starts empty if it is not its
-        // own.
+        // SAFETY: VUID-VkPipelineCacheCreateInfo-initialDataSize-00768 and -00769: the data is empty, or what `save` got
+        // from the driver that the file is named after. Its checksum finds damage; whoever may write the
+        // user's cache folder is trusted as the user is.
         let driver_cache = unsafe { raw.create_pipeline_cache(&info, None) }
             .map_err(|e| driver_error(device, "vkCreatePipelineCache", e))?;
         let mut pipelines = Self {
@@ -65,6 +84,8 @@ impl Pipelines {
             driver_cache,
             layouts: Vec::with_capacity(MAX_BINDINGS + 1),
             subgroup: (!adapter.fixed_subgroup).then_some(adapter.target.subgroup),
+            features: Features::of(adapter),
+            emulated: adapter.emulated,
             made: Mutex::default(),
             grown: AtomicBool::new(false),
         };
@@ -88,7 +109,15 @@ impl Pipelines {
 
     /// Number of pipelines made so far.
     pub(super) fn count(&self) -> usize {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).len()
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.0.values().map(FxHashMap::len).sum()
+    }
+
+    /// Number of pipelines made of a text with these words in it.
+    #[cfg(feature = "testkit")]
+    pub(super) fn count_with(&self, words: &str) -> usize {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.0.keys().filter(|source| source.contains(words)).count()
     }
 
     /// The pipelines of these kernels, in order; those not made yet are compiled on all cores.
@@ -97,11 +126,11 @@ impl Pipelines {
         raw: &ash::Device,
         wanted: &[Wanted<'_>],
     ) -> Result<Vec<vk::Pipeline>> {
-        let mut missing: FxHashMap<&str, Wanted<'_>> = FxHashMap::default();
+        let mut missing: FxHashMap<(&str, Trust), Wanted<'_>> = FxHashMap::default();
         {
             let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-            for &kernel in wanted.iter().filter(|kernel| !made.contains_key(kernel.source)) {
-                missing.entry(kernel.source).or_insert(kernel);
+            for &kernel in wanted.iter().filter(|kernel| made.get(kernel).is_none()) {
+                missing.entry((kernel.source, kernel.trust)).or_insert(kernel);
             }
         }
         let missing: Vec<Wanted<'_>> = missing.into_values().collect();
@@ -112,8 +141,7 @@ impl Pipelines {
         wanted
             .iter()
             .map(|kernel| {
-                made.get(kernel.source)
-                    .copied()
+                made.get(kernel)
                     .ok_or_else(|| self.failed(kernel.name, "it was not compiled".into()))
             })
             .collect()
@@ -126,7 +154,7 @@ impl Pipelines {
         let work = || {
             while let Some(kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                 match self.compile(raw, kernel) {
-                    Ok(pipeline) => self.keep(raw, kernel.source, pipeline),
+                    Ok(pipeline) => self.keep(raw, kernel, pipeline),
                     Err(error) => {
                         let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
                         failure.get_or_insert(error);
@@ -148,13 +176,13 @@ impl Pipelines {
     }
 
     /// Another thread may have made the same one meanwhile; then that one stays.
-    fn keep(&self, raw: &ash::Device, source: &str, pipeline: vk::Pipeline) {
+    fn keep(&self, raw: &ash::Device, kernel: &Wanted<'_>, pipeline: vk::Pipeline) {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if made.contains_key(source) {
-            // SAFETY: nobody has seen it.
+        if made.get(kernel).is_some() {
+            // SAFETY: VUID-vkDestroyPipeline-pipeline-00765: `compile` has just made it and nobody else has it.
             unsafe { raw.destroy_pipeline(pipeline, None) };
         } else {
-            made.insert(source.to_owned(), pipeline);
+            made.0.entry(kernel.source.to_owned()).or_default().insert(kernel.trust, pipeline);
             self.grown.store(true, Ordering::Relaxed);
         }
     }
@@ -162,7 +190,9 @@ impl Pipelines {
     fn compile(&self, raw: &ash::Device, kernel: &Wanted<'_>) -> Result<vk::Pipeline> {
         let words = self.spirv(kernel)?;
         let module = vk::ShaderModuleCreateInfo::default().code(&words);
-        // SAFETY: naga validated the module it wrote; what comes from disk has its checksum.
+        // SAFETY: VUID-VkShaderModuleCreateInfo-pCode-08737: naga wrote the words from a module it validated, using only
+        // what the device was opened with: our kernels are chosen by its features, `Guards` bounds users'.
+        // Words from disk were written by this function; the cache folder is trusted as the user is.
         let module = unsafe { raw.create_shader_module(&module, None) }
             .map_err(|e| self.failed(kernel.name, format!("vkCreateShaderModule: {e}")))?;
         let mut stage = vk::PipelineShaderStageCreateInfo::default()
@@ -177,9 +207,13 @@ impl Pipelines {
         let info = [vk::ComputePipelineCreateInfo::default()
             .stage(stage)
             .layout(self.pipeline_layout(kernel.bindings))];
-        // SAFETY: module and layout are alive, and the layout has the bindings of the text.
+        // SAFETY: module and layout are alive. VUID-VkComputePipelineCreateInfo-layout-07988 and -07990: the layout has
+        // the bindings that stand in front of every text, and `guard` refuses texts with others. Workgroups
+        // fit the device (VUID-RuntimeSpirv-x-06429 to -06432): ours are cut by `Target`, users' checked by
+        // `guard`. A subgroup size is asked for only where compute shaders may (-pNext-02755, -02756).
         let made = unsafe { raw.create_compute_pipelines(self.driver_cache, &info, None) };
-        // SAFETY: pipelines do not need their modules any more.
+        // SAFETY: VUID-vkDestroyShaderModule-shaderModule-01092: no pipeline is being made of it any more, and made ones
+        // do not need it.
         unsafe { raw.destroy_shader_module(module, None) };
         match made {
             Ok(pipelines) => Ok(pipelines[0]),
@@ -190,15 +224,20 @@ impl Pipelines {
     }
 
     fn spirv(&self, kernel: &Wanted<'_>) -> Result<Vec<u32>> {
-        let key = format!("{COMPILER} {}\n{}", self.options.checks, kernel.source);
+        let source = match self.emulated {
+            true => emulate::without_matrices(kernel.source),
+            false => Cow::Borrowed(kernel.source),
+        };
+        let guards = Guards::new(kernel.trust, self.features, self.options.checks);
+        let key = format!("{COMPILER} {}\n{source}", guards.key);
         if let Some(bytes) = self.disk.load_hashed("spirv", &key)
             && bytes.len().is_multiple_of(4)
         {
             let word = |quad: &[u8]| u32::from_le_bytes([quad[0], quad[1], quad[2], quad[3]]);
             return Ok(bytes.chunks_exact(4).map(word).collect());
         }
-        let words = to_spirv(kernel.source, self.options.checks)
-            .map_err(|message| self.failed(kernel.name, message))?;
+        let words =
+            to_spirv(&source, &guards).map_err(|message| self.failed(kernel.name, message))?;
         self.disk.store_hashed("spirv", &key, bytemuck::cast_slice(&words));
         Ok(words)
     }
@@ -210,7 +249,8 @@ impl Pipelines {
     /// Writes the driver's cache to disk if it grew.
     pub(super) fn save(&self, raw: &ash::Device, adapter: &Adapter) {
         if self.grown.swap(false, Ordering::Relaxed) {
-            // SAFETY: the cache is alive.
+            // SAFETY: the cache was made with `self` and goes with it. The driver synchronises it: it was made without
+            // the flag that leaves that to us.
             if let Ok(data) = unsafe { raw.get_pipeline_cache_data(self.driver_cache) } {
                 self.disk.store("pipelines", &adapter.cache_key, &data);
             }
@@ -221,18 +261,23 @@ impl Pipelines {
 impl Drop for Pipelines {
     fn drop(&mut self) {
         let raw = &self.handle;
+        if raw.is_abandoned() {
+            return;
+        }
         let made = self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (_, pipeline) in made.drain() {
-            // SAFETY: the device is idle.
+        for pipeline in made.0.drain().flat_map(|(_, of_text)| of_text.into_values()) {
+            // SAFETY: VUID-vkDestroyPipeline-pipeline-00765: `Context` waits for all submissions before its fields go,
+            // or abandons the device.
             unsafe { raw.destroy_pipeline(pipeline, None) };
         }
         for &(set, pipeline) in &self.layouts {
-            // SAFETY: nothing made from it is left.
+            // SAFETY: VUID-vkDestroyPipelineLayout-pipelineLayout-02004: no commands are being recorded, since programs
+            // keep the context that owns `self`.
             unsafe { raw.destroy_pipeline_layout(pipeline, None) };
-            // SAFETY: as above.
+            // SAFETY: sets were made from it by programs, which keep the context that owns `self` and are gone.
             unsafe { raw.destroy_descriptor_set_layout(set, None) };
         }
-        // SAFETY: no compilation is under way.
+        // SAFETY: compiling borrows `self`, which is being dropped, so nothing uses the cache.
         unsafe { raw.destroy_pipeline_cache(self.driver_cache, None) };
     }
 }
@@ -257,28 +302,30 @@ fn layout(
         })
         .collect();
     let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&slots);
-    // SAFETY: the structure is complete.
+    // SAFETY: VUID-VkDescriptorSetLayoutCreateInfo-binding-00279: every binding has another number; the slots live
+    // until the call returns.
     let set = unsafe { raw.create_descriptor_set_layout(&info, None) }?;
     let sets = [set];
     let info = vk::PipelineLayoutCreateInfo::default().set_layouts(&sets);
-    // SAFETY: the set layout is alive.
+    // SAFETY: the set layout was just made. VUID-VkPipelineLayoutCreateInfo-descriptorType-03018: opening demands as
+    // many storage buffers in a stage as `MAX_BINDINGS`, and every device has a uniform buffer.
     let pipeline = unsafe { raw.create_pipeline_layout(&info, None) }.inspect_err(|_| {
-        // SAFETY: nothing was made from it.
+        // SAFETY: it was just made, and what was to be made from it failed.
         unsafe { raw.destroy_descriptor_set_layout(set, None) };
     })?;
     Ok((set, pipeline))
 }
 
-/// Compiles WGSL; `checks` guards every index and loop.
-pub(super) fn to_spirv(source: &str, checks: bool) -> std::result::Result<Vec<u32>, String> {
+/// Compiles WGSL.
+pub(super) fn to_spirv(source: &str, guards: &Guards) -> std::result::Result<Vec<u32>, String> {
     use naga::back::spv;
-    use naga::valid::{Capabilities, ValidationFlags, Validator};
+    use naga::valid::{ValidationFlags, Validator};
     let module =
         naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
-    let info = Validator::new(ValidationFlags::all(), Capabilities::all())
+    let info = Validator::new(ValidationFlags::all(), guards.capabilities)
         .validate(&module)
         .map_err(|error| error.emit_to_string(source))?;
-    let policy = if checks {
+    let policy = if guards.checks {
         // The other guard is not there for atomics.
         naga::proc::BoundsCheckPolicy::Restrict
     } else {
@@ -292,16 +339,23 @@ pub(super) fn to_spirv(source: &str, checks: bool) -> std::result::Result<Vec<u3
             buffer: policy,
             ..Default::default()
         },
-        zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+        // The native way needs a feature that the device is not opened with.
+        zero_initialize_workgroup_memory: match guards.zeros {
+            true => spv::ZeroInitializeWorkgroupMemoryMode::Polyfill,
+            false => spv::ZeroInitializeWorkgroupMemoryMode::None,
+        },
+        capabilities: guards.declared.clone(),
         // Nothing of 16 bits goes in or out of a compute shader, and few devices have it.
         use_storage_input_output_16: false,
-        force_loop_bounding: checks,
-        emit_int_div_checks: checks,
+        force_loop_bounding: guards.checks,
+        emit_int_div_checks: guards.checks,
         ..Default::default()
     };
     let entry = spv::PipelineOptions {
         shader_stage: naga::ShaderStage::Compute,
         entry_point: "main".into(),
     };
-    spv::write_vec(&module, &info, &options, Some(&entry)).map_err(|error| error.to_string())
+    let words = spv::write_vec(&module, &info, &options, Some(&entry))
+        .map_err(|error| error.to_string())?;
+    spirv::repair(words).map_err(|error| error.to_string())
 }

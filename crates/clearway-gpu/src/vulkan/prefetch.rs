@@ -6,7 +6,7 @@
 
 use ash::vk::{self, Handle};
 
-use crate::wgsl::Kernel;
+use crate::wgsl::{Kernel, Trust};
 
 /// Bytes of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,12 +92,15 @@ pub(super) fn reader(start: u64, end: u64) -> Kernel {
         words: vec![first as u32, sectors as u32, 0, 0],
         again: Vec::new(),
         scratch: None,
+        trust: Trust::Own,
     }
 }
 
 /// Bytes that come into the cache together.
 const SECTOR: u64 = 32;
 const SECTORS_OF_GROUP: u32 = 1024;
+/// Bytes that one workgroup reads.
+pub(super) const GROUP_BYTES: u64 = SECTOR * SECTORS_OF_GROUP as u64;
 
 const TEXT: &str = "
 @group(0) @binding(0) var<storage, read> weights: array<u32>;

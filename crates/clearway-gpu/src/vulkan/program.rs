@@ -14,7 +14,7 @@ use super::pace::Pace;
 use super::pipeline::Wanted;
 use super::record::{Clock, Edge};
 use crate::device::{DeviceMemory, Program, Ticket};
-use crate::error::Result;
+use crate::error::{GpuError, Result};
 use crate::profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
 use crate::wgsl::Packing;
 
@@ -32,8 +32,8 @@ pub(super) struct VulkanProgram {
     /// What was handed over last.
     running: Ticket,
     pace: Pace,
-    /// Keeps operands and uniform blocks alive.
-    _memory: Vec<Arc<VulkanMemory>>,
+    /// Operands and uniform blocks, alive as long as the device may use them.
+    memory: Vec<Arc<VulkanMemory>>,
 }
 
 /// Command buffers of one submission at most.
@@ -65,13 +65,15 @@ impl VulkanProgram {
         let raw = &context.raw;
         memory.extend(lowered.bind_scratch(context)?);
         memory.extend(lowered.read_ahead(context, context.adapter.read_ahead)?.map(Arc::new));
+        check(context, &lowered)?;
         let wanted: Vec<Wanted<'_>> = lowered
             .sources
             .iter()
             .enumerate()
-            .map(|(index, (name, source))| {
+            .map(|(index, (name, source, trust))| {
                 let step = lowered.steps.iter().find(|step| step.source == index);
-                Wanted { name, source, bindings: step.map_or(0, |step| step.bound.ranges.len()) }
+                let bindings = step.map_or(0, |step| step.bound.ranges.len());
+                Wanted { name, source, trust: *trust, bindings }
             })
             .collect();
         let pipelines = context.pipelines.get_all(raw, &wanted)?;
@@ -83,7 +85,7 @@ impl VulkanProgram {
         let pool = vk::CommandPoolCreateInfo::default()
             .queue_family_index(context.adapter.queue_family)
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
-        // SAFETY: the family is that of the device's queue.
+        // SAFETY: VUID-vkCreateCommandPool-queueFamilyIndex-01937: the family is the one the device was opened with.
         let pool = unsafe { raw.create_command_pool(&pool, None) }
             .map_err(|e| context.error("vkCreateCommandPool", e))?;
         let mut program = Self {
@@ -96,11 +98,11 @@ impl VulkanProgram {
             groups: lowered.groups(),
             running: Ticket::default(),
             pace: Pace::default(),
-            _memory: Vec::new(),
+            memory: Vec::new(),
         };
         program.make_sets(&lowered, &blocks, &pipelines)?;
         memory.push(Arc::new(blocks));
-        program._memory = memory;
+        program.memory = memory;
         program.commands = program.allocate_commands()?;
         program.record(program.commands, 1, None)?;
         Ok(program)
@@ -139,7 +141,8 @@ impl VulkanProgram {
         }
         let info =
             vk::DescriptorPoolCreateInfo::default().max_sets(steps.len() as u32).pool_sizes(&sizes);
-        // SAFETY: the structure is complete.
+        // SAFETY: VUID-VkDescriptorPoolCreateInfo-descriptorPoolOverallocation-09227 and VUID-VkDescriptorPoolSize-
+        // descriptorCount-00302: there is a set and a uniform block at least, and no kind is listed with none.
         self.sets_pool = unsafe { raw.create_descriptor_pool(&info, None) }
             .map_err(|e| context.error("vkCreateDescriptorPool", e))?;
         let layouts: Vec<_> = steps
@@ -149,7 +152,8 @@ impl VulkanProgram {
         let info = vk::DescriptorSetAllocateInfo::default()
             .descriptor_pool(self.sets_pool)
             .set_layouts(&layouts);
-        // SAFETY: the pool has room for exactly these sets.
+        // SAFETY: the pool was just made with room for exactly these sets and is this program's alone. The layouts live
+        // in the context.
         let sets = unsafe { raw.allocate_descriptor_sets(&info) }
             .map_err(|e| context.error("vkAllocateDescriptorSets", e))?;
         context.counters.sets_written.add(sets.len() as u64);
@@ -177,7 +181,11 @@ impl VulkanProgram {
                     .descriptor_type(vk::DescriptorType::UNIFORM_BUFFER)
                     .buffer_info(&block),
             );
-            // SAFETY: the set is not in use, and its buffers live as long as the program.
+            // SAFETY: VUID-vkUpdateDescriptorSets-None-03047: the set was just made and nothing uses it. Its layout has these
+            // kinds at these bindings. The ranges lie inside their buffers, which `self.memory` keeps, start at
+            // multiples the device wants (VUID-VkWriteDescriptorSet-descriptorType-00327, -00328) and are within
+            // its limits (-00332, -00333): `VulkanEncoder::range` sees to operands, `check` to uniform blocks,
+            // `bind_scratch` and `read_ahead` bind whole multiples of `heap::ALIGN`.
             unsafe { raw.update_descriptor_sets(&writes, &[]) };
             self.launches.push(Launch {
                 pipeline: pipelines[step.source],
@@ -206,7 +214,8 @@ impl VulkanProgram {
         let info = vk::CommandBufferAllocateInfo::default()
             .command_pool(self.pool)
             .command_buffer_count(1);
-        // SAFETY: the pool is alive.
+        // SAFETY: the pool is this program's and alive. It needs outside synchronisation: all that uses it has `self`
+        // alone, or is making it.
         let commands = unsafe { self.context.raw.allocate_command_buffers(&info) }
             .map_err(|e| self.context.error("vkAllocateCommandBuffers", e))?;
         Ok(commands[0])
@@ -215,7 +224,8 @@ impl VulkanProgram {
     fn measure(&mut self, clock: &Clock, commands: vk::CommandBuffer) -> Result<Profile> {
         let context = self.context.clone();
         self.record(commands, 1, Some(clock))?;
-        // SAFETY: no submission uses the pool.
+        // SAFETY: VUID-vkResetQueryPool-None-02665 and -02741: host query reset is enabled, which opening requires, and
+        // the pool is new, so no submission uses it. It has that many queries (-firstQuery-09436).
         unsafe { context.raw.reset_query_pool(clock.pool, 0, clock.stamps) };
         let start = Instant::now();
         let info = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
@@ -242,7 +252,8 @@ impl VulkanProgram {
         let raw = &context.raw;
         let begin = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
-        // SAFETY: the commands' last submission is done.
+        // SAFETY: VUID-vkBeginCommandBuffer-commandBuffer-00049 and -00050: `measure` has waited for their submission, and
+        // the pool lets each be recorded anew.
         unsafe { raw.begin_command_buffer(commands, &begin) }
             .map_err(|e| context.error("vkBeginCommandBuffer", e))?;
         self.barrier(commands, Edge::Start);
@@ -252,10 +263,11 @@ impl VulkanProgram {
             self.barrier(commands, Edge::Group);
         }
         self.stamp(commands, Some(clock), &mut stamp);
-        // SAFETY: the commands are being recorded.
+        // SAFETY: VUID-vkEndCommandBuffer-commandBuffer-00059: recording began above.
         unsafe { raw.end_command_buffer(commands) }
             .map_err(|e| context.error("vkEndCommandBuffer", e))?;
-        // SAFETY: no submission uses the pool.
+        // SAFETY: VUID-vkResetQueryPool-None-02741: `measure` has waited for the one submission that uses the pool, which
+        // has two queries at least (-firstQuery-09436).
         unsafe { raw.reset_query_pool(clock.pool, 0, stamp) };
         let info = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
         self.running.clock = context.submit(&info)?;
@@ -268,7 +280,8 @@ impl VulkanProgram {
         let context = &self.context;
         let mut stamps = vec![0_u64; count as usize];
         let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
-        // SAFETY: every query of the range was written by the submission that is done.
+        // SAFETY: VUID-vkGetQueryPoolResults-None-09401: both callers have waited for the submission that wrote these
+        // queries. The room is as long as they are (-dataSize-00817), in 64 bits (-flags-02828).
         unsafe { context.raw.get_query_pool_results(clock.pool, 0, &mut stamps, flags) }
             .map_err(|e| context.error("vkGetQueryPoolResults", e))?;
         let period = f64::from(context.adapter.limits.timestamp_period);
@@ -280,6 +293,22 @@ impl VulkanProgram {
         let since_first = |s: &u64| ((s.wrapping_sub(first) & mask) as f64 * period) as u64;
         Ok(stamps.iter().map(since_first).collect())
     }
+}
+
+/// Refuses what the device's limits for dispatches and uniform blocks do not allow.
+fn check(context: &Context, lowered: &Lowered) -> Result<()> {
+    let limit = u64::from(context.adapter.limits.max_uniform_buffer_range);
+    for step in &lowered.steps {
+        let kernel = &lowered.sources[step.source].0;
+        context.check_groups(kernel, step.groups)?;
+        let bytes = step.block.1 as u64 * 4;
+        if bytes > limit {
+            let (kernel, device) = (kernel.clone(), context.info.name.clone());
+            let operand = "constants";
+            return Err(GpuError::BindingTooLarge { kernel, operand, device, bytes, limit });
+        }
+    }
+    Ok(())
 }
 
 impl Program for VulkanProgram {
@@ -337,7 +366,7 @@ impl Program for VulkanProgram {
     fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {
         let context = self.context.clone();
         if context.adapter.timestamp_bits == 0 {
-            return Err(crate::error::GpuError::ProfileUnsupported { mode });
+            return Err(GpuError::ProfileUnsupported { mode });
         }
         let parts = match mode {
             ProfileMode::Groups => self.groups.len(),
@@ -350,30 +379,44 @@ impl Program for VulkanProgram {
             .query_type(vk::QueryType::TIMESTAMP)
             // The barriers in a row need two, when the others are read.
             .query_count(stamps.max(2));
-        // SAFETY: the queue has time stamps.
+        // SAFETY: the kind is a plain one and there is a query at least (VUID-VkQueryPoolCreateInfo-queryCount-02763).
         let pool = unsafe { context.raw.create_query_pool(&info, None) }
             .map_err(|e| context.error("vkCreateQueryPool", e))?;
         let clock = Clock { pool, stamps, mode };
         let commands = self.allocate_commands();
         let profile = commands.and_then(|commands| {
             let profile = self.measure(&clock, commands);
-            // SAFETY: the submission is done, or was never made.
-            unsafe { context.raw.free_command_buffers(self.pool, &[commands]) };
+            if context.settled(self.running.clock) {
+                // SAFETY: VUID-vkFreeCommandBuffers-pCommandBuffers-00047: no submission of them is under way,
+                // which was just checked. They come from this pool.
+                unsafe { context.raw.free_command_buffers(self.pool, &[commands]) };
+            }
             profile
         });
-        // SAFETY: as above.
-        unsafe { context.raw.destroy_query_pool(pool, None) };
+        // A device that does not end its work keeps both; the commands go with the program, if ever.
+        if context.settled(self.running.clock) {
+            // SAFETY: VUID-vkDestroyQueryPool-queryPool-00793: the submissions that use the pool are this
+            // program's and done, which was just checked.
+            unsafe { context.raw.destroy_query_pool(pool, None) };
+        }
         profile
     }
 }
 
 impl Drop for VulkanProgram {
     fn drop(&mut self) {
-        // A lost device has nothing under way; what is freed then is only bookkeeping.
-        let _ = self.context.wait(self.running.clock);
-        // SAFETY: no submission uses the sets any more; a null pool is ignored.
+        if !self.context.settled(self.running.clock) {
+            // The device may still run these commands: they, their sets and their memory stay for good. The memory
+            // keeps the context, and that the pipelines and the device.
+            std::mem::forget(std::mem::take(&mut self.memory));
+            std::mem::forget(self.context.clone());
+            return;
+        }
+        // SAFETY: VUID-vkDestroyDescriptorPool-descriptorPool-00303: the submissions that use the sets are this
+        // program's and done, which was just checked. A null pool is ignored.
         unsafe { self.context.raw.destroy_descriptor_pool(self.sets_pool, None) };
-        // SAFETY: no submission uses the commands any more.
+        // SAFETY: VUID-vkDestroyCommandPool-commandPool-00041: as for the sets, of which the same submissions
+        // are the only users.
         unsafe { self.context.raw.destroy_command_pool(self.pool, None) };
     }
 }

@@ -39,7 +39,8 @@ impl VulkanProgram {
         // The same commands may stand several times in a queue.
         let begin = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
-        // SAFETY: the commands are not in use.
+        // SAFETY: VUID-vkBeginCommandBuffer-commandBuffer-00049: every caller has just allocated them, so nothing uses them.
+        // Their pool is this program's, and whoever records is the only one who has it.
         unsafe { raw.begin_command_buffer(commands, &begin) }
             .map_err(|e| self.context.error("vkBeginCommandBuffer", e))?;
         for run in 0..runs {
@@ -47,7 +48,7 @@ impl VulkanProgram {
             self.record_run(commands, clock);
         }
         self.barrier(commands, Edge::End);
-        // SAFETY: the commands are being recorded.
+        // SAFETY: VUID-vkEndCommandBuffer-commandBuffer-00059: recording began above.
         unsafe { raw.end_command_buffer(commands) }
             .map_err(|e| self.context.error("vkEndCommandBuffer", e))
     }
@@ -68,13 +69,15 @@ impl VulkanProgram {
                 }
                 if launch.pipeline != bound {
                     bound = launch.pipeline;
-                    // SAFETY: the commands are being recorded and the pipeline lives in the context.
+                    // SAFETY: `record` has begun the commands. The pipeline is one for compute (VUID-vkCmdBindPipeline-
+                    // pipelineBindPoint-00779) of the context, which the program keeps.
                     unsafe {
                         raw.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, bound);
                     }
                 }
                 let point = vk::PipelineBindPoint::COMPUTE;
-                // SAFETY: the set has the layout of the pipeline and lives as long as the program.
+                // SAFETY: `record` has begun the commands. VUID-vkCmdBindDescriptorSets-pDescriptorSets-00358: set and
+                // layout are those for the number of bindings of this launch. The set goes with the program.
                 unsafe {
                     raw.cmd_bind_descriptor_sets(
                         commands,
@@ -87,15 +90,18 @@ impl VulkanProgram {
                 }
                 let label = vk::DebugUtilsLabelEXT::default().label_name(&launch.label);
                 if let Some(labels) = &self.context.labels {
-                    // SAFETY: the commands are being recorded, and the extension is enabled.
+                    // SAFETY: `record` has begun the commands; `labels` is there only where the extension is enabled.
                     unsafe { labels.cmd_begin_debug_utils_label(commands, &label) };
                 }
                 let [x, y, z] = launch.groups;
-                // SAFETY: lowering keeps the workgroups within the device's limits, and the list is
-                // proven: nothing in this group writes what this dispatch touches.
+                // SAFETY: VUID-vkCmdDispatch-groupCountX-00386, -groupCountY-00387 and -groupCountZ-00388: `check` has
+                // compared the workgroups with the device. Pipeline and set are bound (-None-08606, -08600) and
+                // `self.memory` keeps what the set names (-None-08114). Kernels stay inside their bindings: ours
+                // are tested for it, users' are guarded unless they promised it. The encoder has proven that no other
+                // dispatch of the group touches what this one writes, except for tests that say `unproven`.
                 unsafe { raw.cmd_dispatch(commands, x, y, z) };
                 if let Some(labels) = &self.context.labels {
-                    // SAFETY: a label was begun above.
+                    // SAFETY: VUID-vkCmdEndDebugUtilsLabelEXT-commandBuffer-01912: the label was begun above.
                     unsafe { labels.cmd_end_debug_utils_label(commands) };
                 }
                 if serialised && launch.role == Role::Last {
@@ -135,14 +141,17 @@ impl VulkanProgram {
                 ),
         }];
         let info = vk::DependencyInfo::default().memory_barriers(&barrier);
-        // SAFETY: the commands are being recorded, outside any render pass.
+        // SAFETY: callers have begun the commands. Stages and accesses fit each other and a compute queue, and
+        // synchronization2 is enabled (VUID-vkCmdPipelineBarrier2-synchronization2-03848).
         unsafe { self.context.raw.cmd_pipeline_barrier2(commands, &info) };
     }
 
     pub(super) fn stamp(&self, commands: vk::CommandBuffer, clock: Option<&Clock>, next: &mut u32) {
         let Some(clock) = clock else { return };
         let stage = vk::PipelineStageFlags2::COMPUTE_SHADER;
-        // SAFETY: the pool has a query for every stamp, reset before the submission.
+        // SAFETY: callers have begun the commands. `profile` made a query for every stamp (VUID-vkCmdWriteTimestamp2-
+        // query-04903) on a queue with time stamps (-timestampValidBits-03863); `measure` resets them before
+        // the submission (-None-03864).
         unsafe { self.context.raw.cmd_write_timestamp2(commands, stage, clock.pool, *next) };
         *next += 1;
     }

@@ -3,6 +3,10 @@
 //! Where the host sees device memory it writes there directly; elsewhere, and for reading where the
 //! host's caches do not hold it, copies go through a ring of staging segments. A segment is used
 //! again only when the clock shows that its last copy is done.
+//!
+//! Against programs: where the host touches device memory itself, the device is idle and nothing can be
+//! submitted meanwhile ([`Context::idle`]); elsewhere the queue keeps the order. Only a mailbox is looked at while
+//! work is under way. Against each other, transfers hold the lock of their memory.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -56,7 +60,7 @@ impl Transfers {
         let pool = vk::CommandPoolCreateInfo::default()
             .queue_family_index(adapter.queue_family)
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
-        // SAFETY: the family is that of the device's queue.
+        // SAFETY: VUID-vkCreateCommandPool-queueFamilyIndex-01937: the family is the one the device was opened with.
         let pool = unsafe { device.create_command_pool(&pool, None) }
             .map_err(|e| driver_error(name, "vkCreateCommandPool", e))?;
         let mut transfers = Self {
@@ -71,13 +75,17 @@ impl Transfers {
         let info = vk::CommandBufferAllocateInfo::default()
             .command_pool(pool)
             .command_buffer_count(SEGMENTS as u32);
-        // SAFETY: the pool is alive.
+        // SAFETY: the pool was just made and nobody else has it.
         transfers.commands = unsafe { device.allocate_command_buffers(&info) }
             .map_err(|e| driver_error(name, "vkAllocateCommandBuffers", e))?;
         Ok(transfers)
     }
 
-    pub(super) fn write(
+    /// Writes `bytes` behind byte `offset` of a piece.
+    ///
+    /// # Safety
+    /// The bytes lie inside the piece, and until this returns no other transfer touches them.
+    pub(super) unsafe fn write(
         &self,
         context: &Context,
         piece: &Piece,
@@ -85,10 +93,11 @@ impl Transfers {
         bytes: &[u8],
     ) -> Result<()> {
         if let Some(mapped) = piece.mapped {
-            context.wait_all()?;
+            let _idle = context.idle()?;
             let start = mapped.start.wrapping_add(offset as usize);
-            // SAFETY: the caller checked that the bytes lie inside the piece, and nothing on the
-            // device runs. The host's own accesses are ordered by whoever shares the buffer.
+            // SAFETY: the caller says that the bytes lie inside the piece, which is mapped as long as it lives, and
+            // that no other transfer touches them. The device does not either while it is idle. `bytes` is
+            // memory of the program and no device memory, whose address never leaves this backend.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
             return Ok(());
         }
@@ -96,7 +105,8 @@ impl Transfers {
         for (chunk, at) in bytes.chunks(SEGMENT as usize).zip((offset..).step_by(SEGMENT as usize))
         {
             let (segment, start) = self.segment(context, &mut ring)?;
-            // SAFETY: the segment is as long as a chunk at least, and no copy from it is in flight.
+            // SAFETY: the segment is as long as a chunk at least, it is ours while the ring is locked, and `turn`
+            // has waited for the last copy from it.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), start, chunk.len()) };
             let copy = (piece.offset + at, chunk.len() as u64);
             ring.busy[segment] = self.copy(context, segment, piece, copy, Direction::ToDevice)?;
@@ -104,7 +114,11 @@ impl Transfers {
         Ok(())
     }
 
-    pub(super) fn read(
+    /// Reads the bytes behind byte `offset` of a piece.
+    ///
+    /// # Safety
+    /// The bytes lie inside the piece, and until this returns no other transfer writes them.
+    pub(super) unsafe fn read(
         &self,
         context: &Context,
         piece: &Piece,
@@ -112,9 +126,11 @@ impl Transfers {
         bytes: &mut [u8],
     ) -> Result<()> {
         if let Some(mapped) = piece.mapped.filter(|m| m.cached || bytes.len() <= SMALL_READ) {
-            context.wait_all()?;
+            let _idle = context.idle()?;
             let start = mapped.start.wrapping_add(offset as usize);
-            // SAFETY: as for writing.
+            // SAFETY: the caller says that the bytes lie inside the piece, which is mapped as long as it lives, and
+            // that no other transfer writes them. The device does not either while it is idle. `bytes` is
+            // memory of the program and no device memory.
             unsafe { std::ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), bytes.len()) };
             return Ok(());
         }
@@ -127,14 +143,18 @@ impl Transfers {
             let done = self.copy(context, segment, piece, copy, Direction::ToHost)?;
             ring.busy[segment] = done;
             context.wait(done)?;
-            // SAFETY: the copy into the segment is done.
+            // SAFETY: the segment is as long as a chunk at least, it is ours while the ring is locked, and the
+            // copy into it is done, with a barrier for the host behind it.
             unsafe { std::ptr::copy_nonoverlapping(start, chunk.as_mut_ptr(), chunk.len()) };
         }
         Ok(())
     }
 
     /// As [`read`](Self::read), of what finished work has left, if the host's caches hold the memory.
-    pub(super) fn peek(
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read).
+    pub(super) unsafe fn peek(
         &self,
         context: &Context,
         piece: &Piece,
@@ -142,28 +162,34 @@ impl Transfers {
         bytes: &mut [u8],
     ) -> Result<()> {
         let Some(mapped) = piece.mapped.filter(|mapped| mapped.cached) else {
-            return self.read(context, piece, offset, bytes);
+            // SAFETY: the caller promises what reading needs.
+            return unsafe { self.read(context, piece, offset, bytes) };
         };
         let start = mapped.start.wrapping_add(offset as usize);
         for (index, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: the caller checked that the bytes lie inside the piece. The device may write them
-            // meanwhile, hence volatile: what is read then is some value.
+            // SAFETY: the caller says that the bytes lie inside the piece, which is mapped as long as it lives, and
+            // that the host does not write them. The device may do so meanwhile, hence volatile: a byte that is
+            // read then has some value, which nothing relies on.
             *byte = unsafe { start.wrapping_add(index).read_volatile() };
         }
         Ok(())
     }
 
-    pub(super) fn fill_zero(&self, context: &Context, piece: &Piece) -> Result<()> {
+    /// Fills a piece with zeros; returns what the clock shows when that is done.
+    pub(super) fn fill_zero(&self, context: &Context, piece: &Piece) -> Result<u64> {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let segment = self.turn(context, &mut ring)?;
         let fill = |commands| {
-            // SAFETY: pieces are multiples of 4 bytes inside their buffer.
+            // SAFETY: `run` has begun the commands. VUID-vkCmdFillBuffer-dstOffset-00024, -00025 and -size-00026 to -00028:
+            // `Heap` cuts pieces at multiples of `heap::ALIGN` inside their buffer. Blocks are made for copies into
+            // them (-dstBuffer-00029), and whoever is given the piece keeps it.
             unsafe {
                 context.raw.cmd_fill_buffer(commands, piece.buffer, piece.offset, piece.len, 0)
             };
         };
-        ring.busy[segment] = self.run(context, segment, fill)?;
-        Ok(())
+        let done = self.run(context, segment, fill)?;
+        ring.busy[segment] = done;
+        Ok(done)
     }
 
     /// The next segment that is free, and where the host sees it.
@@ -219,7 +245,9 @@ impl Transfers {
             ),
         };
         self.run(context, segment, |commands| {
-            // SAFETY: both ranges lie inside their buffers.
+            // SAFETY: `run` has begun the commands. VUID-vkCmdCopyBuffer-srcOffset-00113 to -size-00116: the bytes lie inside
+            // the piece, as the callers of `read` and `write` promise, and a chunk is no longer than its segment.
+            // Both buffers are made for copies from and to them (-srcBuffer-00118, -dstBuffer-00120).
             unsafe { context.raw.cmd_copy_buffer(commands, from, to, &[region]) };
         })
     }
@@ -235,13 +263,14 @@ impl Transfers {
         context.counters.recordings.add(1);
         let begin = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
-        // SAFETY: the commands' last submission is done.
+        // SAFETY: VUID-vkBeginCommandBuffer-commandBuffer-00049 and -00050: `turn` has waited for the last submission of this
+        // segment's commands, the pool lets each be recorded anew, and the ring is locked.
         unsafe { context.raw.begin_command_buffer(commands, &begin) }
             .map_err(|e| context.error("vkBeginCommandBuffer", e))?;
         full_barrier(context, commands);
         record(commands);
         full_barrier(context, commands);
-        // SAFETY: the commands are being recorded.
+        // SAFETY: VUID-vkEndCommandBuffer-commandBuffer-00059: recording began above.
         unsafe { context.raw.end_command_buffer(commands) }
             .map_err(|e| context.error("vkEndCommandBuffer", e))?;
         context.submit(&[vk::CommandBufferSubmitInfo::default().command_buffer(commands)])
@@ -250,12 +279,18 @@ impl Transfers {
 
 impl Drop for Transfers {
     fn drop(&mut self) {
-        // SAFETY: the device is idle; this frees the commands too.
+        if self.device.is_abandoned() {
+            return;
+        }
+        // SAFETY: VUID-vkDestroyCommandPool-commandPool-00041: `Context` waits for all submissions before its
+        // fields go, or abandons the device. This frees the commands too.
         unsafe { self.device.destroy_command_pool(self.pool, None) };
         if let Some(staging) = self.staging.get() {
-            // SAFETY: the device is idle.
+            // SAFETY: VUID-vkDestroyBuffer-buffer-00922: `Context` waits for all submissions before its fields go, or abandons
+            // the device.
             unsafe { self.device.destroy_buffer(staging.buffer, None) };
-            // SAFETY: the one buffer bound to it is gone.
+            // SAFETY: VUID-vkFreeMemory-memory-00677: the one buffer bound to it went just before. The mapping ends with it,
+            // and only transfers followed its address.
             unsafe { self.device.free_memory(staging.memory, None) };
         }
     }
@@ -271,6 +306,7 @@ fn full_barrier(context: &Context, commands: vk::CommandBuffer) {
         .dst_stage_mask(work | Stage::HOST)
         .dst_access_mask(Access::MEMORY_READ | Access::MEMORY_WRITE)];
     let info = vk::DependencyInfo::default().memory_barriers(&barrier);
-    // SAFETY: the commands are being recorded, outside any render pass.
+    // SAFETY: `run` has begun the commands. The stages are those of a compute queue, and synchronization2 is enabled
+    // (VUID-vkCmdPipelineBarrier2-synchronization2-03848).
     unsafe { context.raw.cmd_pipeline_barrier2(commands, &info) };
 }

@@ -30,19 +30,21 @@ pub(super) fn upload(
             expected: format!("{expected} for {layout}"),
         });
     }
-    let packing = if planes::supports(layout) { Packing::Planes } else { Packing::Plain };
+    let planes = in_planes(context, layout);
+    let packing = if planes { Packing::Planes } else { Packing::Plain };
     let limit = context.adapter.target.max_binding;
     let row_bytes = expected / layout.rows() as u64;
-    if physical(layout, layout.rows()) <= limit || layout.rank() != 2 {
+    if physical(layout, layout.rows(), planes) <= limit || layout.rank() != 2 {
         return upload_whole(context, layout, bytes);
     }
     // As many as fit with the room between planes; a multiple of 8 keeps every part whole words.
     let mut rows = (limit / row_bytes) as usize / 8 * 8;
-    while rows > 8 && physical(layout, rows) > limit {
+    while rows > 8 && physical(layout, rows, planes) > limit {
         rows -= 8;
     }
     let rows = rows.max(1);
     let mut memory = VulkanMemory::new(context, 0, packing)?;
+    memory.tensor = Some(*layout);
     for first in (0..layout.rows()).step_by(rows) {
         let rows = rows.min(layout.rows() - first);
         let part = Layout::new(layout.dtype(), &[rows, layout.cols()])?;
@@ -54,9 +56,14 @@ pub(super) fn upload(
     Ok(memory)
 }
 
+/// Whether a tensor is packed into planes. Kernels that read them round activations.
+fn in_planes(context: &Context, layout: &Layout) -> bool {
+    planes::supports(layout) && !context.instance.options.float_activations
+}
+
 /// Bytes that so many rows take on the device.
-fn physical(layout: &Layout, rows: usize) -> u64 {
-    if planes::supports(layout) {
+fn physical(layout: &Layout, rows: usize, planes: bool) -> u64 {
+    if planes {
         planes::offsets(layout.dtype(), (rows * layout.cols() / planes::CHUNK) as u64).1
     } else {
         layout.span_bytes() / layout.rows() as u64 * rows as u64
@@ -65,7 +72,7 @@ fn physical(layout: &Layout, rows: usize) -> u64 {
 
 fn upload_whole(context: &Arc<Context>, layout: &Layout, bytes: &[u8]) -> Result<VulkanMemory> {
     let expected = layout.span_bytes();
-    if !planes::supports(layout) {
+    if !in_planes(context, layout) {
         let memory = VulkanMemory::new(context, expected, Packing::Plain)?;
         memory.write(0, bytes)?;
         return Ok(memory);
@@ -74,7 +81,9 @@ fn upload_whole(context: &Arc<Context>, layout: &Layout, bytes: &[u8]) -> Result
     let chunks_per_block = (dtype.block_elems() / planes::CHUNK) as u64;
     let chunks = (layout.elems() / planes::CHUNK) as u64;
     let (starts, end) = planes::offsets(dtype, chunks);
-    let memory = VulkanMemory::new(context, end, Packing::Planes)?;
+    let mut memory = VulkanMemory::new(context, end, Packing::Planes)?;
+    memory.tensor = Some(*layout);
+    let memory = memory;
     let parts: Vec<&[u8]> = bytes.chunks(BLOCKS * dtype.block_bytes()).collect();
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
@@ -121,8 +130,10 @@ fn upload_part(
     for plane in 0..planes::count(dtype) {
         let start = part_starts[plane] as usize;
         let bytes = &packed[start..start + planes::plane_bytes(dtype, plane, count) as usize];
-        // Every part but the last holds whole units, so it begins where the one before it ends.
-        memory.write(starts[plane] + planes::plane_bytes(dtype, plane, first), bytes)?;
+        let at = starts[plane] + planes::plane_bytes(dtype, plane, first);
+        // SAFETY: every part but the last holds whole units, so in each plane it begins where the one before it
+        // ends: parts of different threads are different bytes.
+        unsafe { memory.write_apart(at, bytes) }?;
     }
     Ok(())
 }

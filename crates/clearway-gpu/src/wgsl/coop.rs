@@ -31,7 +31,6 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let w = &job.operands[1];
     let (rows, outer, inner) = (job.layout(0).rows(), w.layout.rows(), w.layout.cols());
     let fits = job.target.cooperative
-        && job.target.subgroup == 32
         && inner.is_multiple_of(STEP)
         && outer >= 2 * EDGE
         && w.is_aligned()

@@ -73,7 +73,7 @@ pub struct Target {
     pub max_binding: u64,
     /// Products of four packed 8-bit integers are one instruction.
     pub packed_dot: bool,
-    /// 16x16 cooperative matrices of f16 with f32 sums.
+    /// 16x16 cooperative matrices of f16 with f32 sums, each spread over 32 invocations.
     pub cooperative: bool,
     /// Processors of the device, as far as known: how many workgroups keep it busy.
     pub processors: u32,
@@ -135,6 +135,21 @@ pub struct Kernel {
     pub again: Vec<usize>,
     /// Memory that is bound behind those, in two bindings.
     pub scratch: Option<Scratch>,
+    /// Whose text it is, and so what the compiler adds to it.
+    pub trust: Trust,
+}
+
+/// Whose text a kernel is, and so what the compiler adds to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Trust {
+    /// One of ours. Tests hold it to its operands, so nothing is added.
+    #[default]
+    Own,
+    /// A user's. Indices stay inside their operands, loops are bounded, workgroup memory starts as zeros and
+    /// no division traps, whatever the text says.
+    Checked,
+    /// A user's who promised all of that; see [`WgslKernel::unchecked`](crate::WgslKernel::unchecked).
+    Unchecked,
 }
 
 /// Memory of a dispatch that only it uses.

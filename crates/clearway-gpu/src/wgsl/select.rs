@@ -1,11 +1,12 @@
 //! Ops that pick: rows by index, the largest elements, the best experts.
 //!
-//! Order: larger before smaller, of equals the lower index first, what is no number after the rest.
+//! Order: NaN first, then larger before smaller, of equals the lower index first.
 
 use super::elementwise::{self, GRID, MATH};
 use super::planar::taken;
 use super::rows::WAVES;
 use super::{Job, Kernel, Source, blocks};
+use crate::ops::NO_INDEX;
 
 const ORDER: &str = include_str!("kernels/order.wgsl");
 const ARG_MAX: &str = include_str!("kernels/arg_max.wgsl");
@@ -53,6 +54,7 @@ pub(super) fn arg_max(job: &Job<'_>) -> Kernel {
     let x = job.layout(0);
     Source::new(job)
         .constant("WIDTH", job.target.row_width(x.cols()))
+        .constant("NO_INDEX", NO_INDEX)
         .body(GRID)
         .body(ORDER)
         .body(ARG_MAX)

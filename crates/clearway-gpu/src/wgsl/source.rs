@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clearway_graph::{BindingRole, DType};
 
-use super::{Job, Kernel, Operand, Packing, Scratch, planes};
+use super::{Job, Kernel, Operand, Packing, Scratch, Trust, planes};
 
 /// How a kernel sees the memory of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,7 @@ pub struct Source<'a> {
     /// Operands that are bound once more, as words.
     again: Vec<usize>,
     scratch: Option<Scratch>,
+    trust: Trust,
     args: Vec<u32>,
     baked: bool,
     enables: String,
@@ -45,6 +46,7 @@ impl<'a> Source<'a> {
             views: vec![View::Elements; job.operands.len()],
             again: Vec::new(),
             scratch: None,
+            trust: Trust::Own,
             args: job.params.to_vec(),
             baked: false,
             enables: String::new(),
@@ -72,6 +74,13 @@ impl<'a> Source<'a> {
     #[must_use]
     pub fn scratch(mut self, bytes: u64, tickets: u32) -> Self {
         self.scratch = Some(Scratch { bytes, tickets });
+        self
+    }
+
+    /// Says whose text it is. In a checked one `get_x` gives zero and `put_x` does nothing outside the view.
+    #[must_use]
+    pub fn trust(mut self, trust: Trust) -> Self {
+        self.trust = trust;
         self
     }
 
@@ -158,7 +167,8 @@ impl<'a> Source<'a> {
         text.push_str(&self.constants);
         text.push_str(&self.body);
         let words = self.words();
-        Kernel { source: text, groups, words, again: self.again, scratch: self.scratch }
+        let (again, scratch, trust) = (self.again, self.scratch, self.trust);
+        Kernel { source: text, groups, words, again, scratch, trust }
     }
 
     /// One record for each operand and the constants of the op: in the uniform block, or in the text.
@@ -227,6 +237,9 @@ impl<'a> Source<'a> {
                 let (starts, _) = planes::offsets(dtype, chunks);
                 place[1..]
                     .copy_from_slice(&[1, 2, 3].map(|plane: usize| (starts[plane] / 4) as u32));
+            } else if self.trust == Trust::Checked {
+                // A binding has less than 2^32 bytes, so its last element has an index of 32 bits.
+                place[3] = (operand.layout.span_bytes() / u64::from(unit) - 1) as u32;
             }
             words.extend(place);
         }
@@ -277,21 +290,28 @@ fn at_{name}(c: vec4<u32>) -> u32 {{
             return;
         }
         let place = format!("(i + P.{name}.place.x)");
+        // The binding may hold bytes of other tensors in front of the view and behind it.
+        let outside = |leave: &str| match self.trust == Trust::Checked && !operand.in_planes() {
+            true => format!("if (i > P.{name}.place.w) {{ {leave} }} "),
+            false => String::new(),
+        };
+        let (zero, none, nothing) =
+            (outside("return 0.0;"), outside("return 0u;"), outside("return;"));
         let get = match dtype {
-            DType::F32 => format!("fn get_{name}(i: u32) -> f32 {{ return {array}[{place}]; }}"),
-            DType::F16 => format!("fn get_{name}(i: u32) -> f32 {{ return f32({array}[{place}]); }}"),
-            DType::U32 => format!("fn get_{name}(i: u32) -> u32 {{ return {array}[{place}]; }}"),
+            DType::F32 => format!("fn get_{name}(i: u32) -> f32 {{ {zero}return {array}[{place}]; }}"),
+            DType::F16 => format!("fn get_{name}(i: u32) -> f32 {{ {zero}return f32({array}[{place}]); }}"),
+            DType::U32 => format!("fn get_{name}(i: u32) -> u32 {{ {none}return {array}[{place}]; }}"),
             DType::BF16 => {
                 let word = format!("{array}[{place} / 2u]");
                 let word = if atomic { format!("atomicLoad(&{word})") } else { word };
                 format!(
-                    "fn get_{name}(i: u32) -> f32 {{ return bitcast<f32>(({word} >> ({place} % 2u * 16u)) << 16u); }}"
+                    "fn get_{name}(i: u32) -> f32 {{ {zero}return bitcast<f32>(({word} >> ({place} % 2u * 16u)) << 16u); }}"
                 )
             }
             _ => format!(
-                "fn byte_{name}(i: u32) -> u32 {{ return ({array}[{place} / 4u] >> ({place} % 4u * 8u)) & 255u; }}
+                "fn byte_{name}(i: u32) -> u32 {{ {none}return ({array}[{place} / 4u] >> ({place} % 4u * 8u)) & 255u; }}
 fn word_{name}(i: u32) -> u32 {{
-    let low = {array}[{place} / 4u];
+    {none}let low = {array}[{place} / 4u];
     // The word of the last byte: the same one where all four are in it.
     let high = {array}[({place} + 3u) / 4u];
     let shift = {place} % 4u * 8u;
@@ -305,13 +325,19 @@ fn word_{name}(i: u32) -> u32 {{
             return;
         }
         let put = match dtype {
-            DType::F32 => format!("fn put_{name}(i: u32, v: f32) {{ {array}[{place}] = v; }}"),
-            DType::F16 => format!("fn put_{name}(i: u32, v: f32) {{ {array}[{place}] = f16(v); }}"),
-            DType::U32 => format!("fn put_{name}(i: u32, v: u32) {{ {array}[{place}] = v; }}"),
+            DType::F32 => {
+                format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = v; }}")
+            }
+            DType::F16 => {
+                format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = f16(v); }}")
+            }
+            DType::U32 => {
+                format!("fn put_{name}(i: u32, v: u32) {{ {nothing}{array}[{place}] = v; }}")
+            }
             // Two elements share a word and may be written by two invocations.
             DType::BF16 => format!(
                 "fn put_{name}(i: u32, v: f32) {{
-    let bits = bitcast<u32>(v);
+    {nothing}let bits = bitcast<u32>(v);
     let even = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
     let half = select(even, (bits >> 16u) | 64u, (bits & 0x7fffffffu) > 0x7f800000u);
     let at = {place} % 2u * 16u;

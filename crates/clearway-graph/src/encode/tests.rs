@@ -6,14 +6,14 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::ids::DispatchId;
-use crate::node::{Access, Accesses, Origin, Params};
+use crate::node::{Access, Accesses, DispatchFields, Origin, Params};
 use crate::op::CapturedOpKind;
 use crate::range::BufferRange;
 use crate::range::MemRangeRole::{self, Dst, Src};
 
 fn dispatch(id: u32, accesses: Accesses) -> CapturedNode {
     let id = DispatchId(id);
-    CapturedNode::Dispatch(Arc::new(Dispatch {
+    CapturedNode::Dispatch(Arc::new(Dispatch::from_fields(DispatchFields {
         id,
         kind: CapturedOpKind::Custom,
         kernel: "test".into(),
@@ -23,13 +23,13 @@ fn dispatch(id: u32, accesses: Accesses) -> CapturedNode {
         in_place: SmallVec::new(),
         origins: SmallVec::from_slice(&[id]),
         label: Arc::from(""),
-    }))
+    })))
 }
 
 fn node(id: u32, ranges: &[(u64, u64, MemRangeRole)]) -> CapturedNode {
     let access = |(&(p0, p1, role), access)| {
         let origin = Origin { dispatch: DispatchId(id), access };
-        Access { range: BufferRange { buf_id: 0, p0, p1, role }, binding: 0, origin }
+        Access { range: BufferRange { buf_id: 0, p0, p1, role }, binding: 0, origin, keeps: false }
     };
     dispatch(id, Accesses::Known(ranges.iter().zip(0..).map(access).collect()))
 }

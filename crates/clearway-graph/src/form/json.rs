@@ -8,7 +8,9 @@ use super::{Counts, numbered};
 use crate::graph::ComputeGraph;
 use crate::ids::buf_name;
 use crate::layout::{MAX_DIMS, TensorView};
-use crate::node::{Access, Accesses, BarrierReason, CapturedNode, Dispatch, Hazard, InPlace};
+use crate::node::{
+    Access, Accesses, BarrierReason, CapturedNode, Dispatch, DispatchFields, Hazard, InPlace,
+};
 use crate::schedule::{MoveRefusal, ScheduleReport, Strategy};
 
 /// Version of the JSON form; it changes when a key changes its meaning or goes away.
@@ -67,12 +69,16 @@ impl ComputeGraph {
             }
         }
         let values = self.values().iter().enumerate().map(|(id, value)| {
-            json!({
+            let mut object = json!({
                 "id": id,
                 "bytes": value.bytes,
                 "input": value.input,
                 "output": value.output,
-            })
+            });
+            if value.kept {
+                object["kept"] = true.into();
+            }
+            object
         });
         json!({
             "version": JSON_VERSION,
@@ -97,8 +103,8 @@ impl ComputeGraph {
 
 fn dispatch_json(dispatch: &Dispatch, group: u32) -> Json {
     // Taken apart by name, so that a new field cannot be forgotten here.
-    let Dispatch { id, kind, kernel, params, bindings, accesses, in_place, origins, label } =
-        dispatch;
+    let DispatchFields { id, kind, kernel, params, bindings, accesses, in_place, origins, label } =
+        &**dispatch;
     let ranges = |write: bool| {
         let accesses = dispatch.accesses().iter().filter(|a| a.range.is_write() == write);
         accesses.map(access_json).collect::<Vec<_>>()

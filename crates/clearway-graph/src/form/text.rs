@@ -76,7 +76,7 @@ fn write_values(graph: &ComputeGraph, out: &mut String) -> std::fmt::Result {
     writeln!(out, "values")?;
     for (index, value) in graph.values().iter().enumerate() {
         write!(out, "  %{index} {} bytes", value.bytes)?;
-        let uses = [(value.input, " input"), (value.output, " output")];
+        let uses = [(value.input, " input"), (value.kept, " kept"), (value.output, " output")];
         for (_, name) in uses.iter().filter(|(used, _)| *used) {
             out.push_str(name);
         }

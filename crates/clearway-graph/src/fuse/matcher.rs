@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::list::List;
 use super::report::{Place, Refusal, RefusedPair};
 use super::rules::{ALREADY_KEPT_AT, RULES, Rule, Source, binding_counts};
+use crate::graph::Value;
 use crate::ids::{DispatchId, NodeId};
 use crate::layout::{Layout, TensorView};
 use crate::node::{Access, Dispatch, Origin, Params};
@@ -160,7 +161,7 @@ impl<'a> Pair<'a> {
             return Err(Refusal::OtherWriter { writer });
         }
         let value = list.value(self.value);
-        if value.is_some_and(|value| value.input) {
+        if value.is_some_and(Value::lasts) {
             return Err(Refusal::IsInput);
         }
         let bytes = value.map_or(0, |value| value.bytes);
@@ -242,7 +243,7 @@ impl<'a> Pair<'a> {
                 let through = (member, usize::from(access.binding));
                 let Access { range, origin, .. } = *access;
                 if let Some(binding) = taken.iter().position(|&t| t == through) {
-                    carried.push(Access { range, binding: binding as u16, origin });
+                    carried.push(Access { binding: binding as u16, ..*access });
                 } else if served == Some(through) && range.role == MemRangeRole::Src {
                     dropped.push(*access);
                 } else if gone != Some((through.1, range.role)) {

@@ -36,6 +36,8 @@ mod rules;
 #[cfg(any(test, feature = "testkit"))]
 mod test_catalog;
 
+pub(crate) use rules::{ALREADY_KEPT_AT, binding_counts};
+
 pub use report::{FuseReport, Fusion, Place, Refusal, RefusedPair, RuleCount};
 pub use rules::{Bind, Binds, Fit, RULES, Rule, RuleTable, Same, Source};
 #[cfg(any(test, feature = "testkit"))]
@@ -53,7 +55,7 @@ use crate::contract::{FusedRequest, KernelCatalog};
 use crate::error::Result;
 use crate::graph::ComputeGraph;
 use crate::ids::DispatchId;
-use crate::node::{Access, Accesses, CapturedNode, Dispatch};
+use crate::node::{Access, Accesses, CapturedNode, Dispatch, DispatchFields};
 use crate::op::CapturedOpKind;
 
 /// Applies the rules until none fires. Barriers are stripped if any did.
@@ -320,7 +322,7 @@ fn combine<C: KernelCatalog>(
     if !adopt_origins(&mut accesses, plan) {
         return Ok(Err(Refusal::Contract { kernel: contract.kernel.into_owned() }));
     }
-    Ok(Ok(Dispatch {
+    Ok(Ok(Dispatch::from_fields(DispatchFields {
         id: second.id,
         kind,
         in_place: contract.in_place(),
@@ -331,7 +333,7 @@ fn combine<C: KernelCatalog>(
         // The consumer reads what the producer computes.
         origins: first.origins.iter().chain(&second.origins).copied().collect(),
         label: joined(&first.label, &second.label),
-    }))
+    })))
 }
 
 /// Gives every access of the fused dispatch the origin of the member's it carries out; false if

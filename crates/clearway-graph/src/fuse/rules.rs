@@ -158,6 +158,8 @@ pub struct RuleTable {
     by_consumer: Vec<SmallVec<[u32; 4]>>,
     /// By [`Kind::index`]: numbers of the rules whose producer it is.
     by_producer: Vec<SmallVec<[u32; 4]>>,
+    /// By [`Kind::index`]: numbers of the rules that make it.
+    by_fused: Vec<SmallVec<[u32; 4]>>,
 }
 
 impl std::ops::Deref for RuleTable {
@@ -172,12 +174,13 @@ impl RuleTable {
     fn new() -> Self {
         let rules = all_rules();
         let none = vec![SmallVec::new(); Kind::COUNT];
-        let (mut by_consumer, mut by_producer) = (none.clone(), none);
+        let [mut by_consumer, mut by_producer, mut by_fused] = [none.clone(), none.clone(), none];
         for (number, rule) in (0..).zip(&rules) {
             by_consumer[rule.consumer.index()].push(number);
             by_producer[rule.producer.index()].push(number);
+            by_fused[rule.fused.index()].push(number);
         }
-        Self { rules, by_consumer, by_producer }
+        Self { rules, by_consumer, by_producer, by_fused }
     }
 
     /// Numbers of the rules whose consumer is an op of this kind.
@@ -188,6 +191,11 @@ impl RuleTable {
     /// Numbers of the rules whose producer is an op of this kind.
     pub fn with_producer(&self, kind: Kind) -> &[u32] {
         &self.by_producer[kind.index()]
+    }
+
+    /// The rules that make an op of this kind.
+    pub fn making(&self, kind: Kind) -> impl Iterator<Item = &Rule> {
+        self.by_fused[kind.index()].iter().map(|&number| &self.rules[number as usize])
     }
 }
 
@@ -458,12 +466,12 @@ const fn other(fit: Fit) -> Bind {
 }
 
 /// Fewest and most bindings of an op that a rule names.
-pub(super) fn binding_counts(kind: Kind) -> (usize, usize) {
+pub(crate) fn binding_counts(kind: Kind) -> (usize, usize) {
     kind.spec().map_or((0, usize::MAX), OpSpec::arity)
 }
 
 /// Where an op with an optional kept result binds it.
-pub(super) const ALREADY_KEPT_AT: usize = 2;
+pub(crate) const ALREADY_KEPT_AT: usize = 2;
 
 /// Operands of an op through which rules may follow: below this number.
 pub(super) const FOLLOWED: usize = 3;

@@ -32,15 +32,18 @@ impl TestCatalog {
         self
     }
 
-    /// The contract of an op with `bound` bindings; `None` if it has no contract with so many.
+    /// The contract of an op with `bound` bindings, where nothing may lie over anything; `None` if it has no
+    /// contract with so many.
     /// Ops of users ([`Kind::Custom`], [`Kind::Pinned`]) read all bindings but the last, which
     /// they write.
     pub fn contract(kind: Kind, bound: usize) -> Option<KernelContract> {
-        let user = || (0..bound).map(|i| custom_binding(i, i + 1 == bound)).collect::<Vec<_>>();
-        match kind.spec() {
-            Some(spec) => spec.contract(bound),
-            None => Some(KernelContract::new(kind.name(), user())),
-        }
+        let bindings: Vec<_> = match kind.spec() {
+            Some(spec) => {
+                spec.bound(bound)?.map(|o| BindingContract::new(o.name, o.role)).collect()
+            }
+            None => (0..bound).map(|i| custom_binding(i, i + 1 == bound)).collect(),
+        };
+        Some(KernelContract::new(kind.name(), bindings))
     }
 }
 

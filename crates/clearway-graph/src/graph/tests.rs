@@ -1,7 +1,7 @@
 use super::*;
 use crate::contract::{BindingContract, BindingRole};
 use crate::dtype::DType;
-use crate::node::{Access, Accesses, Hazard, HazardKind, Origin};
+use crate::node::{Access, Accesses, DispatchFields, Hazard, HazardKind, Origin, Params};
 use crate::range::MemRangeRole::{Dst, Src};
 
 const BUF: usize = 7;
@@ -18,11 +18,12 @@ fn hand_built(id: u32, accesses: Option<&[BufferRange]>) -> Dispatch {
                     range,
                     binding: 0,
                     origin: Origin { dispatch: id, access },
+                    keeps: false,
                 })
                 .collect(),
         ),
     };
-    Dispatch {
+    Dispatch::from_fields(DispatchFields {
         id,
         kind: CapturedOpKind::Custom,
         kernel: "test".into(),
@@ -32,7 +33,7 @@ fn hand_built(id: u32, accesses: Option<&[BufferRange]>) -> Dispatch {
         in_place: SmallVec::new(),
         origins: SmallVec::from_slice(&[id]),
         label: Arc::from(""),
-    }
+    })
 }
 
 fn node(id: u32, ranges: &[BufferRange]) -> CapturedNode {

@@ -153,6 +153,14 @@ impl Activation {
         }
     }
 
+    /// The op that is the function alone.
+    pub const fn op(self) -> CapturedOpKind {
+        match self {
+            Self::Silu => CapturedOpKind::Silu,
+            Self::Gelu => CapturedOpKind::Gelu,
+        }
+    }
+
     /// The op that multiplies an activated gate by an operand.
     pub const fn mul(self) -> CapturedOpKind {
         match self {
@@ -186,6 +194,10 @@ impl Product {
     /// The plain product.
     pub const PLAIN: Self =
         Self { input: Input::Plain, gate: Gate::None, epilogue: Epilogue::NONE };
+
+    /// The product that adds a residual and carries out the norm behind it.
+    pub const WITH_NORM: Self =
+        Self { epilogue: Epilogue { add: true, norm: true, ..Epilogue::NONE }, ..Self::PLAIN };
 
     /// How many products there are.
     pub const COUNT: usize = 23;

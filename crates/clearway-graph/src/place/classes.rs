@@ -58,7 +58,7 @@ pub(super) fn classes(
             return false;
         };
         let kept = &graph.values()[input.index()];
-        let own = !kept.input && !kept.output && !graph.values()[output.index()].input;
+        let own = !kept.lasts() && !kept.output && !graph.values()[output.index()].lasts();
         let apart =
             options.apart.contains(&(input, output)) || options.apart.contains(&(output, input));
         own && !apart && dying.last == born.first && touches[input.index()] == 1

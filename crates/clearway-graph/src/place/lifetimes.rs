@@ -46,9 +46,9 @@ pub fn lifetimes(graph: &ComputeGraph) -> Vec<Lifetime> {
     let last_group = if occupied { group } else { group.saturating_sub(1) };
     let live = |(index, span): (usize, Option<(u32, u32)>)| {
         let value = &graph.values()[index];
-        let host = (value.input || value.output).then_some((last_group, 0));
+        let host = (value.lasts() || value.output).then_some((last_group, 0));
         let (mut first, mut last) = span.or(host)?;
-        if value.input {
+        if value.lasts() {
             first = 0;
             if graph.is_replayed() {
                 last = last_group; // the next run reads it again

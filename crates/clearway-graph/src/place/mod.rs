@@ -154,14 +154,15 @@ pub(crate) fn relocate(
 ) -> Result<()> {
     let moved = |dispatch: &Dispatch| -> Result<Dispatch> {
         let mut moved = dispatch.clone();
-        for view in &mut moved.bindings {
+        let fields = moved.fields_mut();
+        for view in &mut fields.bindings {
             if let Some(to) = address(view.buf_id, dispatch.id)? {
                 view.buf_id = to.buf_id;
                 view.offset += to.offset;
                 view.buf_len = to.buf_len;
             }
         }
-        if let Accesses::Known(list) = &mut moved.accesses {
+        if let Accesses::Known(list) = &mut fields.accesses {
             for range in list.iter_mut().map(|access| &mut access.range) {
                 if let Some(to) = address(range.buf_id, dispatch.id)? {
                     range.buf_id = to.buf_id;

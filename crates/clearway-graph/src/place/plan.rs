@@ -65,7 +65,7 @@ impl MemoryPlan {
         let mut slab_bytes = vec![0u64];
         let mut slots = vec![None; graph.values().len()];
         for (index, value) in graph.values().iter().enumerate() {
-            let used = used[index] || value.input || value.output;
+            let used = used[index] || value.lasts() || value.output;
             if !used || value.shadow_of.is_some() {
                 continue;
             }

@@ -9,6 +9,7 @@
 use super::{MemoryPlan, Slot};
 use crate::graph::ComputeGraph;
 use crate::ids::{DispatchId, NodeId};
+use crate::node::Access;
 
 /// Puts every shadow at half the offset of its value, in a slab of half the size.
 pub(super) fn place(graph: &ComputeGraph, plan: MemoryPlan) -> MemoryPlan {
@@ -53,7 +54,9 @@ pub fn stale_shadow(graph: &ComputeGraph) -> Option<(DispatchId, NodeId)> {
     let mut fresh = vec![false; graph.values().len()];
     for dispatch in graph.dispatches() {
         let value = |range: &crate::BufferRange| NodeId::from_buf_id(range.buf_id);
-        for read in dispatch.reads().filter_map(value) {
+        let (real, kept): (Vec<&Access>, Vec<&Access>) =
+            dispatch.accesses().iter().filter(|a| !a.range.is_write()).partition(|a| !a.keeps);
+        for read in real.iter().filter_map(|access| value(&access.range)) {
             let of = graph.values().get(read.index()).and_then(|value| value.shadow_of);
             if let Some(of) = of.filter(|_| !fresh[read.index()]) {
                 return Some((dispatch.id, of));
@@ -66,8 +69,10 @@ pub fn stale_shadow(graph: &ComputeGraph) -> Option<(DispatchId, NodeId)> {
                 fresh[shadow.index()] = false;
             }
             if let Some(of) = known.shadow_of {
-                let whole = (written.p0, written.p1) == (0, known.bytes);
-                fresh[id.index()] = whole && dispatch.reads().filter_map(value).any(|r| r == of);
+                let gaps = kept.iter().any(|access| access.range.buf_id == written.buf_id);
+                let whole = (written.p0, written.p1) == (0, known.bytes) && !gaps;
+                let copied = real.iter().filter_map(|access| value(&access.range)).any(|r| r == of);
+                fresh[id.index()] = whole && copied;
             }
         }
     }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::rules::{BEHIND_NORM, Link, NORM_AHEAD};
 use super::survey::{Readers, Survey, id_at};
 use super::{RoundReport, RoundedValue, check_readers, check_written, with_layout};
 use crate::contract::{FusedRequest, KernelCatalog, KernelContract};
@@ -24,11 +25,8 @@ use crate::error::Result;
 use crate::fuse::{Refusal, RefusedPair, joined};
 use crate::graph::ComputeGraph;
 use crate::layout::{Layout, TensorView};
-use crate::node::{Accesses, CapturedNode, Dispatch};
-use crate::op::{CapturedOpKind as Kind, Epilogue, Product};
-
-/// Name of this part of the stage in reports of what was refused.
-const NORM_AHEAD: &str = "norm_ahead";
+use crate::node::{Accesses, CapturedNode, Dispatch, DispatchFields, Params};
+use crate::op::CapturedOpKind as Kind;
 
 /// Four ops one behind the other, each reading what the one before it wrote.
 struct Chain<'a> {
@@ -59,7 +57,7 @@ pub(super) fn ahead<C: KernelCatalog>(
     let survey = Survey::of(graph, |index, dispatch| {
         kinds.rotate_left(1);
         kinds[3] = dispatch.kind;
-        if kinds == [Kind::MATMUL, Kind::Add, Kind::RmsNorm, Kind::Mul] {
+        if kinds == NORM_AHEAD.members {
             firsts.push(index.saturating_sub(3));
         }
     });
@@ -72,7 +70,8 @@ pub(super) fn ahead<C: KernelCatalog>(
         let Some(value) = result.value() else { continue };
         let readers = survey.readers(graph, value);
         let product = |&(at, _): &(u32, u16)| {
-            graph.nodes()[at as usize].dispatch().filter(|d| d.kind == Kind::MATMUL)
+            let reader = graph.nodes()[at as usize].dispatch();
+            reader.filter(|reader| (BEHIND_NORM.readers)(reader.kind))
         };
         let Some(consumer) = readers.iter().find_map(product).map(|reader| reader.id) else {
             continue;
@@ -87,7 +86,7 @@ pub(super) fn ahead<C: KernelCatalog>(
                 changed.extend(fresh.map(|(index, fresh)| (index, Some(Arc::new(fresh)))));
             }
             Err(reason) => report.refusals.push(RefusedPair {
-                rule: NORM_AHEAD,
+                rule: NORM_AHEAD.name,
                 producer: chain.sum.id,
                 consumer,
                 buf_id: result.buf_id,
@@ -132,6 +131,25 @@ fn chain(graph: &ComputeGraph, first: usize, product: Option<Arc<Dispatch>>) -> 
 }
 
 impl Chain<'_> {
+    fn members(&self) -> [&Dispatch; 4] {
+        [&*self.product, self.sum, self.norm, self.scaled]
+    }
+
+    /// The member's binding behind a link, if the op that takes the chain's place binds it.
+    fn source(&self, link: Link, kept: bool) -> Option<(&Dispatch, usize)> {
+        let result = |member: usize| {
+            let dispatch = self.members()[member];
+            (dispatch, dispatch.bindings.len() - 1)
+        };
+        match link {
+            Link::Of(member, binding) => Some((self.members()[member], binding)),
+            Link::Addend(member) => Some((self.members()[member], self.addend)),
+            Link::Weight(member) => Some((self.members()[member], self.weight)),
+            Link::Kept(member) => kept.then(|| result(member)),
+            Link::Result => Some(result(NORM_AHEAD.members.len() - 1)),
+        }
+    }
+
     /// What the whole gives.
     fn result(&self) -> &TensorView {
         &self.scaled.bindings[2]
@@ -153,19 +171,13 @@ impl Chain<'_> {
         };
         let rounded = TensorView { layout, ..*self.result() };
         // Each binding with the member's it comes from.
-        let from = [
-            (&*self.product, 0),
-            (&*self.product, 1),
-            (self.sum, self.addend),
-            (self.scaled, self.weight),
-        ];
-        let from = from.into_iter().chain(kept.then_some((self.sum, 2))).chain([(self.scaled, 2)]);
+        let from = NORM_AHEAD.bindings.iter().filter_map(|&link| self.source(link, kept));
         let from: SmallVec<[(&Dispatch, usize); 6]> = from.collect();
         let mut bindings: SmallVec<[TensorView; 4]> =
             from.iter().map(|&(member, binding)| member.bindings[binding]).collect();
         bindings[from.len() - 1] = rounded;
-        let Some(kind) = with_norm() else { return Ok(Err(Refusal::NotAValue)) };
-        let params = self.norm.params.clone();
+        let params: Params = self.members().iter().flat_map(|m| m.params.iter().copied()).collect();
+        let kind = NORM_AHEAD.fused;
         let request = FusedRequest { kind, bindings: &bindings, params: &params };
         let Some(contract) = catalog.fused_kernel(device, &request)? else {
             return Ok(Err(Refusal::NoKernel { kind }));
@@ -184,12 +196,21 @@ impl Chain<'_> {
         }
         let in_place = contract.in_place();
         let KernelContract { kernel, .. } = contract;
-        let members = [&*self.product, self.sum, self.norm, self.scaled];
-        let origins = members.iter().flat_map(|member| member.origins.iter().copied()).collect();
+        let origins =
+            self.members().iter().flat_map(|member| member.origins.iter().copied()).collect();
         let label = joined(&self.sum.label, &self.scaled.label);
         let id = self.scaled.id;
-        let fused =
-            Dispatch { id, kind, in_place, kernel, params, bindings, accesses, origins, label };
+        let fused = Dispatch::from_fields(DispatchFields {
+            id,
+            kind,
+            in_place,
+            kernel,
+            params,
+            bindings,
+            accesses,
+            origins,
+            label,
+        });
         Ok(Ok((fused, fresh)))
     }
 
@@ -201,7 +222,7 @@ impl Chain<'_> {
         survey: &Survey,
         readers: &Readers,
     ) -> std::result::Result<(bool, Layout), Refusal> {
-        let members = [&*self.product, self.sum, self.norm, self.scaled];
+        let members = self.members();
         let mut kept = false;
         for (offset, member) in members.into_iter().enumerate() {
             let index = self.first + offset;
@@ -239,25 +260,23 @@ impl Chain<'_> {
             members.map(|member| member.bindings[member.bindings.len() - 1].layout);
         let (addend, weight) =
             (self.sum.bindings[self.addend].layout, self.scaled.bindings[self.weight].layout);
-        let layout = result.rounded().ok_or(Refusal::NoKernel { kind: Kind::MATMUL })?;
+        let layout = result.rounded().ok_or(Refusal::NoKernel { kind: NORM_AHEAD.fused })?;
         for operand in [product, sum, norm, addend] {
             if operand.shape4() != result.shape4() || operand.dtype() != result.dtype() {
                 return Err(Refusal::Operand { operand, result });
             }
         }
+        // What goes away, and the sum, lie without gaps: bytes between rows would belong to somebody else.
+        if let Some(written) = [product, sum, norm].into_iter().find(|layout| !layout.is_dense()) {
+            return Err(Refusal::Stride { written, read: written });
+        }
         if weight.rows() != 1 || weight.cols() != result.cols() {
             return Err(Refusal::Operand { operand: weight, result });
         }
         let value = self.result().value().ok_or(Refusal::NotAValue)?;
-        check_readers(graph, survey, self.first + 3, value, readers, |kind| kind == Kind::MATMUL)?;
+        check_readers(graph, survey, self.first + 3, value, readers, BEHIND_NORM.readers)?;
         Ok((kept, layout))
     }
-}
-
-/// The product that takes the place of all four.
-fn with_norm() -> Option<Kind> {
-    let epilogue = Epilogue { add: true, norm: true, ..Epilogue::NONE };
-    Product::PLAIN.with_epilogue(epilogue).map(Kind::Product)
 }
 
 /// The accesses with the origins of the members' they carry out; `None` if a member has no such access.

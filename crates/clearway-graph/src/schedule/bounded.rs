@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::HazardGraph;
 use crate::barriers::BarrierWalk;
-use crate::graph::ComputeGraph;
+use crate::graph::{ComputeGraph, Value};
 use crate::ids::NodeId;
 use crate::node::{BarrierReason, CapturedNode, Dispatch};
 
@@ -139,14 +139,14 @@ struct Memory {
 impl Memory {
     fn of(graph: &ComputeGraph, dispatches: &[Arc<Dispatch>]) -> Self {
         let values = graph.values();
-        let own = |value: &crate::graph::Value| value.shadow_of.is_none();
+        let own = |value: &Value| value.shadow_of.is_none();
         let mut memory = Self {
             bytes: values.iter().map(|v| if own(v) { i128::from(v.bytes) } else { 0 }).collect(),
             left: vec![0; values.len()],
-            born: values.iter().map(|value| value.input).collect(),
+            born: values.iter().map(Value::lasts).collect(),
             kept: values
                 .iter()
-                .map(|value| value.output || (value.input && graph.is_replayed()))
+                .map(|value| value.output || (value.lasts() && graph.is_replayed()))
                 .collect(),
             live: 0,
             dying: Vec::new(),

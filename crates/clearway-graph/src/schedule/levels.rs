@@ -101,7 +101,7 @@ impl Lives {
         for (index, dispatch) in (0..).zip(dispatches) {
             let mut touched = SmallVec::new();
             for id in dispatch.values() {
-                let value = values.get(id.index()).filter(|v| !v.input && !v.output);
+                let value = values.get(id.index()).filter(|v| !v.lasts() && !v.output);
                 let Some(value) = value else {
                     continue; // lives anyway, wherever its readers stand
                 };

@@ -4,7 +4,7 @@ use super::*;
 use crate::dtype::DType;
 use crate::ids::NodeId;
 use crate::layout::{Layout, TensorView};
-use crate::node::{Access, Accesses, BarrierReason, HazardKind, Origin, Params};
+use crate::node::{Access, Accesses, BarrierReason, DispatchFields, HazardKind, Origin, Params};
 use crate::op::CapturedOpKind;
 use crate::range::BufferRange;
 use crate::range::MemRangeRole::{self, Dst, Src};
@@ -16,7 +16,7 @@ struct List(Vec<Dispatch>);
 impl List {
     fn add(&mut self, accesses: Accesses) -> &mut Dispatch {
         let id = DispatchId(self.0.len() as u32);
-        self.0.push(Dispatch {
+        self.0.push(Dispatch::from_fields(DispatchFields {
             id,
             kind: CapturedOpKind::Custom,
             kernel: "test".into(),
@@ -26,7 +26,7 @@ impl List {
             in_place: SmallVec::new(),
             origins: SmallVec::from_slice(&[id]),
             label: Arc::from(""),
-        });
+        }));
         self.0.last_mut().unwrap()
     }
 
@@ -36,6 +36,7 @@ impl List {
             range: BufferRange { buf_id, p0, p1, role },
             binding: 0,
             origin: Origin { dispatch, access },
+            keeps: false,
         };
         self.add(Accesses::Known(ranges.iter().zip(0..).map(access).collect()))
     }

@@ -11,17 +11,21 @@ mod oracle;
 mod planner;
 mod random;
 mod shapes;
+mod skip;
 
-pub use build::{Touch, dispatch_of, graph_of, minimise, with_nodes};
+pub use build::{Touch, dispatch_of, graph_of, minimise, tampered, with_nodes};
 pub use dag::random_dag;
 pub use kernels::record_op;
+#[cfg(test)]
+pub(crate) use oracle::elements;
 pub use oracle::{
     Oracle, TrackerOracle, conflicting_pairs, conflicts, flows, members_once, out_of_order,
-    walk_barriers,
+    undefined_read, walk_barriers,
 };
 pub use planner::{Lives, plan_by_groups};
 pub use random::{Shape, random_graph};
 pub use shapes::{branches, decoder_like};
+pub use skip::{NEED, say, skip};
 
 /// A small random generator (splitmix64).
 #[derive(Clone, Debug)]
@@ -76,11 +80,16 @@ pub struct Run {
 
 impl Run {
     /// Cases of a property test when `CLEARWAY_CASES` is not set: a tenth of the full count.
-    pub const DEFAULT_CASES: u64 = 1_000;
+    pub const DEFAULT_CASES: u64 = 2_000;
 
     /// The seed of `CLEARWAY_SEED`, or a new one; one case for every `divisor` of
     /// `CLEARWAY_CASES`. Prints the seed.
     pub fn from_env(name: &str, divisor: u64) -> Self {
+        Self::from_env_up_to(name, divisor, u64::MAX)
+    }
+
+    /// As [`from_env`](Self::from_env), and `most` cases at most.
+    pub fn from_env_up_to(name: &str, divisor: u64, most: u64) -> Self {
         let number = |variable| std::env::var(variable).ok().and_then(|text| text.parse().ok());
         let fresh = || {
             use std::hash::{BuildHasher, Hasher};
@@ -88,7 +97,7 @@ impl Run {
         };
         let seed = number("CLEARWAY_SEED").unwrap_or_else(fresh);
         let cases = number("CLEARWAY_CASES").unwrap_or(Self::DEFAULT_CASES) / divisor;
-        let run = Self { seed, cases: cases.max(1) };
+        let run = Self { seed, cases: cases.clamp(1, most) };
         println!("{name}: CLEARWAY_SEED={seed}, {} cases", run.cases);
         run
     }

@@ -157,13 +157,33 @@ pub struct Oracle<'a> {
     recorded: &'a ComputeGraph,
     once: Trace,
     replayed: Trace,
+    bytes: Touched,
+}
+
+/// Which bytes of a range an access touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Touched {
+    /// All of them, as the stages and the verifier take it.
+    Declared,
+    /// Those of elements, as a kernel does.
+    Elements,
 }
 
 impl<'a> Oracle<'a> {
     /// Runs the recorded list, once and several times in a row.
     pub fn new(recorded: &'a ComputeGraph) -> Self {
-        let once = Trace::of(recorded, recorded, None, 1);
-        Self { recorded, once, replayed: Trace::of(recorded, recorded, None, REPLAYS) }
+        Self::of(recorded, Touched::Declared)
+    }
+
+    /// As [`new`](Self::new), but every access touches the elements of its tensor only: what lies
+    /// between them stays as it is. It accepts more lists, and all that compute the right thing.
+    pub fn of_elements(recorded: &'a ComputeGraph) -> Self {
+        Self::of(recorded, Touched::Elements)
+    }
+
+    fn of(recorded: &'a ComputeGraph, bytes: Touched) -> Self {
+        let trace = |runs| Trace::of(recorded, recorded, None, runs, bytes);
+        Self { recorded, once: trace(1), replayed: trace(REPLAYS), bytes }
     }
 
     /// Whether `last`, whose dispatches are otherwise as recorded, runs right: every pair of every
@@ -181,7 +201,7 @@ impl<'a> Oracle<'a> {
         operands_are_sound(self.recorded, last)?;
         let (runs, expected) =
             if last.is_replayed() { (REPLAYS, &self.replayed) } else { (1, &self.once) };
-        Trace::of(self.recorded, last, placement, runs).agrees_with(expected)
+        Trace::of(self.recorded, last, placement, runs, self.bytes).agrees_with(expected)
     }
 }
 
@@ -279,6 +299,76 @@ enum Token {
     Nothing,
 }
 
+impl Touched {
+    /// The bytes of an access, as runs.
+    fn runs(self, dispatch: &Dispatch, access: &Access) -> Vec<(u64, u64)> {
+        let BufferRange { p0, p1, .. } = access.range;
+        match (self, dispatch.bindings.get(usize::from(access.binding))) {
+            (Self::Elements, Some(view)) => elements(view, p0, p1),
+            _ => vec![(p0, p1)],
+        }
+    }
+}
+
+/// The bytes of `p0..p1` that belong to elements of a view, element by element.
+pub(crate) fn elements(view: &TensorView, p0: u64, p1: u64) -> Vec<(u64, u64)> {
+    let (layout, block) = (&view.layout, view.layout.dtype().block_elems() as u64);
+    let (shape, strides) = (layout.shape4().map(u64::from), layout.strides4().map(u64::from));
+    let bytes = layout.dtype().block_bytes() as u64;
+    let mut runs = Vec::new();
+    for index in 0..layout.elems() as u64 {
+        let (mut rest, mut at) = (index, 0);
+        for dim in (0..4).rev() {
+            at += rest % shape[dim] * strides[dim];
+            rest /= shape[dim];
+        }
+        if at % block == 0 {
+            let start = view.offset + at / block * bytes;
+            runs.push((start.max(p0), (start + bytes).min(p1)));
+        }
+    }
+    runs.retain(|(start, end)| start < end);
+    runs
+}
+
+/// The first dispatch that reads an element nobody has written, byte by byte; `None` in it stands for
+/// the host, which reads all of an output.
+pub fn undefined_read(graph: &ComputeGraph) -> Option<Option<DispatchId>> {
+    let mut held: BTreeSet<(usize, u64)> = BTreeSet::new();
+    let fill = |held: &mut BTreeSet<_>, value: NodeId| {
+        let bytes = graph.values()[value.index()].bytes;
+        held.extend((0..bytes).map(|byte| (value.buf_id(), byte)));
+    };
+    let values = || (0..graph.values().len() as u32).map(NodeId);
+    for value in values().filter(|v| graph.values()[v.index()].lasts()) {
+        fill(&mut held, value);
+    }
+    for dispatch in graph.dispatches() {
+        let bytes = |write: bool| {
+            let accesses = dispatch.accesses().iter().filter(move |a| a.range.is_write() == write);
+            accesses.filter(|a| !a.keeps && NodeId::from_buf_id(a.range.buf_id).is_some()).flat_map(
+                |a| {
+                    let runs = Touched::Elements.runs(dispatch, a);
+                    runs.into_iter().flat_map(|(p0, p1)| p0..p1).map(|b| (a.range.buf_id, b))
+                },
+            )
+        };
+        if bytes(false).any(|byte| !held.contains(&byte)) {
+            return Some(Some(dispatch.id));
+        }
+        held.extend(bytes(true));
+        for value in dispatch.values().filter(|_| !dispatch.is_annotated()) {
+            fill(&mut held, value);
+        }
+    }
+    let whole = |value: NodeId| {
+        let bytes = graph.values()[value.index()].bytes;
+        (0..bytes).all(|byte| held.contains(&(value.buf_id(), byte)))
+    };
+    let mut outputs = values().filter(|v| graph.values()[v.index()].output);
+    outputs.any(|value| !whole(value)).then_some(None)
+}
+
 /// Everything that can be seen of some runs in a row.
 #[derive(Debug, Default)]
 struct Trace {
@@ -299,6 +389,7 @@ impl Trace {
         list: &ComputeGraph,
         placement: Option<Placement<'_>>,
         runs: u32,
+        bytes: Touched,
     ) -> Self {
         let logical = std::ptr::eq(recorded, list);
         let mut memory = Bytes { held: FxHashMap::default(), placement };
@@ -311,7 +402,7 @@ impl Trace {
         let whole_value = |value: NodeId| (value.buf_id(), recorded.values()[value.index()].bytes);
         let inputs: Vec<(usize, u64)> = (0..recorded.values().len() as u32)
             .map(NodeId)
-            .filter(|v| recorded.values()[v.index()].input)
+            .filter(|v| recorded.values()[v.index()].lasts())
             .map(whole_value)
             .collect();
         for (buf_id, len) in real.iter().map(|(b, l)| (*b, *l)).chain(inputs.iter().copied()) {
@@ -346,14 +437,21 @@ impl Trace {
                     dispatch.accesses().iter().partition(|a| a.range.role == MemRangeRole::Src);
                 for access in reads {
                     let what = What::Read(access.origin.dispatch, access.origin.access);
-                    let BufferRange { buf_id, p0, p1, .. } = access.range;
-                    trace.note((run, what), memory.physical(buf_id, p0, p1));
+                    let buf_id = access.range.buf_id;
+                    if bytes == Touched::Declared || !access.keeps {
+                        let runs = bytes.runs(dispatch, access);
+                        let tokens =
+                            runs.into_iter().flat_map(|(p0, p1)| memory.physical(buf_id, p0, p1));
+                        trace.note((run, what), tokens.collect());
+                    }
                 }
                 for access in writes {
-                    let BufferRange { buf_id, p0, p1, .. } = access.range;
+                    let BufferRange { buf_id, p0: first, .. } = access.range;
                     let (id, number) = (access.origin.dispatch, access.origin.access);
-                    let written = |byte| Token::Written(run, id, number, byte - p0);
-                    memory.held.extend((p0..p1).map(|byte| ((buf_id, byte), written(byte))));
+                    let written = |byte| Token::Written(run, id, number, byte - first);
+                    for (p0, p1) in bytes.runs(dispatch, access) {
+                        memory.held.extend((p0..p1).map(|byte| ((buf_id, byte), written(byte))));
+                    }
                 }
             }
             let outputs = (0..recorded.values().len() as u32)

@@ -39,7 +39,7 @@ impl Lives {
         }
         let last = group - usize::from(dispatches == 0 && group > 0);
         for (life, value) in of.iter_mut().zip(graph.values()) {
-            if value.input {
+            if value.lasts() {
                 let end = life.map_or(0, |(_, end)| end);
                 *life = Some((0, if graph.is_replayed() { last } else { end }));
             }

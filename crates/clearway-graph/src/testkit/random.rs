@@ -1,5 +1,6 @@
-//! Random lists: few buffers with many views, values written once and read several times, fusable
-//! runs, and now and then a dispatch nobody may cross.
+//! Random lists: few buffers with many views that overlap, values written once and read several times,
+//! tensors with gaps, transposed, repeated by stride 0 or overlapping themselves, fusable runs, and now
+//! and then a dispatch nobody may cross.
 
 use std::sync::Arc;
 
@@ -31,6 +32,10 @@ pub struct Shape {
     pub values: u64,
     /// Lists that are replayed.
     pub replayed: u64,
+    /// Accesses through tensors that do not lie densely.
+    pub strided: u64,
+    /// Accesses that do not care whether anybody has written what they read.
+    pub undefined: u64,
 }
 
 impl Default for Shape {
@@ -45,6 +50,8 @@ impl Default for Shape {
             runs: 15,
             values: 60,
             replayed: 50,
+            strided: 30,
+            undefined: 0,
         }
     }
 }
@@ -58,12 +65,16 @@ pub fn random_graph(seed: u64, shape: &Shape) -> ComputeGraph {
         count: 0,
         values: Vec::new(),
         tensors: Vec::new(),
+        written: Vec::new(),
     };
     let replayed = maker.rng.chance(shape.replayed);
     maker.graph.set_replayed(replayed);
     for _ in 0..maker.rng.below(4) {
         let input = maker.declare();
-        maker.graph.mark_input(input).unwrap();
+        match maker.rng.chance(70) {
+            true => maker.graph.mark_input(input).unwrap(),
+            false => maker.graph.mark_kept(input).unwrap(),
+        }
         maker.values.push(input);
     }
     let target = maker.rng.within(shape.dispatches.0, shape.dispatches.1);
@@ -75,9 +86,11 @@ pub fn random_graph(seed: u64, shape: &Shape) -> ComputeGraph {
             _ => maker.plain(CapturedOpKind::Custom),
         }
     }
-    for id in 0..maker.graph.values().len() as u32 {
-        if maker.rng.chance(12) {
-            maker.graph.mark_output(NodeId(id)).unwrap();
+    for id in (0..maker.graph.values().len() as u32).map(NodeId) {
+        let bytes = maker.graph.values()[id.index()].bytes;
+        let any = maker.rng.chance(maker.shape.undefined);
+        if maker.rng.chance(12) && (any || maker.is_written(id.buf_id(), &[(0, bytes)])) {
+            maker.graph.mark_output(id).unwrap();
         }
     }
     maker.graph
@@ -93,6 +106,8 @@ struct Maker<'a> {
     values: Vec<NodeId>,
     /// Those with a shape that ops agree on.
     tensors: Vec<TensorView>,
+    /// Per value and byte: whether somebody has written it.
+    written: Vec<Vec<bool>>,
 }
 
 impl Maker<'_> {
@@ -112,6 +127,9 @@ impl Maker<'_> {
                 false => self.of_buffer(),
             })
             .collect();
+        for touch in touches.iter().filter(|touch| touch.write) {
+            self.note_written(touch.buf_id, &touch.runs());
+        }
         // Now and then the kernel may write a result over an operand.
         let operand = touches.iter().position(|t| t.read && !t.write && t.is_whole_value());
         let pair = operand.filter(|_| self.rng.chance(40)).map(|input| {
@@ -119,11 +137,12 @@ impl Maker<'_> {
             let output = self.graph.declare_value(layout);
             made.extend(output.value());
             touches.push(Touch::write(output.buf_id, output.buf_len, 0, output.buf_len));
+            self.note_written(output.buf_id, &[(0, output.buf_len)]);
             InPlace { output: touches.len() as u16 - 1, input: input as u16 }
         });
         let mut node = dispatch_of(self.count, kind, &touches, true);
         if let CapturedNode::Dispatch(dispatch) = &mut node {
-            Arc::make_mut(dispatch).in_place.extend(pair);
+            Arc::make_mut(dispatch).fields_mut().in_place.extend(pair);
         }
         self.graph.record(node).unwrap();
         self.count += 1;
@@ -135,6 +154,9 @@ impl Maker<'_> {
         let touches: Vec<Touch> = (0..self.rng.below(3))
             .map(|_| if self.rng.chance(50) { self.of_value(&mut made) } else { self.of_buffer() })
             .collect();
+        for touch in &touches {
+            self.note_written(touch.buf_id, &[(0, touch.len)]);
+        }
         let node = dispatch_of(self.count, CapturedOpKind::Custom, &touches, false);
         self.graph.record(node).unwrap();
         self.count += 1;
@@ -158,10 +180,53 @@ impl Maker<'_> {
         let (p0, p1) = if self.rng.chance(4) { (a, a) } else { (a.min(b), a.max(b)) };
         // Narrow ranges leave more freedom to reorder.
         let p1 = if self.rng.chance(60) { p1.min(p0 + 32) } else { p1 };
-        match self.rng.below(10) {
+        let touch = match self.rng.below(10) {
             0..5 => Touch::read(buf_id, len, p0, p1),
             5..9 => Touch::write(buf_id, len, p0, p1),
             _ => Touch::update(buf_id, len, p0, p1),
+        };
+        self.strided(touch)
+    }
+
+    /// The touch, now and then through a tensor that does not lie densely.
+    fn strided(&mut self, touch: Touch) -> Touch {
+        if !self.rng.chance(self.shape.strided) {
+            return touch;
+        }
+        let rng = &mut self.rng;
+        let (rows, cols) = (rng.within(1, 4) as usize, rng.within(1, 4) as usize);
+        // Elements of what is written must lie apart.
+        let strides = match rng.below(if touch.write { 3 } else { 6 }) {
+            0 => [cols + rng.within(1, 4) as usize, 1],
+            1 => [1, rows + rng.below(3) as usize],
+            2 => [2 * cols + rng.below(3) as usize, 2],
+            3 => [0, 1],
+            4 => [1, 0],
+            _ => [rng.within(1, cols as u64) as usize, 1],
+        };
+        let layout = Layout::new(DType::F16, &[rows, cols]).unwrap();
+        let layout = layout.with_strides(&strides).unwrap();
+        let Some(room) = touch.len.checked_sub(layout.span_bytes()) else { return touch };
+        let p0 = (touch.p0 & !1).min(room & !1);
+        Touch { p0, ..touch }.of_tensor(layout)
+    }
+
+    /// Whether somebody has written all of these bytes, or need not have.
+    fn is_written(&self, buf_id: usize, runs: &[(u64, u64)]) -> bool {
+        let Some(value) = NodeId::from_buf_id(buf_id) else { return true };
+        let written = self.written.get(value.index());
+        let is_written = |byte: u64| written.is_some_and(|w| w.get(byte as usize) == Some(&true));
+        self.graph.values()[value.index()].lasts()
+            || runs.iter().all(|&(p0, p1)| (p0..p1).all(is_written))
+    }
+
+    fn note_written(&mut self, buf_id: usize, runs: &[(u64, u64)]) {
+        let Some(value) = NodeId::from_buf_id(buf_id) else { return };
+        self.written.resize(self.graph.values().len(), Vec::new());
+        let written = &mut self.written[value.index()];
+        written.resize(self.graph.values()[value.index()].bytes as usize, false);
+        for &(p0, p1) in runs {
+            written[p0 as usize..p1 as usize].fill(true);
         }
     }
 
@@ -176,7 +241,8 @@ impl Maker<'_> {
             let len = self.graph.values()[new.index()].bytes;
             // Now and then part of a value stays undefined.
             let p1 = if self.rng.chance(5) { len / 2 } else { len };
-            return Touch::write(new.buf_id(), len, 0, p1);
+            let touch = Touch::write(new.buf_id(), len, 0, p1);
+            return if self.rng.chance(50) { self.strided(touch) } else { touch };
         };
         let (buf_id, len) = (old.buf_id(), self.graph.values()[old.index()].bytes);
         let (p0, p1) = if self.rng.chance(75) {
@@ -185,11 +251,17 @@ impl Maker<'_> {
             let (a, b) = (self.rng.within(0, len), self.rng.within(0, len));
             (a.min(b), a.max(b))
         };
-        match self.rng.below(10) {
-            0..8 => Touch::read(buf_id, len, p0, p1),
-            8 => Touch::update(buf_id, len, p0, p1),
+        let touch = match self.rng.below(10) {
+            0..7 => Touch::read(buf_id, len, p0, p1),
+            7 => Touch::update(buf_id, len, p0, p1),
             _ => Touch::write(buf_id, len, p0, p1),
+        };
+        let touch = self.strided(touch);
+        let any = self.rng.chance(self.shape.undefined);
+        if !touch.read || any || self.is_written(buf_id, &touch.runs()) {
+            return touch;
         }
+        Touch::write(buf_id, len, p0, p1)
     }
 
     /// A run of ops that some rule fuses, unless something stands in the way.
@@ -291,6 +363,10 @@ impl Maker<'_> {
 
     /// A tensor to read: one made before, or bytes of a real buffer.
     fn operand(&mut self, layout: Layout) -> TensorView {
+        if layout.rank() == 2 && self.rng.chance(self.shape.strided / 3) {
+            let strides = if self.rng.chance(50) { [0, 1] } else { [layout.cols() + 4, 1] };
+            return self.real(layout.with_strides(&strides).unwrap());
+        }
         let same = |t: &&TensorView| t.layout == layout;
         let fitting: Vec<TensorView> = self.tensors.iter().filter(same).copied().collect();
         match self.rng.pick(&fitting) {
@@ -308,10 +384,19 @@ impl Maker<'_> {
 
     /// Records an op with one result: a new value, or rarely bytes of a real buffer.
     fn op(&mut self, kind: CapturedOpKind, inputs: &[TensorView], layout: Layout) -> TensorView {
+        let gapped = layout.rank() == 2 && self.rng.chance(self.shape.strided / 6);
+        let layout = match gapped {
+            true => layout.with_strides(&[layout.cols() + 4, 1]).unwrap(),
+            false => layout,
+        };
         let output = match self.rng.chance(12) {
             true => self.real(layout),
             false => self.graph.declare_value(layout),
         };
+        let runs: Vec<(u64, u64)> =
+            layout.runs().map(|r| (output.offset + r.start, output.offset + r.end)).collect();
+        // Before what may follow inside of a run.
+        self.note_written(output.buf_id, &runs);
         self.record(kind, &[inputs, &[output]].concat());
         if let Some(value) = output.value() {
             self.tensors.push(output);

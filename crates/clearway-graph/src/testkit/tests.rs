@@ -12,7 +12,8 @@ fn a_seed_gives_the_same_list_again() {
 #[test]
 fn random_lists_hold_everything_a_shape_promises() {
     let (mut unknown, mut pinned, mut empty, mut in_place, mut write_only) = (0, 0, 0, 0, 0);
-    let (mut inputs, mut outputs, mut replayed) = (0, 0, 0);
+    let (mut inputs, mut kept, mut outputs, mut replayed) = (0, 0, 0, 0);
+    let (mut gapped, mut transposed, mut repeated, mut windows) = (0, 0, 0, 0);
     for seed in 0..200 {
         let graph = random_graph(seed, &Shape::default());
         unknown += graph.unannotated_dispatch_count();
@@ -24,10 +25,23 @@ fn random_lists_hold_everything_a_shape_promises() {
             .filter(|d| d.reads().any(|r| d.writes().any(|w| r.overlap(w).is_some())))
             .count();
         inputs += graph.values().iter().filter(|v| v.input).count();
+        kept += graph.values().iter().filter(|v| v.kept).count();
         outputs += graph.values().iter().filter(|v| v.output).count();
         replayed += u32::from(graph.is_replayed());
+        assert_eq!(undefined_read(&graph), None, "seed {seed}");
+        gapped += graph.dispatches().filter(|d| d.accesses().iter().any(|a| a.keeps)).count();
+        for view in graph.dispatches().flat_map(|d| &d.bindings) {
+            let ([.., rows, cols], [.., pitch, step]) =
+                (view.layout.shape4(), view.layout.strides4());
+            let matrix = rows > 1 && cols > 1;
+            transposed += usize::from(matrix && pitch == 1 && step >= rows);
+            repeated += usize::from(matrix && (pitch == 0 || step == 0));
+            windows += usize::from(matrix && step == 1 && (1..cols).contains(&pitch));
+        }
     }
-    let counts = [pinned, empty, in_place, write_only, inputs, outputs];
+    let strided = [gapped, transposed, repeated, windows];
+    assert!(strided.iter().all(|&n| n > 20), "{strided:?}");
+    let counts = [pinned, empty, in_place, write_only, inputs, kept, outputs];
     assert!(unknown > 0 && replayed > 0 && counts.iter().all(|&n| n > 20), "{counts:?}");
 }
 
@@ -39,7 +53,8 @@ fn structured_lists_have_their_size() {
 
 #[test]
 fn minimise_leaves_only_what_matters() {
-    let graph = random_graph(3, &Shape { dispatches: (30, 30), ..Shape::default() });
+    let graph =
+        random_graph(3, &Shape { dispatches: (30, 30), values: 0, runs: 0, ..Shape::default() });
     let ids: Vec<_> = graph.dispatches().map(|d| d.id).collect();
     let wanted = [ids[4], ids[21]];
     let smallest =

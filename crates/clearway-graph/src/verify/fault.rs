@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::ids::{DispatchId, buf_name, serialize_buf};
 use crate::node::HazardKind;
+use crate::op::CapturedOpKind;
 
 /// One of the proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -19,6 +20,8 @@ pub enum Proof {
     ValueFlow,
     /// The other proofs also hold for the list followed by itself.
     WrapAround,
+    /// A dispatch that stands for several recorded ones is what the rules make of them.
+    Derivation,
 }
 
 impl Proof {
@@ -29,6 +32,7 @@ impl Proof {
             Self::Groups => "groups",
             Self::ValueFlow => "value flow",
             Self::WrapAround => "wrap-around",
+            Self::Derivation => "derivation",
         }
     }
 }
@@ -114,6 +118,136 @@ impl fmt::Display for FaultBytes {
     }
 }
 
+/// Why a fused dispatch is not what the rules make of its members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Underived {
+    /// No rules make its kind of ops of these kinds, in this order.
+    NoRule {
+        /// What they make of them.
+        instead: Option<CapturedOpKind>,
+    },
+    /// In the recorded list the consumer of this rule did not read what its producer wrote, whole and
+    /// through the same view.
+    Apart {
+        /// Name of the rule.
+        rule: &'static str,
+    },
+    /// An operand does not have the shape that this rule asks for.
+    Shapes {
+        /// Name of the rule.
+        rule: &'static str,
+    },
+    /// Two operands that this rule wants to be one tensor are not.
+    NotSame {
+        /// Name of the rule.
+        rule: &'static str,
+    },
+    /// Its constants are not those of the members, one after another.
+    Constants,
+    /// It has another number of bindings.
+    Bindings,
+    /// The rules put another tensor there.
+    Binding {
+        /// Index of the binding.
+        binding: u16,
+    },
+    /// Its accesses through a binding are not those of the member that the rules put there.
+    Access {
+        /// Index of the binding.
+        binding: u16,
+    },
+}
+
+impl fmt::Display for Underived {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRule { instead: None } => f.write_str("no rules make that of them"),
+            Self::NoRule { instead: Some(kind) } => write!(f, "the rules make {kind} of them"),
+            Self::Apart { rule } => {
+                write!(
+                    f,
+                    "for {rule} one of them does not read what the other wrote, as it wrote it"
+                )
+            }
+            Self::Shapes { rule } => {
+                write!(f, "an operand does not have the shape that {rule} asks for")
+            }
+            Self::NotSame { rule } => {
+                write!(f, "two operands are different tensors that {rule} wants to be one")
+            }
+            Self::Constants => f.write_str("its constants are not theirs, one after another"),
+            Self::Bindings => f.write_str("the rules give that another number of bindings"),
+            Self::Binding { binding } => {
+                write!(f, "the rules put another tensor at binding {binding}")
+            }
+            Self::Access { binding } => {
+                write!(
+                    f,
+                    "its accesses through binding {binding} are not those the rules put there"
+                )
+            }
+        }
+    }
+}
+
+/// The recorded dispatches that a fused one stands for, as told in a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Members {
+    // Side by side, since a fault is handed through many results and has to stay small.
+    ids: [DispatchId; Self::NAMED],
+    kinds: [CapturedOpKind; Self::NAMED],
+    count: u16,
+}
+
+impl Members {
+    /// Members that are told by name; what the rules make has no more.
+    const NAMED: usize = 6;
+
+    pub(super) fn of(members: impl Iterator<Item = (DispatchId, CapturedOpKind)>) -> Self {
+        let mut ids = [DispatchId(0); Self::NAMED];
+        let mut kinds = [CapturedOpKind::Custom; Self::NAMED];
+        let mut count = 0;
+        for (id, kind) in members {
+            if count < Self::NAMED {
+                (ids[count], kinds[count]) = (id, kind);
+            }
+            count += 1;
+        }
+        Self { ids, kinds, count: count as u16 }
+    }
+
+    /// Ids and kinds of the first of them, in order.
+    pub fn named(&self) -> impl ExactSizeIterator<Item = (DispatchId, CapturedOpKind)> {
+        self.ids.into_iter().zip(self.kinds).take(usize::from(self.count).min(Self::NAMED))
+    }
+
+    /// How many there are.
+    pub const fn count(&self) -> usize {
+        self.count as usize
+    }
+}
+
+impl fmt::Display for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (id, kind)) in self.named().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{id} {kind}")?;
+        }
+        match self.count() - self.named().len() {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+impl Serialize for Members {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.named())
+    }
+}
+
 /// What is wrong. `dispatch`, `other` and `bytes` are the fields of the [`Fault`] around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -150,6 +284,11 @@ pub enum Problem {
     OutsideSlab,
     /// The buffer of a slab is also used by the recorded list.
     SlabInUse,
+    /// The recorded `dispatch` writes a tensor with gaps and does not read the bytes that it keeps there.
+    GapsOverwritten,
+    /// The recorded `dispatch`, or the host at the end, reads `bytes` that nothing has written, of a
+    /// value that is neither an input nor kept.
+    UndefinedRead,
     /// `dispatch` and `other` conflict and are not ordered by a barrier.
     Conflict(HazardKind),
     /// `dispatch` touches unknown memory and shares its group with `other`.
@@ -176,6 +315,29 @@ pub enum Problem {
         expected: Content,
         /// What the final list leaves.
         found: Content,
+    },
+    /// `dispatch` is not what the rules make of the recorded dispatches it stands for.
+    Underived {
+        /// What it is said to compute.
+        kind: CapturedOpKind,
+        /// What it stands for.
+        members: Members,
+        /// What is wrong with it.
+        why: Underived,
+    },
+    /// `dispatch` reads or writes a value rounded where no rule of the round stage allows that.
+    Rounded {
+        /// What it computes.
+        kind: CapturedOpKind,
+        /// Index of the binding.
+        binding: u16,
+    },
+    /// `dispatch` gives a result as floats that exists only rounded.
+    NotRounded {
+        /// What it computes.
+        kind: CapturedOpKind,
+        /// Index of the binding.
+        binding: u16,
     },
 }
 
@@ -244,6 +406,13 @@ impl fmt::Display for Fault {
             Problem::Unplaced => write!(f, "{at} binds a value without a place")?,
             Problem::OutsideSlab => write!(f, "a value of {at} is placed outside its slab")?,
             Problem::SlabInUse => write!(f, "the buffer of a slab is also one of {at}")?,
+            Problem::GapsOverwritten => {
+                write!(
+                    f,
+                    "{at} is recorded as if it wrote the gaps between the elements it writes"
+                )?;
+            }
+            Problem::UndefinedRead => write!(f, "{at} reads what nothing has written")?,
             Problem::Conflict(kind) => {
                 write!(f, "no barrier orders {at} and {other}, which conflict ({})", kind.name())?
             }
@@ -263,6 +432,16 @@ impl fmt::Display for Fault {
             }
             Problem::InputLost { expected, found } => {
                 write!(f, "the next replay finds {found} in an input that should hold {expected}")?
+            }
+            Problem::Underived { kind, members, why } => {
+                write!(f, "{at} is to be {kind} of {members}, but {why}")?;
+            }
+            Problem::Rounded { kind, binding } => write!(
+                f,
+                "{at} ({kind}) finds binding {binding} rounded, which no rule of the round stage allows"
+            )?,
+            Problem::NotRounded { kind, binding } => {
+                write!(f, "{at} ({kind}) must give binding {binding} rounded, but gives floats")?;
             }
         }
         match &self.bytes {

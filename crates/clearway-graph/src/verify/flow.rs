@@ -85,7 +85,7 @@ impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
 
     fn upload_inputs(&mut self) {
         for (id, value) in (0..).map(NodeId).zip(self.values) {
-            if let (true, Some((buf_id, base))) = (value.input, self.places.of(id.buf_id())) {
+            if let (true, Some((buf_id, base))) = (value.lasts(), self.places.of(id.buf_id())) {
                 let source = Source::Initial { buf_id: id.buf_id() };
                 self.memory.write(buf_id, base, base.saturating_add(value.bytes), source, 0);
             }
@@ -163,7 +163,7 @@ impl<G: Fn(usize) -> Ground> FinalRun<'_, G> {
     }
 
     fn prove_inputs(&self, past: Past<'_>) -> Result<(), Fault> {
-        let is_input = |id: NodeId| self.values[id.index()].input;
+        let is_input = |id: NodeId| self.values[id.index()].lasts();
         let mut inputs = past.history.left.iter().filter(|(id, _)| is_input(*id));
         inputs.try_for_each(|(id, runs)| self.prove_value(*id, runs, Story::Input, past))
     }

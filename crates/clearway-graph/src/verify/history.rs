@@ -1,7 +1,10 @@
-//! The recorded list of the value-flow proof: what each of its reads saw, and what it left.
+//! The recorded list of the value-flow proof: what each of its reads saw, and what it left. Every read
+//! must see something: what nothing has written is a fault of the record.
 
 use smallvec::SmallVec;
 
+use super::fault::{Fault, Problem, Proof};
+use super::holes::Holes;
 use super::memory::{Ground, Memory, Run, Source, Touched};
 use crate::graph::{ComputeGraph, Value};
 use crate::ids::NodeId;
@@ -49,6 +52,7 @@ pub(super) struct Stop {
 pub(super) struct RecordedRun<'a, G> {
     values: &'a [Value],
     memory: Memory<G>,
+    holes: Holes,
     history: History,
 }
 
@@ -59,7 +63,7 @@ impl<'a> RecordedRun<'a, ()> {
         dispatches: usize,
     ) -> RecordedRun<'a, impl Fn(usize) -> Ground> {
         let values = graph.values();
-        let is_input = |value: NodeId| values.get(value.index()).is_some_and(|v| v.input);
+        let is_input = |value: NodeId| values.get(value.index()).is_some_and(Value::lasts);
         let memory = Memory::new(dispatches, move |buf_id| match NodeId::from_buf_id(buf_id) {
             None => Ground::Real,
             Some(value) if is_input(value) => Ground::Own,
@@ -73,24 +77,29 @@ impl<'a> RecordedRun<'a, ()> {
             stops: Vec::new(),
             left: Vec::new(),
         };
-        RecordedRun { values, memory, history }
+        RecordedRun { values, memory, holes: Holes::default(), history }
     }
 }
 
 impl<G: Fn(usize) -> Ground> RecordedRun<'_, G> {
-    /// Runs the next dispatch.
-    pub(super) fn add(&mut self, position: u32, dispatch: &Dispatch) {
-        let Self { values, memory, history } = self;
-        for range in dispatch.ranges() {
-            let first = history.runs.len();
+    /// Runs the next dispatch, whose reads must all see something.
+    pub(super) fn add(&mut self, position: u32, dispatch: &Dispatch) -> Result<(), Fault> {
+        let Self { values, memory, holes, history } = self;
+        for access in dispatch.accesses() {
+            let (range, first) = (&access.range, history.runs.len());
             if range.role == MemRangeRole::Src {
                 memory.read(range.buf_id, range.p0, range.p1, &mut history.runs);
+                if !access.keeps {
+                    holes.prove_read(dispatch, access, &history.runs[first..])?;
+                }
             }
             history.note_runs(first);
         }
-        for (access, range) in (0..).zip(dispatch.ranges()) {
+        for (number, access) in (0..).zip(dispatch.accesses()) {
+            let range = &access.range;
             if range.role == MemRangeRole::Dst {
-                let source = Source::Written { position, access };
+                holes.note_write(dispatch, access, memory);
+                let source = Source::Written { position, access: number };
                 memory.write(range.buf_id, range.p0, range.p1, source, 0);
             }
         }
@@ -107,8 +116,10 @@ impl<G: Fn(usize) -> Ground> RecordedRun<'_, G> {
                 let buf_id = value.buf_id();
                 let source = Source::Unknown { position, buf_id };
                 memory.write(buf_id, 0, bytes_of(values, value), source, 0);
+                holes.forget(buf_id);
             }
         }
+        Ok(())
     }
 
     /// What was read so far.
@@ -116,18 +127,25 @@ impl<G: Fn(usize) -> Ground> RecordedRun<'_, G> {
         &self.history
     }
 
-    /// What was read, and what is left behind the last dispatch.
-    pub(super) fn finish(self) -> History {
-        let Self { values, mut memory, mut history } = self;
+    /// What was read, and what is left behind the last dispatch. The host reads every byte of an
+    /// output, so all of it must be something.
+    pub(super) fn finish(self) -> Result<History, Fault> {
+        let Self { values, mut memory, holes, mut history } = self;
         history.stops.push(Stop { touched: memory.take_touched(), values: Vec::new() });
         for (id, value) in (0..).map(NodeId).zip(values) {
-            if value.input || value.output {
+            if value.lasts() || value.output {
                 let mut runs = Vec::new();
                 memory.read(id.buf_id(), 0, value.bytes, &mut runs);
+                if let Some((p0, p1)) = holes.first_of(id.buf_id(), 0, value.bytes, &runs)
+                    && value.output
+                {
+                    let fault = Fault::new(Proof::ValueFlow, Problem::UndefinedRead);
+                    return Err(fault.on(id.buf_id(), p0, p1));
+                }
                 history.left.push((id, runs));
             }
         }
-        history
+        Ok(history)
     }
 }
 

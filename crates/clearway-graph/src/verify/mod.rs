@@ -1,29 +1,36 @@
 //! The verify stage: proves the final list against the recorded one.
 //!
 //! It takes both lists and proves, with code of its own that shares nothing with the tracker, the
-//! barrier placement or the scheduler but the fields of `BufferRange`:
+//! barrier placement, the scheduler or the fuser but the fields of `BufferRange` and the tables of
+//! rules:
 //!
 //! | proof | what it shows | what it catches |
 //! |---|---|---|
 //! | structure | every recorded dispatch is carried out once, on the same tensors; several times only if nothing of it is left in memory | lost, doubled or altered dispatches, wrong ranges, crossed fixed dispatches |
 //! | groups | no two conflicting accesses lie in one group | missing barriers |
-//! | value flow | every byte read was last written by the dispatch that wrote it in the recorded list | wrong order, premature reuse of memory, wrong fusion |
+//! | value flow | every byte read was last written by the dispatch that wrote it in the recorded list, and there was one | wrong order, premature reuse of memory, wrong fusion, values read before they are written |
 //! | wrap-around | both hold for the list followed by itself | replay without the barrier it needs, inputs that do not last |
+//! | derivation | a dispatch that stands for several, or finds a value rounded, is what the rules make of the recorded ones | another kind, other constants, tensors at the wrong binding, values rounded that may not be |
+//!
+//! A write through a layout with gaps counts as read and written, and must be recorded so: what lies
+//! between its elements is part of its result.
 //!
 //! The cost is close to linear in the accesses: sorting within a group, and looking up intervals
 //! per buffer.
 
 mod chain;
+mod derive;
 mod fault;
 mod flow;
 mod groups;
 mod history;
+mod holes;
 mod intervals;
 mod memory;
 mod structure;
 mod table;
 
-pub use fault::{Content, Fault, FaultBytes, Problem, Proof};
+pub use fault::{Content, Fault, FaultBytes, Members, Problem, Proof, Underived};
 
 use serde::Serialize;
 
@@ -77,6 +84,7 @@ pub struct VerifyStats {
 /// let mut recorded = ComputeGraph::new();
 /// let layout = Layout::new(DType::F32, &[16])?;
 /// let views = [(); 3].map(|()| recorded.declare_value(layout));
+/// recorded.mark_input(views[0].value().unwrap())?;
 /// recorded.dispatch(CapturedOpKind::Copy, &copy, &views[0..2], &[], "")?;
 /// recorded.dispatch(CapturedOpKind::Copy, &copy, &views[1..3], &[], "")?;
 ///
@@ -118,7 +126,7 @@ fn prove(
     let mut sweep = groups::Sweep::new(Proof::Groups);
     let mut run = flow::FinalRun::new(graph, places, dispatches.len());
     let mut chain = chain::Chain::for_list(dispatches.len());
-    let (mut operands, mut groups, mut flow) = (Ok(()), Ok(()), Ok(()));
+    let (mut operands, mut groups, mut flow, mut derivation) = (Ok(()), Ok(()), Ok(()), Ok(()));
     let mut index = 0;
     for node in last.nodes() {
         let CapturedNode::Dispatch(dispatch) = node else {
@@ -129,19 +137,25 @@ fn prove(
         while record.noted() <= behind_members.map_or(0, |position| position as usize)
             && let Some((position, recorded)) = record.note_next(places)?
         {
-            past.add(position, recorded);
+            past.add(position, recorded)?;
         }
         carriers.prove(record, index, &dispatches, places)?;
         operands = operands.and_then(|()| groups::prove_operands(record, dispatch));
         groups = groups.and_then(|()| sweep.add(dispatch));
         flow = flow.and_then(|()| run.prove(index, dispatch, &carriers, record, past.history()));
+        derivation = derivation.and_then(|()| {
+            let (recorded, history) = (&*record, past.history());
+            let (carriers, last) = (&carriers, &dispatches[..]);
+            let context = derive::Context { recorded, history, places, carriers, last };
+            derive::prove(context, dispatch)
+        });
         chain.add(dispatch);
         index += 1;
     }
     while let Some((position, recorded)) = record.note_next(places)? {
-        past.add(position, recorded);
+        past.add(position, recorded)?;
     }
-    let history = past.finish();
+    let history = past.finish()?;
     carriers.prove_all(record, &dispatches, graph.values())?;
     operands?;
     groups.and_then(|()| sweep.close())?;
@@ -150,6 +164,7 @@ fn prove(
         groups::prove_seam(last)?;
     }
     flow.and_then(|()| run.prove_end(replayed, record, &history))?;
+    derivation?;
     Ok(VerifyStats {
         dispatches: dispatches.len() as u32,
         groups: sweep.groups(),

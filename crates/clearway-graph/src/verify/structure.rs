@@ -25,7 +25,7 @@ use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId};
 use crate::layout::TensorView;
 use crate::node::{Access, Dispatch, Origin};
-use crate::range::MemRangeRole;
+use crate::range::{BufferRange, MemRangeRole};
 
 /// The recorded list by position. What is known of a dispatch beyond that is [noted](Self::note_next)
 /// one by one, so that both lists can be walked side by side.
@@ -74,6 +74,9 @@ impl<'a> Recorded<'a> {
         if let Some(view) = bindings.iter().find(|v| places.is_slab(v.buf_id)) {
             let end = view.offset.saturating_add(view.layout.span_bytes());
             return Err(fault(Problem::SlabInUse, dispatch).on(view.buf_id, view.offset, end));
+        }
+        if let Some(access) = dispatch.accesses().iter().find(|a| overwrites_gaps(dispatch, a)) {
+            return Err(fault_at(Problem::GapsOverwritten, dispatch, access));
         }
         if (self.counted, dispatch.id.0) == (position, position) {
             self.counted += 1;
@@ -156,7 +159,7 @@ impl<'a> Places<'a> {
     }
 
     /// A recorded view at its place.
-    fn view(&self, view: &TensorView) -> Result<TensorView, Problem> {
+    pub(super) fn view(&self, view: &TensorView) -> Result<TensorView, Problem> {
         let (buf_id, base) = self.of(view.buf_id).ok_or(Problem::Unplaced)?;
         let offset = base.checked_add(view.offset).ok_or(Problem::OutsideSlab)?;
         let buf_len = match self.slab_end(view.buf_id) {
@@ -258,7 +261,7 @@ impl Carriers {
         for dispatch in &recorded.dispatches {
             let seen = |view: &&TensorView| {
                 let value = NodeId::from_buf_id(view.buf_id).and_then(|id| values.get(id.index()));
-                let own = value.is_some_and(|value| !value.input && !value.output);
+                let own = value.is_some_and(|value| !value.lasts() && !value.output);
                 self.rounded.contains(&view.buf_id) && (!own || !dispatch.is_annotated())
             };
             if let Some(view) = dispatch.bindings.iter().find(seen) {
@@ -281,6 +284,11 @@ impl Carriers {
     /// Whether the dispatch at `index`, the last that was proven, carries out this recorded access.
     pub(super) fn carries_access(&self, index: u32, access_number: usize) -> bool {
         self.carried[access_number] == index
+    }
+
+    /// Position in the final list of who carried out a recorded dispatch last; `None` if nobody has yet.
+    pub(super) fn last_of(&self, position: u32) -> Option<u32> {
+        Some(self.last[position as usize]).filter(|&carrier| carrier != NOBODY)
     }
 
     /// Whether the dispatch at `index` of the final list carries out this recorded dispatch.
@@ -459,7 +467,7 @@ fn prove_access(
     };
     let member = recorded.dispatches[position as usize];
     let was = &member.accesses()[usize::from(number)];
-    if access.range.role != was.range.role {
+    if (access.range.role, access.keeps) != (was.range.role, was.keeps) {
         return Err(fault_at(Problem::Altered { what: "role of an access" }, dispatch, access));
     }
     if length(access) != length(was) {
@@ -518,6 +526,19 @@ fn prove_sides(
         }
     }
     Ok(())
+}
+
+/// Whether a write through a layout with gaps is recorded without the read of what it keeps.
+fn overwrites_gaps(dispatch: &Dispatch, write: &Access) -> bool {
+    let layout = dispatch.bindings.get(usize::from(write.binding)).map(|view| view.layout);
+    let same = |read: &Access| {
+        let BufferRange { buf_id, p0, p1, role } = read.range;
+        (read.binding, role) == (write.binding, MemRangeRole::Src)
+            && (buf_id, p0, p1) == (write.range.buf_id, write.range.p0, write.range.p1)
+    };
+    write.range.role == MemRangeRole::Dst
+        && layout.is_some_and(|layout| layout.has_gaps())
+        && !dispatch.accesses().iter().any(same)
 }
 
 const fn length(access: &Access) -> u64 {

@@ -1,5 +1,6 @@
 //! What can go wrong between a model file and its text.
 
+use super::finite::{self, Origin};
 use crate::gguf::GgufError;
 use crate::text::TextError;
 
@@ -71,6 +72,14 @@ pub enum EngineError {
         wanted: usize,
         /// Tokens that fit.
         context: usize,
+    },
+    /// The model computed logits from which no token can be chosen.
+    #[error("the logits after {position} tokens are not finite: {}", finite::words(origin.as_ref()))]
+    NotFinite {
+        /// Tokens of the text.
+        position: usize,
+        /// Where it began, if the step does the same when it is computed one op after another.
+        origin: Option<Origin>,
     },
     /// A token id the vocabulary does not have.
     #[error("token {token} does not exist; the vocabulary has {vocab}")]

@@ -3,14 +3,18 @@
 //! | module | what it does |
 //! |---|---|
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
+//! | `check` | hyper-parameters against the tensors of the file |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
+//! | `finite` | logits that are no numbers, and where they began |
 //! | `sample` | logits to a token |
 //! | `traffic` | bytes one token fetches |
 //! | `token_loop` | tokens chosen and fed back on the device |
 
+mod check;
 mod convert;
 mod error;
+mod finite;
 mod sample;
 mod shape;
 mod token_loop;
@@ -19,6 +23,7 @@ mod vocab;
 
 pub use convert::Conversion;
 pub use error::EngineError;
+pub use finite::{BadTensor, Origin};
 pub use sample::{Sampler, SamplerOptions};
 pub use shape::model_shape;
 pub use traffic::TokenBytes;
@@ -32,7 +37,9 @@ use rustc_hash::FxHashMap;
 use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
-use crate::model::{self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
+use crate::model::{
+    self, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
+};
 
 /// Shorthand for results of this module.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
@@ -68,11 +75,13 @@ pub struct Engine {
     shape: ModelShape,
     options: EngineOptions,
     context: usize,
+    /// The file, to look into where a step goes wrong. It shares the pages that the caller has mapped.
+    file: Gguf,
     weight_dtypes: FxHashMap<String, DType>,
     conversions: Vec<Conversion>,
     buffers: FxHashMap<String, Buffer>,
-    /// Compiled steps by their number of tokens.
-    steps: FxHashMap<usize, Step>,
+    /// Compiled steps by their number of tokens and what they compute logits for.
+    steps: FxHashMap<(usize, Logits), Step>,
     looped: Option<TokenLoop>,
     position: usize,
 }
@@ -82,6 +91,13 @@ struct Step {
     recorded: ModelGraph,
     tokens: Buffer,
     positions: Buffer,
+}
+
+impl Step {
+    /// How many tokens it reads.
+    fn size(&self) -> usize {
+        (self.tokens.len() / 4) as usize
+    }
 }
 
 impl Engine {
@@ -117,6 +133,7 @@ impl Engine {
             shape,
             options,
             context,
+            file: gguf.clone(),
             weight_dtypes,
             conversions: Vec::new(),
             buffers: FxHashMap::default(),
@@ -151,7 +168,11 @@ impl Engine {
     /// Statistics of the step that reads one token, once it is compiled; of the one that feeds itself
     /// where there is one.
     pub fn decode_stats(&self) -> Option<&clearway::PassStats> {
-        let step = self.looped.as_ref().map(TokenLoop::step).or_else(|| self.steps.get(&1));
+        let step = self
+            .looped
+            .as_ref()
+            .map(TokenLoop::step)
+            .or_else(|| self.steps.get(&(1, Logits::Last)));
         step.map(|step| step.graph.stats())
     }
 
@@ -169,8 +190,40 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Empty`], [`EngineError::ContextFull`], [`EngineError::TokenOutOfRange`] before
-    /// anything is computed; what the device reports.
+    /// anything is computed; [`EngineError::NotFinite`]; what the device reports.
     pub fn eval(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.check(tokens)?;
+        let mut logits = Vec::new();
+        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
+            logits = self.step(batch, Logits::Last)?;
+        }
+        Ok(logits)
+    }
+
+    /// Reads tokens into the cache as [`eval`](Self::eval) does; returns the logits after each of the last
+    /// `count`, or after all where there are fewer.
+    ///
+    /// # Errors
+    /// As [`eval`](Self::eval).
+    pub fn eval_each(&mut self, tokens: &[u32], count: usize) -> Result<Vec<Vec<f32>>> {
+        self.check(tokens)?;
+        let vocab = self.shape.vocab;
+        let mut kept = Vec::new();
+        let mut left = tokens.len();
+        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
+            left -= batch.len();
+            let logits = self.step(batch, Logits::All)?;
+            // Rows that stand in for missing tokens come first.
+            let rows = logits.rchunks_exact(vocab).take(batch.len()).enumerate();
+            let wanted = rows.take_while(|(behind, _)| left + behind < count);
+            let wanted: Vec<Vec<f32>> = wanted.map(|(_, row)| row.to_vec()).collect();
+            kept.extend(wanted.into_iter().rev());
+        }
+        Ok(kept)
+    }
+
+    /// Whether tokens can be read at all.
+    fn check(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             return Err(EngineError::Empty);
         }
@@ -183,14 +236,10 @@ impl Engine {
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
             return Err(EngineError::TokenOutOfRange { token, vocab });
         }
-        let mut logits = Vec::new();
-        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
-            logits = self.step(batch)?;
-        }
-        Ok(logits)
+        Ok(())
     }
 
-    fn step(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+    fn step(&mut self, tokens: &[u32], logits: Logits) -> Result<Vec<f32>> {
         let size = BATCHES
             .into_iter()
             .find(|&size| size >= tokens.len())
@@ -198,11 +247,12 @@ impl Engine {
         if !self.options.replay {
             self.steps.clear();
         }
-        let step = match self.steps.remove(&size) {
+        let key = (size, logits);
+        let step = match self.steps.remove(&key) {
             Some(step) => step,
-            None => self.compile(size)?,
+            None => self.compile(size, logits)?,
         };
-        let step = self.steps.entry(size).or_insert(step);
+        let step = self.steps.entry(key).or_insert(step);
         // What is missing is the first token again, at its own place: it writes the same bits to the
         // same row of the cache, and the last token stays the last.
         let missing = size - tokens.len();
@@ -214,28 +264,42 @@ impl Engine {
         step.tokens.write_slice(0, &padded)?;
         step.positions.write_slice(0, &positions)?;
         step.graph.run()?;
+        let logits = step.graph.read_f32(step.recorded.logits)?;
+        if !finite::is_sound(&logits) {
+            return Err(self.not_finite(tokens));
+        }
         self.position += tokens.len();
-        Ok(step.graph.read_f32(step.recorded.logits)?)
+        Ok(logits)
     }
 
-    fn record(&self, tokens: usize) -> Result<ModelGraph> {
+    fn record(&self, tokens: usize, logits: Logits) -> Result<ModelGraph> {
         let dtypes = &self.weight_dtypes;
         let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
         let options = RecordOptions {
             cache_dtype: self.options.cache_dtype,
+            logits,
             weight_dtype: &weight_dtype,
             ..RecordOptions::new(tokens, self.context)
         };
         Ok(model::record(&self.shape, &options)?)
     }
 
-    fn compile(&self, tokens: usize) -> Result<Step> {
-        let recorded = self.record(tokens)?;
+    fn compile(&self, tokens: usize, logits: Logits) -> Result<Step> {
+        self.compile_with(tokens, logits, &self.options.compile)
+    }
+
+    fn compile_with(
+        &self,
+        tokens: usize,
+        logits: Logits,
+        options: &CompileOptions,
+    ) -> Result<Step> {
+        let recorded = self.record(tokens, logits)?;
         let device = self.executor.device();
         let ids = device.alloc(tokens as u64 * 4)?;
         let positions = device.alloc(tokens as u64 * 4)?;
         let bound = self.bind(&recorded, &ids, &positions)?;
-        let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
+        let graph = self.executor.compile(&recorded.graph, &bound, options)?;
         Ok(Step { graph, recorded, tokens: ids, positions })
     }
 
@@ -261,7 +325,7 @@ impl Engine {
     /// Puts every tensor the graph names on the device. The names come from the graph, so that
     /// nothing is missing later and nothing that is not needed is uploaded.
     fn upload(&mut self, gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        let recorded = self.record(1)?;
+        let recorded = self.record(1, Logits::Last)?;
         let mut uploaded = 0;
         let device = self.executor.device().clone();
         for external in &recorded.externals {

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use clearway::cpu::{CpuKernel, Grid};
 use clearway::{
     BindingContract, BindingRole, Buffer, CapturedOpKind, CustomKernel, DType, KernelContract,
-    Layout, TensorView,
+    Layout, NO_INDEX, TensorView,
 };
 
 use super::sample::SamplerOptions;
 use super::{Engine, EngineError, Result, Step};
-use crate::model::{POSITIONS, TOKENS};
+use crate::model::{Logits, POSITIONS, TOKENS};
 
 /// Steps that are handed over together at most.
 const TOGETHER: usize = 32;
@@ -102,7 +102,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::ContextFull`] where the context ends first, with what was generated lost;
-    /// [`EngineError::TokenOutOfRange`]; what the device reports.
+    /// [`EngineError::TokenOutOfRange`]; [`EngineError::NotFinite`]; what the device reports.
     pub fn generate(
         &mut self,
         token: u32,
@@ -125,7 +125,7 @@ impl Engine {
         let Some(mut looped) = self.looped.take() else { return Err(EngineError::NotOnDevice) };
         let outcome = self
             .begin_loop(&looped, token, options.seed)
-            .and_then(|()| self.run_loop(&mut looped, count, seen));
+            .and_then(|()| self.run_loop(&mut looped, token, count, seen));
         self.looped = Some(looped);
         outcome
     }
@@ -142,6 +142,7 @@ impl Engine {
     fn run_loop(
         &mut self,
         looped: &mut TokenLoop,
+        mut input: u32,
         count: usize,
         go_on: &mut dyn FnMut(u32) -> bool,
     ) -> Result<()> {
@@ -164,7 +165,15 @@ impl Engine {
             let ring: Vec<u32> = looped.ring.peek_vec(0, RING)?;
             for _ in 0..steps {
                 let token = ring[self.position % RING];
+                if token == NO_INDEX {
+                    // The steps behind it read no token, and nobody wants what they write.
+                    for (runs, _) in under_way {
+                        looped.step.graph.finish(runs)?;
+                    }
+                    return Err(self.not_finite(&[input]));
+                }
                 self.position += 1;
+                input = token;
                 if !go_on(token) {
                     return Ok(());
                 }
@@ -174,7 +183,7 @@ impl Engine {
 
     fn compile_loop(&mut self, choice: Choice) -> Result<TokenLoop> {
         self.register_kernels()?;
-        let mut recorded = self.record(1)?;
+        let mut recorded = self.record(1, Logits::Last)?;
         let device = self.executor.device().clone();
         let (tokens, positions) = (device.alloc(4)?, device.alloc(4)?);
         let (ring, random) = (device.alloc_mailbox(4 * RING as u64)?, device.alloc(8)?);
@@ -294,13 +303,17 @@ fn draw_contract() -> KernelContract {
 }
 
 /// Draws one of the best tokens, which come in falling order: softmax at the temperature, cut where
-/// the rest is below `min_p` of the best or the kept share reaches `top_p`.
+/// the rest is below `min_p` of the best or the kept share reaches `top_p`. [`NO_INDEX`] where the best is not finite.
 fn draw_kernel() -> CustomKernel {
     let cpu = CpuKernel::new(
         |_, _| Grid::rows(1, 1),
         |piece| {
             let (temperature, top_p, min_p) = (piece.float(0), piece.float(1), piece.float(2));
             let (best, ids) = (piece.src::<f32>(0), piece.src::<u32>(1));
+            if !best[0].is_finite() {
+                piece.dst_row::<u32>(3, 0)[0] = NO_INDEX;
+                return;
+            }
             let weight = |logit: f32| ((logit - best[0]) / temperature).exp();
             let mut total = 0.0;
             for &logit in best {
@@ -332,6 +345,10 @@ fn weight(i: u32) -> f32 { return exp((get_o0(i) - get_o0(0u)) / argf(0u)); }
 @compute @workgroup_size(1)
 fn main() {
     let count = P.o0.shape.w;
+    if ((bitcast<u32>(get_o0(0u)) & 0x7f800000u) == 0x7f800000u) {
+        put_o3(0u, 0xffffffffu);
+        return;
+    }
     var total = 0.0;
     for (var i = 0u; i < count; i++) { total += weight(i); }
     var kept = 0.0;

@@ -7,7 +7,7 @@
 use clearway::{CapturedOpKind, Dispatch};
 
 use super::{Engine, Result};
-use crate::model::{ModelGraph, POSITIONS, TOKENS};
+use crate::model::{Logits, ModelGraph, POSITIONS, TOKENS};
 
 /// Bytes one token must fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Engine {
     /// # Errors
     /// What recording reports.
     pub fn token_bytes(&self, rows: usize) -> Result<TokenBytes> {
-        Ok(count(&self.record(1)?, rows as u64, self.context as u64))
+        Ok(count(&self.record(1, Logits::Last)?, rows as u64, self.context as u64))
     }
 }
 

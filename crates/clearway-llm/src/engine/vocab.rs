@@ -1,8 +1,12 @@
 //! The vocabulary of a file to a tokenizer and a chat template.
 
 use super::{EngineError, Result};
-use crate::gguf::{Gguf, Metadata, Numbers, Strings};
-use crate::text::{ChatTemplate, Tokenizer, Vocab};
+use crate::gguf::{FromValue, Gguf, Metadata, Numbers, Strings};
+use crate::text::{ChatTemplate, TextError, Tokenizer, Vocab};
+
+/// Most tokens, and most merges: twice what the largest vocabularies in use have. An entry of one byte in the file
+/// takes some fifty in the tokenizer's tables.
+const MAX_ENTRIES: usize = 1 << 19;
 
 /// The tokenizer of a file.
 ///
@@ -14,17 +18,18 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Tokenizer> {
     if model == "no_vocab" {
         return Err(EngineError::NoVocabulary { model: model.to_owned() });
     }
-    let scores = meta.optional::<Numbers<'_, f32>>(&key("scores"))?.map(|s| s.to_vec());
-    let types = meta.optional::<Numbers<'_, i32>>(&key("token_type"))?.map(|t| t.to_vec());
+    let tokens = bounded("tokens", meta.strings(&key("tokens"))?)?;
+    let merges = meta.optional::<Strings<'_>>(&key("merges"))?;
+    let merges = merges.map(|merges| bounded("merges", merges)).transpose()?;
+    let scores = for_each_token::<f32>(meta, ["scores", "scores"], tokens.len())?;
+    let types = for_each_token::<i32>(meta, ["token_type", "token types"], tokens.len())?;
     let vocab = Vocab {
         model,
         pre: meta.optional(&key("pre"))?,
-        tokens: meta.strings(&key("tokens"))?.iter().collect(),
+        tokens: tokens.iter().collect(),
         scores: scores.as_deref(),
         token_types: types.as_deref(),
-        merges: meta
-            .optional::<Strings<'_>>(&key("merges"))?
-            .map_or_else(Vec::new, |merges| merges.iter().collect()),
+        merges: merges.map_or_else(Vec::new, |merges| merges.iter().collect()),
         bos: id(meta, "bos_token_id")?,
         eos: id(meta, "eos_token_id")?,
         unk: id(meta, "unknown_token_id")?,
@@ -45,6 +50,36 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Tokenizer> {
 pub fn chat_template(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
     let template = gguf.metadata().optional::<&str>("tokenizer.chat_template")?;
     Ok(ChatTemplate::for_tokenizer(template, tokenizer)?)
+}
+
+/// A list that is short enough to be copied.
+fn bounded<'a>(name: &str, list: Strings<'a>) -> Result<Strings<'a>> {
+    if list.len() <= MAX_ENTRIES {
+        return Ok(list);
+    }
+    Err(EngineError::Parameter {
+        key: key(name),
+        found: format!("a list of {}", list.len()),
+        expected: format!("at most {MAX_ENTRIES} are supported"),
+    })
+}
+
+/// Numbers that go with the tokens, copied only if there are as many.
+fn for_each_token<'a, T: FromValue<'a>>(
+    meta: &'a Metadata,
+    [name, what]: [&'static str; 2],
+    tokens: usize,
+) -> Result<Option<Vec<T>>>
+where
+    Numbers<'a, T>: FromValue<'a>,
+{
+    match meta.optional::<Numbers<'_, T>>(&key(name))? {
+        Some(numbers) if numbers.len() != tokens => {
+            let found = numbers.len();
+            Err(TextError::LengthMismatch { what, tokens, found }.into())
+        }
+        numbers => Ok(numbers.map(|numbers| numbers.to_vec())),
+    }
 }
 
 fn key(name: &str) -> String {

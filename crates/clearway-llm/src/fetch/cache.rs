@@ -6,9 +6,11 @@
 //! folder found while holding the lock was left by a process that was killed, and is removed.
 
 use std::fs::{File, TryLockError};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
+
+use clearway::CacheFolderError;
 
 use super::name::{BuiltIn, HubName, ModelName};
 use super::{FetchError, Watch, hub};
@@ -19,10 +21,19 @@ pub(super) const WORKING: &str = ".fetch-";
 const EXTENSION: &str = "gguf";
 
 /// Where fetched models are kept.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Cache {
     folder: PathBuf,
     hub: Option<String>,
+    token: Option<String>,
+}
+
+/// Without the token, which must not reach a log.
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { folder, hub, token: _ } = self;
+        f.debug_struct("Cache").field("folder", folder).field("hub", hub).finish_non_exhaustive()
+    }
 }
 
 /// A model of the cache.
@@ -37,31 +48,17 @@ pub struct CachedModel {
 }
 
 impl Cache {
-    /// The cache of this user: `CLEARWAY_CACHE`, or `clearway` in the platform's cache folder.
+    /// The cache of this user, in [`clearway::cache_folder`].
     ///
     /// # Errors
-    /// [`FetchError::NoCacheFolder`].
+    /// [`FetchError::Cache`].
     pub fn of_user() -> Result<Self, FetchError> {
-        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        if let Some(folder) = variable("CLEARWAY_CACHE") {
-            return Ok(Self::at(folder));
-        }
-        let home = || std::env::home_dir().filter(|home| home.is_absolute());
-        let platform = if cfg!(windows) {
-            variable("LOCALAPPDATA").map(PathBuf::from)
-        } else if cfg!(target_os = "macos") {
-            home().map(|home| home.join("Library/Caches"))
-        } else {
-            // The XDG specification says that relative paths are to be ignored.
-            let xdg = variable("XDG_CACHE_HOME").map(PathBuf::from).filter(|xdg| xdg.is_absolute());
-            xdg.or_else(|| home().map(|home| home.join(".cache")))
-        };
-        platform.map(|folder| Self::at(folder.join("clearway"))).ok_or(FetchError::NoCacheFolder)
+        Ok(Self::at(clearway::cache_folder()?))
     }
 
     /// A cache in this folder, which is made when something is fetched.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), hub: None }
+        Self { folder: folder.into(), hub: None, token: None }
     }
 
     /// The same folder with another hub than `HF_ENDPOINT` names, such as `http://127.0.0.1:8000`.
@@ -70,9 +67,20 @@ impl Cache {
         Self { hub: Some(address.into()), ..self }
     }
 
+    /// The same folder with another token than `HF_TOKEN` holds.
+    #[must_use]
+    pub fn with_token(self, token: impl Into<String>) -> Self {
+        Self { token: Some(token.into()), ..self }
+    }
+
     /// Address of the hub, where the user of this type chose one.
     pub(super) fn hub(&self) -> Option<&str> {
         self.hub.as_deref()
+    }
+
+    /// The token for the hub, where the user of this type chose one.
+    pub(super) fn token(&self) -> Option<&str> {
+        self.token.as_deref()
     }
 
     /// The folder.
@@ -128,7 +136,7 @@ impl Cache {
                 hub::list(&repo, &mut |file, path, bytes| {
                     found.push(CachedModel { name: format!("hf:{name}:{file}"), path, bytes });
                 })
-                .map_err(|error| FetchError::io(&repo, 0, error))?;
+                .map_err(|error| FetchError::io(&repo, None, error))?;
             }
         }
         Ok(found)
@@ -140,8 +148,11 @@ impl Cache {
         watch: &mut dyn Watch,
     ) -> Result<WorkingFolder, FetchError> {
         let models = self.models_folder();
-        let failed = |error| FetchError::io(&models, 0, error);
-        std::fs::create_dir_all(&models).map_err(failed)?;
+        let failed = |error| FetchError::io(&models, None, error);
+        clearway::make_cache_folder(&models).map_err(|error| match error {
+            CacheFolderError::Refused { path, error } => FetchError::io(&path, None, error),
+            other => other.into(),
+        })?;
         let lock = File::options()
             .create(true)
             .truncate(false)
@@ -172,7 +183,7 @@ impl Cache {
         }
         let path = models.join(format!("{WORKING}{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path); // of an earlier process with this number
-        std::fs::create_dir(&path).map_err(failed)?;
+        private_folder(&path).map_err(failed)?;
         Ok(WorkingFolder { path, _lock: lock })
     }
 }
@@ -193,7 +204,7 @@ impl WorkingFolder {
         let folder = place.parent().unwrap_or(place);
         std::fs::create_dir_all(folder)
             .and_then(|()| std::fs::rename(file, place))
-            .map_err(|error| FetchError::io(folder, 0, error))
+            .map_err(|error| FetchError::io(folder, None, error))
     }
 }
 
@@ -202,6 +213,14 @@ impl Drop for WorkingFolder {
         // The next fetch tries again if this fails.
         let _ = std::fs::remove_dir_all(&self.path);
     }
+}
+
+/// Makes a folder that only this user can look into.
+pub(super) fn private_folder(path: &Path) -> io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
 }
 
 /// A moment, which ends with an error if the user wants to stop.
@@ -225,7 +244,7 @@ fn remove_leftovers(models: &Path) -> io::Result<()> {
 
 /// Sub-folders, sorted; none of a folder that does not exist.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, FetchError> {
-    let failed = |error| FetchError::io(folder, 0, error);
+    let failed = |error| FetchError::io(folder, None, error);
     let list = match std::fs::read_dir(folder) {
         Ok(list) => list,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

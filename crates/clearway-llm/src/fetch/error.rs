@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use clearway::CacheFolderError;
+
 /// An error of fetching.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -21,28 +23,22 @@ pub enum FetchError {
         /// What was given.
         path: PathBuf,
     },
-    /// The platform does not say where caches go.
-    #[error("no cache folder: the home folder is not known; set CLEARWAY_CACHE to a folder")]
-    NoCacheFolder,
-    /// The cache cannot be read or written.
-    #[error("{path}: {error}; CLEARWAY_CACHE names another folder for models")]
-    Cache {
-        /// Where.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
+    /// There is no cache folder, or it cannot be read or written.
+    #[error(transparent)]
+    Cache(#[from] CacheFolderError),
     /// The disk is full.
     #[error(
-        "no space left at {path}, where the model needs {} MB; nothing was kept. Make room, or let \
-         CLEARWAY_CACHE name a folder on another disk",
-        .wanted.div_ceil(1_000_000)
+        "no space left at {path}{}; nothing was kept. Make room, or let CLEARWAY_CACHE name a folder on \
+         another disk",
+        space_words(*.wanted, *.free)
     )]
     DiskFull {
         /// Folder of the cache.
         path: PathBuf,
-        /// Bytes needed while fetching.
-        wanted: u64,
+        /// Bytes needed while fetching, where that is known.
+        wanted: Option<u64>,
+        /// Bytes that are free, where that is known.
+        free: Option<u64>,
     },
     /// There is no Python.
     #[error(
@@ -94,6 +90,24 @@ pub enum FetchError {
         /// What it should be.
         expected: String,
     },
+    /// What came is no model.
+    #[error("{what} is no complete GGUF file: {message}; nothing was kept")]
+    NoModel {
+        /// What was fetched.
+        what: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The user's token would be readable on the way to the hub.
+    #[error(
+        "HF_TOKEN would go to {url} unencrypted; use an https address, unset HF_TOKEN, or set {}=1 if every \
+         network on the way is yours",
+        super::http::TOKEN_OVER_HTTP
+    )]
+    TokenOverHttp {
+        /// Address of the hub.
+        url: String,
+    },
     /// A server answered with an error.
     #[error("{url} answered with status {status}{}", advice(*.status))]
     Status {
@@ -135,14 +149,14 @@ pub enum FetchError {
 }
 
 impl FetchError {
-    /// An error of the file system under the cache.
-    pub(super) fn io(path: &Path, wanted: u64, error: io::Error) -> Self {
+    /// An error of the file system under the cache, where so many bytes were to be written.
+    pub(super) fn io(path: &Path, wanted: impl Into<Option<u64>>, error: io::Error) -> Self {
         let path = outside_working_folder(path).to_owned();
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Self::DiskFull { path, wanted }
+                Self::DiskFull { path, wanted: wanted.into(), free: None }
             }
-            _ => Self::Cache { path, error },
+            _ => Self::Cache(CacheFolderError::Refused { path, error }),
         }
     }
 }
@@ -164,6 +178,21 @@ fn advice(status: u16) -> &'static str {
         404 => "; there is no such repository or file",
         429 => "; the hub asks to wait, try again later",
         _ => "",
+    }
+}
+
+fn space_words(wanted: Option<u64>, free: Option<u64>) -> String {
+    let megabytes = |bytes: u64| bytes.div_ceil(1_000_000);
+    match (wanted, free) {
+        (Some(wanted), Some(free)) => {
+            format!(
+                ": the model needs {} MB, and {} MB are free",
+                megabytes(wanted),
+                free / 1_000_000
+            )
+        }
+        (Some(wanted), None) => format!(", where the model needs {} MB", megabytes(wanted)),
+        (None, _) => String::new(),
     }
 }
 

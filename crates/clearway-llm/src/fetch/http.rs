@@ -1,23 +1,34 @@
 //! Downloads over HTTP and HTTPS.
 //!
 //! A thread reads from the network and hands pieces over, so that a user who wants to stop never
-//! waits for a server. A connection that breaks is taken up again where it broke. Cryptography is
-//! Rust and inline assembly (Graviola): nothing here needs a C compiler.
+//! waits for a server. A connection that breaks is taken up again where it broke. Redirects are
+//! followed here and not by the HTTP library, because the user's token must go along to the hub
+//! itself and to nobody else. Cryptography is Rust and inline assembly (Graviola): nothing here needs
+//! a C compiler.
 
 use std::io::Read;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use ureq::Agent;
 use ureq::http::{Response, header};
 
+use super::address::Address;
 use super::checked::CheckedFile;
 use super::{FetchError, Watch, tls};
 
 /// Where the hub is, unless `HF_ENDPOINT` says otherwise.
 const ENDPOINT: &str = "https://huggingface.co";
-/// Largest answer that is held in memory.
+/// Lets a token go over unencrypted connections.
+pub(super) const TOKEN_OVER_HTTP: &str = "CLEARWAY_TOKEN_OVER_HTTP";
+/// Largest answer that is held in memory, and the time it may take.
 const MAX_TEXT_BYTES: usize = 16 << 20;
+const MAX_TEXT_TIME: Duration = Duration::from_secs(120);
+/// Most bytes of an answer's head.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Most redirects that are followed.
+const MAX_REDIRECTS: usize = 10;
 /// Silence after which a connection counts as broken.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Times in a row that a connection may bring nothing.
@@ -26,8 +37,14 @@ const CHUNK: usize = 1 << 17;
 
 /// The hub.
 pub(super) struct Client {
-    agent: Agent,
     endpoint: String,
+    shared: Arc<Shared>,
+}
+
+/// What the reading threads need.
+struct Shared {
+    agent: Agent,
+    hub: Address,
     token: Option<String>,
 }
 
@@ -46,23 +63,38 @@ enum Piece {
 }
 
 impl Client {
-    /// A client for this address or else `HF_ENDPOINT`, with the token in `HF_TOKEN` if there is one.
-    pub fn new(endpoint: Option<&str>) -> Result<Self, FetchError> {
+    /// A client for this address or else `HF_ENDPOINT`, with this token or else the one in `HF_TOKEN`.
+    pub fn new(endpoint: Option<&str>, token: Option<&str>) -> Result<Self, FetchError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let endpoint = endpoint.map(str::to_owned).or_else(|| variable("HF_ENDPOINT"));
         let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.to_owned());
         let endpoint = endpoint.trim_end_matches('/').to_owned();
+        let hub = Address::parse(&endpoint).ok_or_else(|| FetchError::Http {
+            url: endpoint.clone(),
+            message: "HF_ENDPOINT is an http or https address without a password".into(),
+        })?;
+        let token = token.map(str::to_owned).or_else(|| variable("HF_TOKEN"));
+        let private = hub.is_https() || hub.is_loopback();
+        let allowed = || variable(TOKEN_OVER_HTTP).is_some_and(|value| value != "0");
+        if token.is_some() && !private && !allowed() {
+            return Err(FetchError::TokenOverHttp { url: endpoint });
+        }
         let config = Agent::config_builder()
             .user_agent(concat!("clearway/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
+            .max_redirects(0)
+            .max_response_header_size(MAX_HEAD_BYTES)
             .timeout_connect(Some(Duration::from_secs(30)))
             .timeout_recv_response(Some(SILENCE))
             .timeout_per_read(Some(SILENCE));
-        let config = match endpoint.starts_with("http://") {
-            true => config,
-            false => config.tls_config(tls::config()?),
+        let config = match (tls::config(), hub.is_https()) {
+            (Ok(tls), _) => config.tls_config(tls),
+            // Only a redirect could need it.
+            (Err(_), false) => config,
+            (Err(error), true) => return Err(error),
         };
-        Ok(Self { agent: config.build().into(), endpoint, token: variable("HF_TOKEN") })
+        let shared = Arc::new(Shared { agent: config.build().into(), hub, token });
+        Ok(Self { endpoint, shared })
     }
 
     /// The address of a path.
@@ -75,8 +107,12 @@ impl Client {
         let url = self.url(path);
         let failed = |message: &str| FetchError::Http { url: url.clone(), message: message.into() };
         let mut text = Vec::new();
+        let end = Instant::now() + MAX_TEXT_TIME;
         let pieces = self.read(&url, 0);
         loop {
+            if Instant::now() > end {
+                return Err(failed("the answer takes too long"));
+            }
             match next(&pieces, watch)? {
                 Piece::Head { .. } => {}
                 Piece::Bytes(bytes) if text.len() + bytes.len() > MAX_TEXT_BYTES => {
@@ -131,16 +167,14 @@ impl Client {
                     if start != out.len() {
                         out.restart()?;
                     }
-                    out.expect(total);
+                    out.expect(total)?;
                     watch.progress(out.len(), out.expected());
                 }
                 Piece::Bytes(bytes) => {
-                    out.write(&bytes, url)?;
+                    out.write(&bytes)?;
                     watch.progress(out.len(), out.expected());
                 }
-                Piece::End if out.expected().is_some_and(|expected| out.len() < expected) => {
-                    return Ok(Some("it ended too early".into()));
-                }
+                Piece::End if out.is_short()? => return Ok(Some("it ended too early".into())),
                 Piece::End => return Ok(None),
                 Piece::Broken(message) => return Ok(Some(message)),
                 Piece::Failed(error) => return Err(error),
@@ -151,29 +185,54 @@ impl Client {
     /// Starts to read an address at byte `start`.
     fn read(&self, url: &str, start: u64) -> Receiver<Piece> {
         let (sender, receiver) = sync_channel(8);
-        let mut request = self.agent.get(url);
-        if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        if start > 0 {
-            request = request.header(header::RANGE, format!("bytes={start}-"));
-        }
-        let url = url.to_owned();
+        let (shared, url) = (self.shared.clone(), url.to_owned());
         // If the thread cannot start, the channel closes and the caller says that it broke.
         let _ = std::thread::Builder::new().name("download".into()).spawn(move || {
             // A closed channel means that nobody waits any longer.
-            let _ = match request.call() {
+            let _ = match shared.request(&url, start) {
                 Ok(response) => pass_on(response, url, start, &sender),
-                Err(ureq::Error::Io(error)) => sender.send(Piece::Broken(error.to_string())),
-                Err(error @ (ureq::Error::Timeout(_) | ureq::Error::Protocol(_))) => {
-                    sender.send(Piece::Broken(error.to_string()))
-                }
-                Err(error) => {
-                    sender.send(Piece::Failed(FetchError::Http { url, message: error.to_string() }))
-                }
+                Err(piece) => sender.send(piece),
             };
         });
         receiver
+    }
+}
+
+impl Shared {
+    /// Asks for an address, and for those it redirects to, until one answers.
+    fn request(&self, url: &str, start: u64) -> Result<Response<ureq::Body>, Piece> {
+        let failed =
+            |message: String| Piece::Failed(FetchError::Http { url: url.to_owned(), message });
+        let mut target =
+            Address::parse(url).ok_or_else(|| failed("not an http or https address".into()))?;
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self.agent.get(target.as_str());
+            if let Some(token) = self.token.as_ref().filter(|_| self.hub.is_server_of(&target)) {
+                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            }
+            if start > 0 {
+                request = request.header(header::RANGE, format!("bytes={start}-"));
+            }
+            let response = request.call().map_err(|error| match error {
+                ureq::Error::Io(_) | ureq::Error::Timeout(_) | ureq::Error::Protocol(_) => {
+                    Piece::Broken(error.to_string())
+                }
+                error => failed(error.to_string()),
+            })?;
+            if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+                return Ok(response);
+            }
+            let location = response.headers().get(header::LOCATION);
+            let location = location.and_then(|location| location.to_str().ok()).unwrap_or("");
+            let next = target.join(location).ok_or_else(|| {
+                failed(format!("a redirect leads to no address: `{}`", location.escape_debug()))
+            })?;
+            if target.is_https() && !next.is_https() {
+                return Err(failed(format!("a redirect from https to {next} is refused")));
+            }
+            target = next;
+        }
+        Err(failed(format!("more than {MAX_REDIRECTS} redirects")))
     }
 }
 
@@ -190,7 +249,7 @@ fn pass_on(
     let body = response.body().content_length();
     let head = match status {
         200 => Piece::Head { start: 0, total: body },
-        206 => match content_range(&response) {
+        206 => match range(&response) {
             Some((first, total)) if first == start => Piece::Head { start, total },
             _ => {
                 let message = "the server sent another part than it was asked for".into();
@@ -215,9 +274,12 @@ fn pass_on(
     }
 }
 
+fn range(response: &Response<ureq::Body>) -> Option<(u64, Option<u64>)> {
+    content_range(response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?)
+}
+
 /// First byte and whole length of `Content-Range: bytes FIRST-LAST/TOTAL`.
-fn content_range(response: &Response<ureq::Body>) -> Option<(u64, Option<u64>)> {
-    let value = response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?;
+pub(super) fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
 }

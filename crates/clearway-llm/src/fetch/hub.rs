@@ -19,17 +19,17 @@ const CHOICE: &str = ".choice";
 
 /// What the hub says about a repository.
 #[derive(Deserialize)]
-struct Repository {
+pub(super) struct Repository {
     /// Revision; files are fetched from it, so that an update between two requests mixes nothing.
     sha: Option<String>,
     #[serde(default)]
-    siblings: Vec<Sibling>,
+    pub(super) siblings: Vec<Sibling>,
 }
 
 /// A file of a repository.
 #[derive(Deserialize)]
-struct Sibling {
-    rfilename: String,
+pub(super) struct Sibling {
+    pub(super) rfilename: String,
     size: Option<u64>,
     lfs: Option<Lfs>,
 }
@@ -46,7 +46,7 @@ pub(super) fn fetch(
     name: &HubName,
     watch: &mut dyn Watch,
 ) -> Result<PathBuf, FetchError> {
-    let client = Client::new(cache.hub())?;
+    let client = Client::new(cache.hub(), cache.token())?;
     let working = cache.working_folder(watch)?;
     let folder = cache.hub_folder(name);
     if let Some(path) = find(&folder, name) {
@@ -73,9 +73,9 @@ pub(super) fn fetch(
         let sha256 = lfs.and_then(|lfs| lfs.sha256.as_deref());
         watch.say(&format!("fetching hf:{repo}:{file}"));
         let partial = working.path().join(format!("part-{part}"));
-        let mut out = CheckedFile::create(&partial, size)?;
+        let mut out = CheckedFile::create(&partial, file, size, sha256)?;
         client.download(&format!("/{repo}/resolve/{revision}/{file}"), &mut out, watch)?;
-        out.finish(file, sha256)?;
+        out.finish()?;
         fetched.push((partial, folder.join(file)));
     }
     for (partial, place) in &fetched {
@@ -83,7 +83,7 @@ pub(super) fn fetch(
     }
     if name.file.is_none() {
         let choice = working.path().join("choice");
-        std::fs::write(&choice, chosen[0]).map_err(|error| FetchError::io(&choice, 0, error))?;
+        std::fs::write(&choice, chosen[0]).map_err(|error| FetchError::io(&choice, None, error))?;
         working.place(&choice, &folder.join(CHOICE))?;
     }
     Ok(folder.join(chosen[0]))
@@ -139,7 +139,7 @@ fn files(folder: &Path) -> io::Result<Vec<(String, u64)>> {
 
 /// The file that is meant, with its further parts if it is split. `wanted` is the whole name of a
 /// file or a word in it.
-fn choose<'a>(files: &[&'a str], wanted: Option<&str>) -> Option<Vec<&'a str>> {
+pub(super) fn choose<'a>(files: &[&'a str], wanted: Option<&str>) -> Option<Vec<&'a str>> {
     let mut candidates: Vec<&'a str> = files.iter().copied().filter(|f| is_first(f)).collect();
     candidates.sort_unstable();
     let with = |word: &str| {

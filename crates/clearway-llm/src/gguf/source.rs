@@ -31,10 +31,11 @@ impl Source {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let file = File::open(path)?;
-        // SAFETY: the map is read-only and private to this process, which never writes to model
-        // files in place. The rule that no one else changes or shortens the file while it is mapped
-        // is the user's; it is stated at `Gguf::open`. The parser copes with changed contents: it
-        // checks every access again.
+        // SAFETY: nobody may change or shorten the file while it is mapped. In this process that is so:
+        // the map is read-only, and a model file is written under another name and renamed. Of other
+        // processes only the person who runs the program can say so, which `Gguf::open` tells them. If
+        // one changes bytes all the same, the parser reads other numbers and checks each of them; if one
+        // shortens the file, the system ends this process (SIGBUS).
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Self::Mapped(Arc::new(map)))
     }
@@ -43,8 +44,8 @@ impl Source {
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Self::Mapped(map) = self {
-            // SAFETY: the map is of a file and never written, so dropped pages come back with the
-            // same contents.
+            // SAFETY: `DontNeed` may change what the pages hold only where they were written. `Source::map`
+            // made the map, read-only and of a file, so they come back with the contents of the file.
             let dropped = unsafe {
                 map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
             };

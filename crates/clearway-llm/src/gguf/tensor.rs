@@ -11,6 +11,8 @@ use super::{
 
 /// Longest tensor name. ggml stops at 64 bytes, some of its users at 128.
 pub(super) const MAX_NAME_BYTES: u64 = 255;
+/// Most tensors of a file. The largest models have some thousands.
+pub(super) const MAX_TENSORS: u64 = 1 << 16;
 /// Most dimensions of a tensor.
 pub(super) const MAX_DIMS: usize = 4;
 /// Smallest table entry: length of an empty name, number of dimensions, one dimension, type, offset.
@@ -85,13 +87,23 @@ impl TensorInfo {
         count: u64,
         alignment: usize,
     ) -> Result<Vec<Self>, GgufError> {
-        cursor.check_count(count, "number of tensors", MIN_ENTRY_BYTES)?;
+        let mut table = Self::read_entries(cursor, count, alignment)?;
+        place(&mut table, cursor, alignment)?;
+        Ok(table)
+    }
+
+    /// Reads `count` entries at the cursor; their ranges count from the start of the data section.
+    pub fn read_entries(
+        cursor: &mut Cursor<'_>,
+        count: u64,
+        alignment: usize,
+    ) -> Result<Vec<Self>, GgufError> {
+        cursor.check_table(count, "number of tensors", MIN_ENTRY_BYTES, MAX_TENSORS)?;
         // Grown while reading and not reserved: a false count then costs nothing.
         let mut table = Vec::new();
         for _ in 0..count {
             table.push(Self::read(cursor, alignment)?);
         }
-        place(&mut table, cursor, alignment)?;
         Ok(table)
     }
 

@@ -17,7 +17,7 @@ use layer::Layers;
 pub type Result<T> = std::result::Result<T, clearway::GpuError>;
 
 /// What a step computes logits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Logits {
     /// The last token: what generation needs.
     Last,

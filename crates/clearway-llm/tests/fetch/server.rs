@@ -2,10 +2,12 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use clearway_graph::DType;
+use clearway_llm::gguf::GgufWriter;
 use sha2::{Digest, Sha256};
 
 /// What the server does wrong.
@@ -28,7 +30,37 @@ pub enum Behaviour {
     Silent,
     /// Redirects to itself for ever.
     Redirects,
+    /// Redirects every file once, to itself or to this port of this machine.
+    Moves { to: Option<u16> },
+    /// Tells neither length nor SHA-256 of anything, and sends this for a file.
+    Unmeasured(Body),
+    /// Tells a length that no disk has.
+    Vast,
+    /// Sends a head without end.
+    EndlessHead,
+    /// Describes the repository without end.
+    EndlessText,
 }
+
+/// What comes without a length.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Body {
+    /// A model.
+    Whole,
+    /// A model without its last byte.
+    Cut,
+    /// The beginning of a model's tables.
+    CutInTables,
+    /// A model and then zeros, until the client has enough.
+    Endless,
+    /// Tables that never end.
+    EndlessTables,
+    /// A page that asks for a login.
+    Page,
+}
+
+/// Most that is sent of what has no end, so that a client that takes all of it fails its test and not the machine.
+const ENDLESS: usize = 600 << 20;
 
 const FILES: [&str; 6] = [
     "README.md",
@@ -47,15 +79,27 @@ pub struct Server {
 struct Shared {
     behaviour: Behaviour,
     stop: AtomicBool,
-    log: Mutex<Vec<(String, Option<u64>)>>,
+    log: Mutex<Vec<Request>>,
+    sent: AtomicUsize,
+}
+
+/// A request as it came.
+#[derive(Clone, Default)]
+struct Request {
+    range: Option<u64>,
+    token: Option<String>,
 }
 
 impl Server {
     pub fn new(behaviour: Behaviour) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let shared =
-            Arc::new(Shared { behaviour, stop: AtomicBool::new(false), log: Mutex::default() });
+        let shared = Arc::new(Shared {
+            behaviour,
+            stop: AtomicBool::new(false),
+            log: Mutex::default(),
+            sent: AtomicUsize::new(0),
+        });
         let served = shared.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -76,8 +120,22 @@ impl Server {
         format!("http://{}/", self.address)
     }
 
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
     pub fn content(&self, file: &str) -> Vec<u8> {
         content(file)
+    }
+
+    /// The tokens that came, request by request.
+    pub fn tokens(&self) -> Vec<Option<String>> {
+        self.shared.log.lock().unwrap().iter().map(|request| request.token.clone()).collect()
+    }
+
+    /// Bytes sent of what has no end.
+    pub fn sent(&self) -> usize {
+        self.shared.sent.load(Ordering::SeqCst)
     }
 
     pub fn requests(&self) -> usize {
@@ -86,7 +144,7 @@ impl Server {
 
     /// First bytes of the requests that asked for a part.
     pub fn ranges(&self) -> Vec<u64> {
-        self.shared.log.lock().unwrap().iter().filter_map(|(_, range)| *range).collect()
+        self.shared.log.lock().unwrap().iter().filter_map(|request| request.range).collect()
     }
 }
 
@@ -103,16 +161,33 @@ fn content(file: &str) -> Vec<u8> {
     (0..400_000 + seed).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed as u8).collect()
 }
 
+/// A model: tables, and a tensor that takes several pieces.
+pub fn model() -> Vec<u8> {
+    let mut writer = GgufWriter::new();
+    writer.set("general.architecture", "llama").unwrap();
+    writer.set("tokenizer.ggml.tokens", &vec!["token"; 20_000]).unwrap();
+    writer.tensor("t", DType::F32, &[100_001], |out| out.write_all(&[7; 400_004])).unwrap();
+    let mut file = Vec::new();
+    writer.write_to(&mut file).unwrap();
+    file
+}
+
 impl Shared {
     fn answer(&self, mut stream: TcpStream) -> std::io::Result<()> {
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
         let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
-        let mut range = None;
+        let (mut range, mut token) = (None, None);
         for line in lines {
-            let line = line?.to_ascii_lowercase();
-            if let Some(from) = line.strip_prefix("range: bytes=") {
-                range = from.trim_end_matches('-').parse().ok();
+            let line = line?;
+            let (name, value) = line.split_once(": ").unwrap_or_default();
+            match (name.to_ascii_lowercase().as_str(), value) {
+                ("range", bytes) => {
+                    let from = bytes.trim_start_matches("bytes=").trim_end_matches('-');
+                    range = from.parse().ok();
+                }
+                ("authorization", value) => token = Some(value.to_owned()),
+                _ => {}
             }
             if line.is_empty() {
                 break;
@@ -123,7 +198,7 @@ impl Shared {
         }
         let number = {
             let mut log = self.log.lock().unwrap();
-            log.push((path.clone(), range));
+            log.push(Request { range, token });
             log.len()
         };
         if let Behaviour::Status(status) = self.behaviour {
@@ -133,12 +208,34 @@ impl Shared {
             let head = format!("Location: {path}\r\n");
             return send(&mut stream, "302 Found", &head, &[], 0);
         }
+        if self.behaviour == Behaviour::EndlessHead {
+            stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
+            return self.send_for_ever(&mut stream, "X-Padding: x\r\n".repeat(1000).as_bytes());
+        }
         if path == "/api/models/user/repo?blobs=true" {
             let text = match self.behaviour {
                 Behaviour::NotJson => "<html>".to_owned(),
+                Behaviour::Unmeasured(_) => bare_description(),
+                Behaviour::Vast => description()
+                    .replace(&content(FILES[1]).len().to_string(), "1152921504606846976"),
+                Behaviour::EndlessText => {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?;
+                    return self.send_for_ever(&mut stream, &[b' '; 1 << 16]);
+                }
                 _ => description(),
             };
             return send(&mut stream, "200 OK", "", text.as_bytes(), text.len());
+        }
+        if let Behaviour::Moves { to } = self.behaviour
+            && !path.starts_with("/moved")
+        {
+            let server = to.map(|port| format!("http://127.0.0.1:{port}")).unwrap_or_default();
+            let head = format!("Location: {server}/moved{path}\r\n");
+            return send(&mut stream, "302 Found", &head, &[], 0);
+        }
+        let path = path.trim_start_matches("/moved");
+        if let Behaviour::Unmeasured(body) = self.behaviour {
+            return self.send_unmeasured(&mut stream, body);
         }
         match FILES.iter().find(|file| path == format!("/user/repo/resolve/0123abcd/{file}")) {
             Some(file) => self.send_file(&mut stream, content(file), range, number),
@@ -178,6 +275,41 @@ impl Shared {
         }
     }
 
+    /// A body that ends where the connection does.
+    fn send_unmeasured(&self, stream: &mut TcpStream, body: Body) -> std::io::Result<()> {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?;
+        let model = model();
+        match body {
+            Body::Whole => stream.write_all(&model),
+            // Behind the last tensor there is padding, without which a model is whole too.
+            Body::Cut => stream.write_all(&model[..model.len() - 32]),
+            Body::CutInTables => stream.write_all(&model[..100_000]),
+            Body::Endless => {
+                stream.write_all(&model)?;
+                self.send_for_ever(stream, &[0; 1 << 16])
+            }
+            Body::EndlessTables => {
+                let mut head = b"GGUF\x03\0\0\0".to_vec();
+                head.extend(0_u64.to_le_bytes());
+                head.extend(1_u64.to_le_bytes());
+                head.extend(1_u64.to_le_bytes());
+                head.extend(b"k\x08\0\0\0");
+                head.extend((1_u64 << 60).to_le_bytes());
+                stream.write_all(&head)?;
+                self.send_for_ever(stream, &[0; 1 << 16])
+            }
+            Body::Page => stream.write_all("<html>please log in</html>".repeat(5000).as_bytes()),
+        }
+    }
+
+    fn send_for_ever(&self, stream: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
+        while self.sent.load(Ordering::SeqCst) < ENDLESS {
+            stream.write_all(bytes)?;
+            self.sent.fetch_add(bytes.len(), Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
     /// How many of some bytes are sent before the connection ends.
     fn shown(&self, len: usize, number: usize) -> usize {
         match self.behaviour {
@@ -214,5 +346,11 @@ fn description() -> String {
             })
         })
         .collect();
+    serde_json::json!({"id": "user/repo", "sha": "0123abcd", "siblings": siblings}).to_string()
+}
+
+fn bare_description() -> String {
+    let siblings: Vec<_> =
+        FILES.iter().map(|file| serde_json::json!({ "rfilename": file })).collect();
     serde_json::json!({"id": "user/repo", "sha": "0123abcd", "siblings": siblings}).to_string()
 }

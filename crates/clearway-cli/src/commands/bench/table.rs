@@ -1,7 +1,5 @@
 //! What `clearway bench` prints: a table, or objects.
 
-use std::io::Write;
-
 use anyhow::Result;
 use clearway_llm::engine::Engine;
 use clearway_llm::gguf::Gguf;
@@ -9,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Args, Decode, Measured};
 use crate::memory;
+use crate::out::say;
 
 /// What all tests of a run share.
 pub struct About {
@@ -150,18 +149,15 @@ impl Table {
 
     /// Prints what is said below the table.
     pub fn end(self) -> Result<()> {
-        let mut out = std::io::stdout().lock();
         for (index, note) in self.notes.iter().enumerate() {
             // Markdown takes a line right below a table for a row of it.
-            writeln!(out, "{}{note}", if index == 0 { "\n" } else { "" })?;
+            say!("{}{note}", if index == 0 { "\n" } else { "" })?;
         }
-        Ok(out.flush()?)
+        Ok(())
     }
 
     fn print(&self, cells: [String; 12]) -> Result<()> {
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", self.line(&cells))?;
-        Ok(out.flush()?)
+        say!("{}", self.line(&cells))
     }
 
     fn line(&self, cells: &[String; 12]) -> String {

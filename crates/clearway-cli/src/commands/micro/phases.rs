@@ -5,9 +5,10 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use clearway::vulkan::{Meeting, ResidentChain};
 use clearway::{
     BindingContract, BindingRole, Buffer, CompileOptions, CustomKernel, DType, Executable,
-    GraphExecutor, KernelContract, Layout, Ops, TensorView, Upload, WgslKernel, quant,
+    GraphExecutor, KernelContract, Layout, Ops, TensorView, Upload, quant,
 };
 
 use super::{Line, REPLAYS, push};
@@ -22,12 +23,6 @@ const READ_NS: f64 = 8e6;
 const ROUND_S: f64 = 0.05;
 /// Rounds of replays; the shortest counts.
 const ROUNDS: usize = 6;
-/// Loads of a lane in a phase at most: they all are in registers.
-const HELD: usize = 16;
-/// Looks at the counter before a workgroup gives up: hundredths of a second on a GPU, where each takes most of a
-/// microsecond and a phase takes a few. Some software drivers end every loop after 65,535 turns without a word, and
-/// the kernel must be the one to say so.
-const LIMIT: usize = 1 << 15;
 /// By how much rows may differ, as a part of the largest number. Sums in another order and shortened numbers
 /// differ by a tenth of this; a single number from the phase before by dozens of times as much.
 const TOLERANCE: f32 = 3e-5;
@@ -52,34 +47,15 @@ const SHAPES: [Shape; 4] = [
     Shape { groups: 128, width: 1024, team: 64 },
 ];
 
-/// How the workgroups of one kernel meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// They count themselves in and wait for the others.
-    Counter,
-    /// So they do, with the weights of the next phase under way meanwhile.
-    Ahead,
-    /// They wait for the numbers themselves, which say what phase they are for; weights as before.
-    Tagged,
-}
+/// How the workgroups of one kernel may meet.
+const MEETINGS: [Meeting; 3] = [Meeting::Counter, Meeting::Ahead, Meeting::Tagged];
 
-impl Way {
-    const ALL: [Self; 3] = [Self::Counter, Self::Ahead, Self::Tagged];
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Counter => "",
-            Self::Ahead => ", ahead",
-            Self::Tagged => ", tagged",
-        }
-    }
-
-    fn key(self) -> &'static str {
-        match self {
-            Self::Counter => "kernel",
-            Self::Ahead => "kernel_ahead",
-            Self::Tagged => "kernel_tagged",
-        }
+/// What a line says of a meeting, and the key of its JSON form.
+const fn labels(meeting: Meeting) -> (&'static str, &'static str) {
+    match meeting {
+        Meeting::Counter => ("", "kernel"),
+        Meeting::Ahead => (", ahead", "kernel_ahead"),
+        Meeting::Tagged => (", tagged", "kernel_tagged"),
     }
 }
 
@@ -99,11 +75,12 @@ pub(super) fn measure(
         let time = chain.time(&mut list)?;
         let expected = list.read::<f32>(y)?;
         push(lines, &format!("{what}, barriers of the list"), &key(n, "list"), Ok(time), "us");
-        for way in Way::ALL {
-            let (shape, time) = chain.best(executor, way, &expected)?;
+        for meeting in MEETINGS {
+            let (shape, time) = chain.best(executor, meeting, &expected)?;
             let shape = shape.map_or(String::new(), |s| format!(" ({}x{})", s.groups, s.width));
-            let what = format!("{what}, one kernel{}{shape}", way.label());
-            push(lines, &what, &key(n, way.key()), time, "us");
+            let (label, name) = labels(meeting);
+            let what = format!("{what}, one kernel{label}{shape}");
+            push(lines, &what, &key(n, name), time, "us");
         }
     }
     Ok(())
@@ -165,12 +142,12 @@ impl Chain {
     fn best(
         &self,
         executor: &GraphExecutor,
-        way: Way,
+        meeting: Meeting,
         expected: &[f32],
     ) -> Result<(Option<Shape>, std::result::Result<f64, String>)> {
         let mut best = (None, Err("no shape fits".to_owned()));
         for shape in SHAPES {
-            let kernel = match OneKernel::new(executor, self, shape, way) {
+            let kernel = match OneKernel::new(executor, self, shape, meeting) {
                 Ok(Some(kernel)) => Ok(kernel),
                 Ok(None) => continue,
                 // Such as a device that binds less than all weights at once.
@@ -239,12 +216,14 @@ impl OneKernel {
         executor: &GraphExecutor,
         chain: &Chain,
         shape: Shape,
-        way: Way,
+        meeting: Meeting,
     ) -> Result<Option<Self>> {
         let Chain { n, phases, .. } = *chain;
         let Shape { groups, width, team } = shape;
-        let Some(text) = text(n, phases, shape, way) else { return Ok(None) };
-        let name = format!("micro.phases.{n}x{phases}.{groups}x{width}x{team}.{}", way.key());
+        let resident = ResidentChain { n, phases, groups, width, team, meeting };
+        let Some(kernel) = resident.kernel() else { return Ok(None) };
+        let (_, key) = labels(meeting);
+        let name = format!("micro.phases.{n}x{phases}.{groups}x{width}x{team}.{key}");
         let roles = [
             ("weights", BindingRole::Read),
             ("x", BindingRole::Read),
@@ -252,8 +231,6 @@ impl OneKernel {
             ("state", BindingRole::Write),
         ];
         let bindings = roles.map(|(name, role)| BindingContract::new(name, role));
-        let kernel = WgslKernel::new(&text, move |_, _| [groups as u32, 1, 1]);
-        let kernel = kernel.quads(0).scratch(2 * 4 * n as u64, 2 + 2 * n as u32);
         let contract = KernelContract::new(name.clone(), bindings);
         executor.register(CustomKernel::new(contract).with_wgsl_kernel(kernel))?;
 
@@ -265,7 +242,7 @@ impl OneKernel {
         pass.output(y)?;
         pass.output(state)?;
         let list = pass.compile(&CompileOptions::default())?;
-        let arrivals = if way == Way::Tagged { 0 } else { groups * (phases - 1) };
+        let arrivals = if meeting == Meeting::Tagged { 0 } else { groups * (phases - 1) };
         Ok(Some(Self { list, y, state, arrivals: arrivals as u32 }))
     }
 
@@ -281,52 +258,6 @@ impl OneKernel {
             part => Err(format!("differs from the list by {part:.1e} of the largest number")),
         })
     }
-}
-
-/// The text of a kernel, with lines for several loads, rows or numbers repeated.
-fn text(n: usize, phases: usize, shape: Shape, way: Way) -> Option<String> {
-    let Shape { groups, width, team } = shape;
-    let turns = n.div_ceil(width / team * groups);
-    let loads = (n / 8).div_ceil(team);
-    let share = n.div_ceil(width);
-    let held = turns * loads;
-    // Tagged numbers say that a workgroup has read the last ones only if it has a row to leave.
-    if held > HELD || turns > team || (way == Way::Tagged && groups > n) {
-        return None;
-    }
-    let mut text = String::new();
-    for (name, value) in [
-        ("N", n),
-        ("PHASES", phases),
-        ("GROUPS", groups),
-        ("WG", width),
-        ("TEAM", team),
-        ("TURNS", turns),
-        ("LOADS", loads),
-        ("SHARE", share),
-        ("LIMIT", LIMIT),
-    ] {
-        text += &format!("const {name} = {value}u;\n");
-    }
-    let (ahead, tagged) = (way != Way::Counter, way == Way::Tagged);
-    text += &format!("const AHEAD = {ahead};\nconst TAGGED = {tagged};\n");
-    // Comments tell of the marks, too.
-    let lines = include_str!("phases.wgsl").lines().filter(|l| !l.trim_start().starts_with("//"));
-    for line in lines {
-        let (mark, count) = match line {
-            _ if line.contains("$h") => ("$h", held),
-            _ if line.contains("$t") => ("$t", turns),
-            _ if line.contains("$s") => ("$s", share),
-            _ => ("", 1),
-        };
-        for index in 0..count {
-            let row = (index / loads).to_string();
-            let line = line.replace("$q", &row);
-            text += &if mark.is_empty() { line } else { line.replace(mark, &index.to_string()) };
-            text.push('\n');
-        }
-    }
-    Some(text)
 }
 
 /// Elements by which the weights of a phase lie behind those of the one before in the numbers they are

@@ -3,7 +3,7 @@
 use clearway_graph::TensorView;
 
 use super::cut;
-use super::matmul::{Inputs, Target, blocks, scratch};
+use super::matmul::{Activations, Inputs, Target, blocks, scratch};
 use super::rows::{CHUNK, Sink, Source};
 use crate::cpu::simd::packed::ROWS;
 use crate::cpu::{Grid, Piece};
@@ -13,20 +13,37 @@ use crate::cpu::{Grid, Piece};
 const MOST_ROWS: usize = 1024;
 
 pub(super) fn matmul_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    grid_with(views, Activations::Rounded)
+}
+
+pub(super) fn float_matmul_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    grid_with(views, Activations::Float)
+}
+
+fn grid_with(views: &[TensorView], activations: Activations) -> Grid {
     let (x, w, y) = (&views[0].layout, &views[1].layout, &views[3].layout);
     let (rows, outer, inner) = (y.rows(), y.cols(), x.cols());
     // As far as the cut is concerned, each row has an expert of its own.
     let row_blocks = rows.div_ceil(MOST_ROWS);
     let row_block = rows.div_ceil(row_blocks);
     let all = outer.saturating_mul(row_block);
-    let (_, cols) = blocks(1, all, inner, w.dtype());
+    let (_, cols) = blocks(1, all, inner, activations.round(w.dtype()));
     let col_blocks = all.div_ceil(cols).div_ceil(row_blocks).min(outer.div_ceil(ROWS));
     let col_block = outer.div_ceil(col_blocks).next_multiple_of(ROWS);
-    Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch(row_block, x, w))
+    let scratch = scratch(row_block, x, w, activations);
+    Grid::tiles(rows, row_block, outer, col_block).with_scratch(scratch)
+}
+
+pub(super) fn matmul_experts(piece: &mut Piece<'_>) {
+    run(piece, Activations::Rounded);
+}
+
+pub(super) fn float_matmul_experts(piece: &mut Piece<'_>) {
+    run(piece, Activations::Float);
 }
 
 /// Rows of one expert are multiplied together, up to a block at a time.
-pub(super) fn matmul_experts(piece: &mut Piece<'_>) {
+fn run(piece: &mut Piece<'_>, activations: Activations) {
     let weights = piece.layout(1).shape4();
     let (experts, outer) = (weights[1] as usize, weights[2] as usize);
     let used = piece.layout(2).cols();
@@ -35,7 +52,7 @@ pub(super) fn matmul_experts(piece: &mut Piece<'_>) {
         |piece: &Piece<'_>, row: usize| piece.src_row::<u32>(2, row / used)[row % used] as usize;
     let rows = piece.rows();
     let target = Target { y: 3, addend: None };
-    let mut inputs = Inputs::take(piece, 0, 1);
+    let mut inputs = Inputs::take(piece, 0, 1, activations);
     let mut buffer = [0.0; CHUNK];
     for first in rows.clone() {
         let expert = expert_of(piece, first);

@@ -3,7 +3,8 @@
 //! Block weights meet inputs rounded to 8 bits, sixteen rows at a time (see [`simd`]). Plain weights
 //! meet f32 inputs: a row is decoded once and used for all input rows of a block, each output element
 //! one [`dot`](float::dot); f32 rows are used where they lie. Either way an element does not depend on
-//! what else is computed with it.
+//! what else is computed with it. A device that keeps activations float multiplies block weights like
+//! plain ones ([`Activations`]).
 //!
 //! [`simd`]: crate::cpu::simd
 
@@ -33,17 +34,44 @@ const DECODE_WORK: usize = 8;
 /// rounded anew for each piece.
 const FEWEST_COLS: usize = 512;
 
+/// What block weights are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Activations {
+    /// Inputs rounded to 8 bits.
+    Rounded,
+    /// Inputs as they are.
+    Float,
+}
+
+impl Activations {
+    /// Whether products with weights of this type round their inputs.
+    pub(super) fn round(self, weights: DType) -> bool {
+        self == Self::Rounded && weights.is_quantised()
+    }
+}
+
 /// `matmul` and `matmul_add`.
 pub(super) fn grid(views: &[TensorView], _: &[u32]) -> Grid {
+    grid_with(views, Activations::Rounded)
+}
+
+/// The same with float activations.
+pub(super) fn float_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    grid_with(views, Activations::Float)
+}
+
+fn grid_with(views: &[TensorView], activations: Activations) -> Grid {
     let (x, w) = (&views[0].layout, &views[1].layout);
-    let (row_block, col_block) = blocks(x.rows(), w.rows(), x.cols(), w.dtype());
-    Grid::tiles(x.rows(), row_block, w.rows(), col_block).with_scratch(scratch(row_block, x, w))
+    let rounds = activations.round(w.dtype());
+    let (row_block, col_block) = blocks(x.rows(), w.rows(), x.cols(), rounds);
+    let scratch = scratch(row_block, x, w, activations);
+    Grid::tiles(x.rows(), row_block, w.rows(), col_block).with_scratch(scratch)
 }
 
 /// Rows and columns of a piece.
-pub(super) fn blocks(rows: usize, outer: usize, inner: usize, weights: DType) -> (usize, usize) {
+pub(super) fn blocks(rows: usize, outer: usize, inner: usize, rounds: bool) -> (usize, usize) {
     let matrix = outer.saturating_mul(inner);
-    let (most_rows, pieces) = if !weights.is_quantised() {
+    let (most_rows, pieces) = if !rounds {
         (ROW_BLOCK, cut::pieces(matrix.saturating_mul(rows.saturating_add(DECODE_WORK))))
     } else if rows < 8 {
         // As long as it takes to fetch the weights.
@@ -60,16 +88,24 @@ pub(super) fn blocks(rows: usize, outer: usize, inner: usize, weights: DType) ->
 }
 
 pub(super) fn matmul(piece: &mut Piece<'_>) {
-    run(piece, None);
+    run(piece, None, Activations::Rounded);
 }
 
 pub(super) fn matmul_add(piece: &mut Piece<'_>) {
-    run(piece, Some(2));
+    run(piece, Some(2), Activations::Rounded);
 }
 
-fn run(piece: &mut Piece<'_>, addend: Option<usize>) {
+pub(super) fn float_matmul(piece: &mut Piece<'_>) {
+    run(piece, None, Activations::Float);
+}
+
+pub(super) fn float_matmul_add(piece: &mut Piece<'_>) {
+    run(piece, Some(2), Activations::Float);
+}
+
+fn run(piece: &mut Piece<'_>, addend: Option<usize>, activations: Activations) {
     let rows = piece.rows();
-    let mut inputs = Inputs::take(piece, 0, 1);
+    let mut inputs = Inputs::take(piece, 0, 1, activations);
     for row in rows {
         // The grid makes no block larger than the inputs hold.
         inputs.push(row, row);
@@ -79,10 +115,10 @@ fn run(piece: &mut Piece<'_>, addend: Option<usize>) {
 }
 
 /// Floats that [`Inputs`] of this many rows of `x` take for products with `w`.
-pub(super) fn scratch(rows: usize, x: &Layout, w: &Layout) -> usize {
+pub(super) fn scratch(rows: usize, x: &Layout, w: &Layout, activations: Activations) -> usize {
     let rows = rows.min(ROW_BLOCK);
     let decoded = |layout: &Layout| usize::from(layout.dtype() != DType::F32);
-    if w.dtype().is_quantised() {
+    if activations.round(w.dtype()) {
         return rows * run_floats(x.cols()) + decoded(x) * x.cols() + group_floats(w);
     }
     (decoded(x) * rows + decoded(w)) * x.cols()
@@ -113,13 +149,19 @@ pub(super) struct Inputs<'a> {
     outputs: [usize; ROW_BLOCK],
     len: usize,
     memory: &'a mut [f32],
+    activations: Activations,
 }
 
 impl<'a> Inputs<'a> {
     /// An empty block for products of operands `x` and `w`, in the scratch of the piece.
-    pub(super) fn take(piece: &mut Piece<'a>, x: usize, w: usize) -> Self {
-        let none = [0; ROW_BLOCK];
-        Self { x, w, rows: none, outputs: none, len: 0, memory: piece.take_scratch() }
+    pub(super) fn take(
+        piece: &mut Piece<'a>,
+        x: usize,
+        w: usize,
+        activations: Activations,
+    ) -> Self {
+        let (rows, outputs) = ([0; ROW_BLOCK], [0; ROW_BLOCK]);
+        Self { x, w, rows, outputs, len: 0, memory: piece.take_scratch(), activations }
     }
 
     /// Whether no further row fits.
@@ -138,7 +180,8 @@ impl<'a> Inputs<'a> {
     /// piece, and empties the block.
     pub(super) fn multiply(&mut self, piece: &mut Piece<'_>, first: usize, target: &Target) {
         if self.len > 0 {
-            match Products::of(piece.layout(self.w).dtype()) {
+            let dtype = piece.layout(self.w).dtype();
+            match Products::of(dtype).filter(|_| self.activations.round(dtype)) {
                 Some(products) => self.multiply_blocks(piece, first, target, products),
                 None => self.multiply_floats(piece, first, target),
             }

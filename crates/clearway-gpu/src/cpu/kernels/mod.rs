@@ -46,10 +46,20 @@ use super::simd::{Lanes, Vectorised, vectorise};
 
 /// The kernel of a built-in op.
 pub(super) fn builtin(name: &str) -> Option<&'static CpuKernel> {
-    static BY_NAME: LazyLock<FxHashMap<&'static str, CpuKernel>> = LazyLock::new(|| {
-        KERNELS.iter().map(|&(name, grid, run)| (name, CpuKernel::new(grid, run))).collect()
-    });
+    static BY_NAME: LazyLock<ByName> = LazyLock::new(|| by_name(KERNELS));
     BY_NAME.get(name)
+}
+
+/// The kernel of a built-in op on a device that keeps activations float.
+pub(super) fn builtin_float(name: &str) -> Option<&'static CpuKernel> {
+    static BY_NAME: LazyLock<ByName> = LazyLock::new(|| by_name(FLOAT_KERNELS));
+    BY_NAME.get(name).or_else(|| builtin(name))
+}
+
+type ByName = FxHashMap<&'static str, CpuKernel>;
+
+fn by_name(kernels: &[(&'static str, GridFn, RunFn)]) -> ByName {
+    kernels.iter().map(|&(name, grid, run)| (name, CpuKernel::new(grid, run))).collect()
 }
 
 type GridFn = fn(&[TensorView], &[u32]) -> Grid;
@@ -102,4 +112,11 @@ const KERNELS: &[(&str, GridFn, RunFn)] = &[
     ("add_rms_norm_mul", norm::grid, vectorised!(norm::add_rms_norm_mul)),
     ("matmul_add", matmul::grid, matmul::matmul_add),
     ("rope_kv_write", rope::kv_write_grid, vectorised!(rope::rope_kv_write)),
+];
+
+/// Products that multiply block weights with floats, instead of those above.
+const FLOAT_KERNELS: &[(&str, GridFn, RunFn)] = &[
+    ("matmul", matmul::float_grid, matmul::float_matmul),
+    ("matmul_experts", experts::float_matmul_grid, experts::float_matmul_experts),
+    ("matmul_add", matmul::float_grid, matmul::float_matmul_add),
 ];

@@ -33,13 +33,6 @@ pub(super) fn max_or_nan(x: &[f32]) -> f32 {
     lanes(x, f32::NEG_INFINITY, larger, larger)
 }
 
-/// Largest element that is a number; negative infinity if there is none.
-#[inline(always)]
-pub(super) fn max_number(x: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    lanes(x, f32::NEG_INFINITY, larger, larger)
-}
-
 #[inline(always)]
 fn lanes<A: Copy>(x: &[f32], start: A, take: impl Fn(A, f32) -> A, join: impl Fn(A, A) -> A) -> A {
     let (blocks, rest) = x.as_chunks::<LANES>();

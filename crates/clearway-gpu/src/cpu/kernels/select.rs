@@ -1,6 +1,6 @@
 //! The largest elements of rows.
 //!
-//! Order: larger before smaller, of equals the lower index first, NaN after everything else.
+//! Order: NaN first, then larger before smaller, of equals the lower index first.
 
 use clearway_graph::TensorView;
 
@@ -8,6 +8,7 @@ use super::norm::softmax_row;
 use super::rows::{f32_row, f32_row_memory};
 use super::{cut, math, reduce};
 use crate::cpu::{Grid, Piece};
+use crate::ops::NO_INDEX;
 
 /// The output has one row, an id for each row of the input.
 pub(super) fn arg_max_grid(views: &[TensorView], _: &[u32]) -> Grid {
@@ -16,14 +17,15 @@ pub(super) fn arg_max_grid(views: &[TensorView], _: &[u32]) -> Grid {
     Grid::tiles(1, 1, x.rows(), x.rows().div_ceil(wanted)).with_scratch(f32_row_memory(x))
 }
 
-/// A row of nothing but NaN gives 0.
+/// [`NO_INDEX`] for a row whose first element in the order is not finite.
 pub(super) fn arg_max(piece: &mut Piece<'_>) {
     let memory = piece.take_scratch();
     let rows = piece.cols();
     for row in rows.clone() {
         let x = f32_row(piece, 0, row, memory);
-        let index = first_of(x, reduce::max_number(x)).unwrap_or(0);
-        piece.dst_row::<u32>(1, 0)[row - rows.start] = index as u32;
+        let top = reduce::max_or_nan(x);
+        let index = if top.is_finite() { first_of(x, top) } else { None };
+        piece.dst_row::<u32>(1, 0)[row - rows.start] = index.map_or(NO_INDEX, |i| i as u32);
     }
 }
 
@@ -150,7 +152,7 @@ impl<'a> Best<'a> {
 
 /// Whether `a` comes before `b` in the order of the module.
 fn is_before(a: (f32, u32), b: (f32, u32)) -> bool {
-    if a.0 > b.0 || (b.0.is_nan() && !a.0.is_nan()) {
+    if a.0 > b.0 || (a.0.is_nan() && !b.0.is_nan()) {
         return true;
     }
     let tie = a.0 == b.0 || (a.0.is_nan() && b.0.is_nan());

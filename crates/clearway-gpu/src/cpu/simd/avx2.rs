@@ -20,7 +20,8 @@ impl Avx2 {
 /// One instruction. Who has a value of the type has the instructions.
 macro_rules! op {
     ($name:ident($($arg:expr),*)) => {{
-        // SAFETY: the value of the type is the proof that the machine has the instruction.
+        // SAFETY: the machine has the instruction: `self` exists, and `assume`, which makes it, is called by
+        // `with_avx2` only, whose callers answer for that.
         unsafe { $name($($arg),*) }
     }};
 }
@@ -35,8 +36,9 @@ macro_rules! both {
 /// An instruction that reads memory: the whole of an array, from any address.
 macro_rules! load {
     ($name:ident($memory:expr)) => {{
-        // SAFETY: the array has as many bytes as the instruction reads, and no alignment is asked
-        // for; the value of the type is the proof that the machine has it.
+        // SAFETY: each use in this file passes an array of as many bytes as the instruction reads, which
+        // asks for no alignment. The machine has the instruction: `self` exists, and `assume`, which
+        // makes it, is called by `with_avx2` only, whose callers answer for that.
         unsafe { $name($memory.as_ptr().cast()) }
     }};
 }
@@ -227,7 +229,7 @@ impl Lanes for Avx2 {
         let mut out = [[0.0_f32; 8]; 2];
         for (out, a) in out.iter_mut().zip(a) {
             // SAFETY: the array has the 32 bytes that are written, and no alignment is asked for; the
-            // value of the type is the proof that the machine has the instruction.
+            // machine has the instruction, since `self` exists (see `assume`).
             unsafe { _mm256_storeu_ps(out.as_mut_ptr(), a) };
         }
         bytemuck::cast(out)

@@ -20,7 +20,8 @@ impl<const VNNI: bool> Avx512<VNNI> {
 /// One instruction. Who has a value of the type has the instructions.
 macro_rules! op {
     ($name:ident($($arg:expr),*)) => {{
-        // SAFETY: the value of the type is the proof that the machine has the instruction.
+        // SAFETY: the machine has the instruction: `self` exists, and `assume`, which makes it, is called by
+        // `with_avx512` and `with_avx512_vnni` only, whose callers answer for that.
         unsafe { $name($($arg),*) }
     }};
 }
@@ -28,8 +29,9 @@ macro_rules! op {
 /// An instruction that reads memory: the whole of an array, from any address.
 macro_rules! load {
     ($name:ident($memory:expr)) => {{
-        // SAFETY: the array has as many bytes as the instruction reads, and no alignment is asked
-        // for; the value of the type is the proof that the machine has it.
+        // SAFETY: each use in this file passes an array of as many bytes as the instruction reads, which
+        // asks for no alignment. The machine has the instruction: `self` exists, and `assume`, which
+        // makes it, is called by `with_avx512` and `with_avx512_vnni` only, whose callers answer for that.
         unsafe { $name($memory.as_ptr().cast()) }
     }};
 }
@@ -225,7 +227,7 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     fn store(self, a: __m512) -> [f32; 16] {
         let mut out = [0.0; 16];
         // SAFETY: the array has the 64 bytes that are written, and no alignment is asked for; the
-        // value of the type is the proof that the machine has the instruction.
+        // machine has the instruction, since `self` exists (see `assume`).
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), a) };
         out
     }

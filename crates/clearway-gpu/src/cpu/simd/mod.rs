@@ -230,28 +230,32 @@ fn parts<F: Format>() -> (i32, ProductFn) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn with_avx2<W: Vectorised>(work: W) -> W::Output {
-    // SAFETY: this function is called only where the machine has what it is compiled for.
+    // SAFETY: the type asks for the instructions that this function is compiled with, and calling it is
+    // unsafe for that reason: `vectorise_as`, the only caller, answers that the machine has them.
     work.run(unsafe { avx2::Avx2::assume() })
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn with_avx512<W: Vectorised>(work: W) -> W::Output {
-    // SAFETY: this function is called only where the machine has what it is compiled for.
+    // SAFETY: the type asks for the instructions that this function is compiled with, and calling it is
+    // unsafe for that reason: `vectorise_as`, the only caller, answers that the machine has them.
     work.run(unsafe { avx512::Avx512::<false>::assume() })
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn with_avx512_vnni<W: Vectorised>(work: W) -> W::Output {
-    // SAFETY: this function is called only where the machine has what it is compiled for.
+    // SAFETY: the type asks for the instructions that this function is compiled with, and calling it is
+    // unsafe for that reason: `vectorise_as`, the only caller, answers that the machine has them.
     work.run(unsafe { avx512::Avx512::<true>::assume() })
 }
 
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
 fn with_neon<W: Vectorised>(work: W) -> W::Output {
-    // SAFETY: this function is called only where the machine has what it is compiled for.
+    // SAFETY: the type asks for the instructions that this function is compiled with, and calling it is
+    // unsafe for that reason: `vectorise_as`, the only caller, answers that the machine has them.
     work.run(unsafe { neon::Neon::assume() })
 }
 
@@ -260,16 +264,20 @@ fn with_neon<W: Vectorised>(work: W) -> W::Output {
 fn vectorise_as<W: Vectorised>(isa: Isa, work: W) -> W::Output {
     match isa {
         Isa::Scalar => work.run(Scalar),
-        // SAFETY: `available` finds a set only where the machine has its instructions.
+        // SAFETY: the machine has AVX2, FMA and F16C: sets come from `available` only, in `ISA` and in tests,
+        // and it has asked the machine for these.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { with_avx2(work) },
-        // SAFETY: as above.
+        // SAFETY: the machine has AVX-512 F, BW, DQ and VL and all of AVX2's set: sets come from `available`
+        // only, in `ISA` and in tests, and it has asked the machine for these.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { with_avx512(work) },
-        // SAFETY: as above.
+        // SAFETY: the machine has AVX-512 VNNI and all of the set before: sets come from `available` only, in
+        // `ISA` and in tests, and it has asked the machine for these.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni => unsafe { with_avx512_vnni(work) },
-        // SAFETY: as above.
+        // SAFETY: the machine has NEON: sets come from `available` only, in `ISA` and in tests, and it has
+        // asked the machine for it.
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => unsafe { with_neon(work) },
     }

@@ -135,7 +135,7 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
         Kind::KvWrite => one(positional::kv_write(x, &operands[1], y)),
         Kind::Copy => one(x.data.clone()),
         Kind::Concat => one(elementwise::concat(x, &operands[1])),
-        Kind::ArgMax => one(select::top(x, 1).0),
+        Kind::ArgMax => one(select::arg_max(x)),
         Kind::TopK => {
             let (ids, values) = select::top(x, operands[1].cols());
             Ok(vec![operands[1].with(values), operands[2].with(ids)])

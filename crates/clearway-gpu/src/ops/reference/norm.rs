@@ -47,7 +47,8 @@ pub(super) fn softmax(x: &RefTensor, mask: &RefTensor, scale: f64) -> Vec<f64> {
 /// Softmax of some scores; zeros if all are minus infinity.
 pub(super) fn normalised_exp(scores: &[f64]) -> Vec<f64> {
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    if max == f64::NEG_INFINITY {
+    // Of numbers: the largest of nothing but NaN is negative infinity too.
+    if scores.iter().all(|&score| score == f64::NEG_INFINITY) {
         return vec![0.0; scores.len()];
     }
     let exps: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();

@@ -3,6 +3,7 @@
 use super::RefTensor;
 use super::elementwise::sigmoid;
 use super::norm::normalised_exp;
+use crate::ops::NO_INDEX;
 
 /// Rows of `table` picked by `ids`, times `scale`; zeros where there is no such row.
 pub(super) fn gather(table: &RefTensor, ids: &RefTensor, scale: f64) -> Vec<f64> {
@@ -18,7 +19,14 @@ pub(super) fn gather(table: &RefTensor, ids: &RefTensor, scale: f64) -> Vec<f64>
     out
 }
 
-/// Indices and values of the `k` largest elements of each row, falling; of equals the first.
+/// Index of the largest element of each row; [`NO_INDEX`] where that is not finite, for which NaN counts as the largest.
+pub(super) fn arg_max(x: &RefTensor) -> Vec<f64> {
+    let (ids, values) = top(x, 1);
+    let of = |(id, value): (f64, f64)| if value.is_finite() { id } else { f64::from(NO_INDEX) };
+    ids.into_iter().zip(values).map(of).collect()
+}
+
+/// Indices and values of the `k` largest elements of each row, falling; NaN before all others, of equals the first.
 pub(super) fn top(x: &RefTensor, k: usize) -> (Vec<f64>, Vec<f64>) {
     let (mut ids, mut values) = (Vec::new(), Vec::new());
     for row in 0..x.rows() {
@@ -60,10 +68,11 @@ pub(super) fn router(
     (ids, weights)
 }
 
-/// Indices of the `k` largest, falling; a stable sort keeps the first of equals in front.
+/// Indices of the `k` largest, falling, NaN in front; a stable sort keeps the first of equals in front.
 fn largest(row: &[f64], k: usize) -> Vec<usize> {
     // Both zeros are equal, which the total order denies; adding zero leaves the positive one.
-    let key = |id: usize| row[id] + 0.0;
+    // So are all NaN, of either sign.
+    let key = |id: usize| if row[id].is_nan() { f64::NAN } else { row[id] + 0.0 };
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| key(b).total_cmp(&key(a)));
     order.truncate(k);

@@ -242,6 +242,23 @@ fn the_largest_come_first_and_of_equals_the_lower_index() {
 }
 
 #[test]
+fn a_row_that_is_not_finite_has_no_largest_element_and_shows_why_first() {
+    let (nan, high, low) = (f64::NAN, f64::INFINITY, f64::NEG_INFINITY);
+    let none = f64::from(crate::ops::NO_INDEX);
+    for (row, best, order) in [
+        ([1.0, -nan, 5.0, nan], none, [1.0, 3.0, 2.0, 0.0]),
+        ([high, 7.0, low, high], none, [0.0, 3.0, 1.0, 2.0]),
+        ([low, low, low, low], none, [0.0, 1.0, 2.0, 3.0]),
+        ([low, -7.0, low, low], 1.0, [1.0, 0.0, 2.0, 3.0]),
+    ] {
+        let x = t(&[1, 4], &row);
+        assert_eq!(one(Kind::ArgMax, &[x.clone(), ids(&[1], &[])], &[]), [best], "{row:?}");
+        let found = run(Kind::TopK, &[x, y(&[1, 4]), ids(&[1, 4], &[])], &[]);
+        assert_eq!(found[1], order, "{row:?}");
+    }
+}
+
+#[test]
 fn a_router_has_three_modes() {
     let ln = |v: f64| v.ln();
     let logits = t(&[1, 3], &[ln(1.0), ln(6.0), ln(3.0)]);

@@ -35,6 +35,12 @@ pub enum Fill {
     },
     /// A handful of values, both zeros among them: many are equal.
     Ties,
+    /// A bell curve in rows that hold NaN of both signs or, where asked for, infinities; some rows hold nothing else, some
+    /// none of it.
+    Spoiled {
+        /// Whether there are infinities.
+        infinite: bool,
+    },
     /// Zero up to the diagonal that ends in the last corner, minus infinity behind it.
     Causal,
     /// Small numbers and minus infinities; the first row is all infinite.
@@ -181,6 +187,17 @@ fn values(fill: &Fill, rows: usize, cols: usize, rng: &mut Rng) -> Vec<f32> {
             Fill::Ties => {
                 let few = [-1.0, -0.5, -0.0, 0.0, 0.5, 1.0];
                 out.extend((0..cols).map(|_| few[rng.below(few.len())]));
+            }
+            Fill::Spoiled { infinite } => {
+                let (high, low) = (f32::INFINITY, f32::NEG_INFINITY);
+                let kinds: [&[f32]; 5] =
+                    [&[], &[f32::NAN, -f32::NAN], &[low], &[high], &[low, f32::NAN]];
+                let all = if infinite { kinds.len() } else { 2 };
+                let (kind, whole) = (kinds[rng.below(all)], rng.below(3) == 0);
+                out.extend((0..cols).map(|_| {
+                    let spoiled = !kind.is_empty() && (whole || rng.below(cols.min(9)) == 0);
+                    if spoiled { kind[rng.below(kind.len())] } else { rng.normal() }
+                }));
             }
             Fill::Causal => {
                 let visible = (cols + row).saturating_sub(rows - 1).max(1);

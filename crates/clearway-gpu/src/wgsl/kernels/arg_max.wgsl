@@ -46,6 +46,6 @@ fn main(
             place = places[i];
         }
     }
-    // A row without a number gives 0.
-    put_ids(at_ids(vec4<u32>(0u, 0u, 0u, group)), select(place, 0u, best == 0u));
+    let is_finite = best > KEY_MINUS_INFINITY && best < KEY_INFINITY;
+    put_ids(at_ids(vec4<u32>(0u, 0u, 0u, group)), select(NO_INDEX, place, is_finite));
 }

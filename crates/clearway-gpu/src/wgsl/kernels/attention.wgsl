@@ -158,7 +158,7 @@ fn main(
     }
     if (first + own > last) { return; }
     let at = at_y(vec4<u32>(0u, query / share, kv_head * share + query % share, 0u));
-    let divisor = select(1.0, sum, sum != 0.0);
+    let divisor = select(sum, 1.0, sum == 0.0);
     for (var i = 0u; i < 2u * CHUNKS; i++) {
         let four = out[i] / divisor;
         let d = (i * 8u + part) * 4u;

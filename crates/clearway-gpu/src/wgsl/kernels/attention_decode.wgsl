@@ -61,7 +61,9 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         var k: array<vec4<u32>, UNROLL>;
         var v: array<vec4<u32>, UNROLL>;
         for (var i = 0u; i < UNROLL; i++) {
-            let row = min(turn + i * TEAMS + team, P.k.shape.y - 1u);
+            // Where there is no row to see, one that is seen anyway: what others hold is no business of this token,
+            // and even without weight it would matter where it is NaN.
+            let row = min(max(turn + i * TEAMS + team, from_row), end_row - 1u);
             k[i] = b_k[(row * P.k.stride.y + kv_head * P.k.stride.z) / 8u + lane];
             v[i] = b_v[(row * P.v.stride.y + kv_head * P.v.stride.z) / 8u + lane];
         }
@@ -190,5 +192,6 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
 
 fn write(token: u32, head: u32, d: u32, total: f32, weight: f32) {
     let at = token * P.y.stride.y + head * P.y.stride.z + d;
-    put_y(at, select(0.0, total / weight, weight > 0.0));
+    // A weight that is NaN stays what it is.
+    put_y(at, select(total / weight, 0.0, weight == 0.0));
 }

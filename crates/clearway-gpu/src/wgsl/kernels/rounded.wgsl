@@ -9,11 +9,14 @@ struct Rounded {
 
 // Eight lanes side by side have four numbers each.
 fn round_quad(v: vec4<f32>) -> Rounded {
-    let a = abs(v);
-    var top = max(max(a.x, a.y), max(a.z, a.w));
-    top = max(top, subgroupShuffleXor(top, 1u));
-    top = max(top, subgroupShuffleXor(top, 2u));
-    top = max(top, subgroupShuffleXor(top, 4u));
+    // As integers, magnitudes have the same order, with infinity and NaN above all. The largest of floats may leave a
+    // NaN out, and rounded it would be 0; like this it makes the scale NaN, and every product with it.
+    let a = bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
+    var most = max(max(a.x, a.y), max(a.z, a.w));
+    most = max(most, subgroupShuffleXor(most, 1u));
+    most = max(most, subgroupShuffleXor(most, 2u));
+    most = max(most, subgroupShuffleXor(most, 4u));
+    let top = bitcast<f32>(most);
     let scale = top / 127.0;
     let inverse = select(0.0, 127.0 / top, top > 0.0);
     let q = vec4<i32>(round(v * inverse));

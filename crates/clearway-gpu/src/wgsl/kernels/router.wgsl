@@ -40,14 +40,15 @@ fn main(
         }
     }
     let all = sum_of_all(part);
-    let divisor = select(1.0, all, all != 0.0);
+    // A comparison with NaN is false either way, and a sum that is NaN must stay one.
+    let divisor = select(all, 1.0, all == 0.0);
     part = 0.0;
     for (var slot = thread; slot < used; slot += WIDTH) {
         part += share(start, ids + slot, mode, largest, divisor);
     }
     let chosen = sum_of_all(part);
     // Weights that are all 0 are not scaled to sum to 1.
-    let whole = select(1.0, chosen, arg(1u) == 1u && chosen != 0.0);
+    let whole = select(1.0, chosen, arg(1u) == 1u && !(chosen == 0.0));
     for (var slot = thread; slot < used; slot += WIDTH) {
         let weight = share(start, ids + slot, mode, largest, divisor);
         put_weights(row_weights(row) + slot, weight / whole * argf(2u));

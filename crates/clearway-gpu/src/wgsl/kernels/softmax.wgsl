@@ -24,7 +24,7 @@ fn main(
     for (c.w = thread; c.w < shape.w; c.w += WIDTH) { sum += exp_of(score(c) - largest); }
     sum = sum_of_all(sum);
     // Nothing is left of a row that is masked altogether.
-    let divisor = select(1.0, sum, sum != 0.0);
+    let divisor = select(sum, 1.0, sum == 0.0);
     for (c.w = thread; c.w < shape.w; c.w += WIDTH) {
         put_y(at_y(c), exp_of(score(c) - largest) / divisor);
     }

@@ -1,4 +1,5 @@
-//! What a list computes, as symbols: a slow executor that knows what each fused op stands for.
+//! What a list computes, as symbols: a slow executor that knows what each fused op stands for. It
+//! reads and writes elements; bytes between them stay as they are.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
@@ -7,7 +8,8 @@ use std::slice::from_ref;
 use rustc_hash::FxHasher;
 
 use crate::op::{CapturedOpKind as Kind, Epilogue, Gate, Product, Slot};
-use crate::{BufferRange, ComputeGraph, Dispatch, NodeId};
+use crate::testkit::elements;
+use crate::{Access, BufferRange, ComputeGraph, Dispatch, NodeId};
 
 /// Contents of some bytes: a symbol each.
 type Contents = Vec<u64>;
@@ -33,19 +35,29 @@ struct Memory {
 
 impl Memory {
     fn run(&mut self, dispatch: &Dispatch) {
-        let inputs: Vec<Contents> = dispatch.reads().map(|range| self.read(range)).collect();
-        let lens: Vec<usize> = dispatch.writes().map(|r| (r.p1 - r.p0) as usize).collect();
+        let (writes, reads): (Vec<&Access>, Vec<&Access>) =
+            dispatch.accesses().iter().partition(|access| access.range.is_write());
+        let reads = reads.into_iter().filter(|access| !access.keeps);
+        let byte = |at| *self.bytes.get(&at).unwrap_or(&symbol(at));
+        let inputs: Vec<Contents> =
+            reads.map(|read| touched(dispatch, read).into_iter().map(byte).collect()).collect();
+        let written: Vec<_> = writes.into_iter().map(|write| touched(dispatch, write)).collect();
+        let lens: Vec<usize> = written.iter().map(Vec::len).collect();
         let outputs = compute(dispatch.kind, &dispatch.params, &inputs, &lens);
-        for (range, contents) in dispatch.writes().zip(outputs) {
-            let at = (range.p0..range.p1).map(|byte| (range.buf_id, byte));
-            self.bytes.extend(at.zip(contents));
+        for (bytes, contents) in written.into_iter().zip(outputs) {
+            self.bytes.extend(bytes.into_iter().zip(contents));
         }
     }
+}
 
-    fn read(&self, range: &BufferRange) -> Contents {
-        let byte = |at| *self.bytes.get(&(range.buf_id, at)).unwrap_or(&symbol((range.buf_id, at)));
-        (range.p0..range.p1).map(byte).collect()
-    }
+/// The bytes of elements that an access touches.
+fn touched(dispatch: &Dispatch, access: &Access) -> Vec<(usize, u64)> {
+    let BufferRange { buf_id, p0, p1, .. } = access.range;
+    let runs = match dispatch.bindings.get(usize::from(access.binding)) {
+        Some(view) => elements(view, p0, p1),
+        None => vec![(p0, p1)],
+    };
+    runs.into_iter().flat_map(|(p0, p1)| p0..p1).map(|byte| (buf_id, byte)).collect()
 }
 
 /// The outputs of an op, in the order it writes them. A fused op computes what its members would,

@@ -29,7 +29,7 @@ fn a_decoder_is_fused_tile_by_tile_as_it_is_rule_by_rule() {
 
 #[test]
 fn lists_of_short_lives_are_fused_tile_by_tile_as_they_are_rule_by_rule() {
-    let run = Run::from_env("fusion tile by tile", 10);
+    let run = Run::from_env("fusion tile by tile", 20);
     let (mut tiled, mut restarted) = (0, 0);
     for seed in run.seeds() {
         let ops = Rng::new(seed).within(600, 1_200);

@@ -187,19 +187,27 @@ impl Model {
             let product = self.value(Kind::MATMUL, &[x, w], full());
             if self.rng.chance(30) {
                 let bias = self.buffer(layout(&[COLS]));
-                self.value(Kind::Add, &[product, bias], full());
+                let product = self.value(Kind::Add, &[product, bias], full());
+                if self.rng.chance(50) {
+                    self.heads(product);
+                }
             } else if self.rng.chance(40) {
                 let up = self.value(Kind::MATMUL, &[x, u], full());
                 let act = if self.rng.chance(50) { Kind::Silu } else { Kind::Gelu };
                 let gate = self.value(act, &[product], full());
                 self.either_order(Kind::Mul, gate, up);
             } else if self.rng.chance(60) {
-                let rotated = self.rng.chance(60);
-                let row = if rotated { self.rope(product) } else { product };
-                if !rotated || self.rng.chance(50) {
-                    self.kv_write(row);
-                }
+                self.heads(product);
             }
+        }
+    }
+
+    /// What becomes of queries, keys or values.
+    fn heads(&mut self, product: TensorView) {
+        let rotated = self.rng.chance(60);
+        let row = if rotated { self.rope(product) } else { product };
+        if !rotated || self.rng.chance(50) {
+            self.kv_write(row);
         }
     }
 

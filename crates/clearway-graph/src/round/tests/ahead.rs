@@ -277,3 +277,20 @@ fn the_product_of_one_norm_may_be_the_one_in_front_of_the_next() {
     setup.graph.place_barriers();
     verify(&recorded, &setup.graph, None).unwrap();
 }
+
+#[test]
+fn a_sum_with_gaps_stays_apart() {
+    let layout = Layout::new(DType::F32, &[2, COLS]).unwrap();
+    let gapped = layout.with_strides(&[COLS + 4, 1]).unwrap();
+    let change = |setup: &mut Setup, kind: Kind, views: &mut Vec<TensorView>| match kind {
+        Kind::Add => {
+            setup.sum = setup.graph.declare_value(gapped);
+            views[2] = setup.sum;
+        }
+        Kind::RmsNorm => views[0] = setup.sum,
+        _ => {}
+    };
+    let mut setup = Setup::with(layout, change, None);
+    setup.readers();
+    assert_eq!(setup.refused(), Refusal::Stride { written: gapped, read: gapped });
+}

@@ -7,7 +7,6 @@
 //! Tensor data is cut from one random tile per type, each tensor beginning at another place of it:
 //! random numbers are slower than disks.
 
-mod partial;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -20,8 +19,9 @@ use std::{
 
 use clearway_graph::DType;
 
-use self::{partial::PartialFile, tile::Tiles};
+use self::tile::Tiles;
 use super::{error::GgufError, writer::GgufWriter};
+use crate::output::OutputFile;
 
 /// Shape of a synthetic model of the Llama family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,19 +189,19 @@ impl Synth {
     /// Writes the model to a file and returns its length.
     ///
     /// The file appears under its name only when it is complete; after an error, such as a full
-    /// disk, nothing is left. `progress` is told the bytes written so far; its error ends the work.
+    /// disk, nothing is left ([`output`](crate::output) says more). `progress` is told the bytes written so far; its error ends the work.
     pub fn write_file(
         &self,
         path: &Path,
         progress: impl FnMut(u64) -> io::Result<()>,
     ) -> Result<u64, GgufError> {
         let failed = |error| GgufError::Write { path: Some(path.to_owned()), error };
-        let mut partial = PartialFile::create(path).map_err(failed)?;
-        let bytes = self.write_to(&mut partial, progress).map_err(|error| match error {
+        let mut file = OutputFile::create(path).map_err(failed)?;
+        let bytes = self.write_to(&mut file, progress).map_err(|error| match error {
             GgufError::Write { error, .. } => failed(error),
             other => other,
         })?;
-        partial.complete().map_err(failed)?;
+        file.complete().map_err(failed)?;
         Ok(bytes)
     }
 

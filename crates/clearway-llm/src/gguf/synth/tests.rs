@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use clearway_graph::DType;
 use half::f16;
 
-use super::{Synth, SynthQuant, SynthShape, partial::PartialFile};
+use super::{Synth, SynthQuant, SynthShape};
 use crate::gguf::{Gguf, GgufError, Tensor};
+use crate::output::OutputFile;
 
 const TINY: SynthShape = SynthShape {
     name: "tiny",
@@ -128,7 +129,7 @@ fn files_depend_on_the_seed_alone() {
 
 #[test]
 fn an_unfinished_file_disappears() {
-    struct Full<'a>(&'a mut PartialFile, usize);
+    struct Full<'a>(&'a mut OutputFile, usize);
     impl Write for Full<'_> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.1 = self.1.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
@@ -142,7 +143,7 @@ fn an_unfinished_file_disappears() {
     std::fs::create_dir_all(&folder).unwrap();
     let names = || std::fs::read_dir(&folder).unwrap().count();
     {
-        let mut file = PartialFile::create(&folder.join("model.gguf")).unwrap();
+        let mut file = OutputFile::create(&folder.join("model.gguf")).unwrap();
         let synth = Synth { shape: TINY, quant: SynthQuant::Q4_0, seed: 1 };
         let error = synth.write_to(Full(&mut file, 100_000), |_| Ok(())).unwrap_err();
         assert!(

@@ -4,6 +4,9 @@ use clearway_graph::{CapturedOpKind as Kind, DType};
 
 use super::{ACTIVATIONS, Fill, List, Place, input, output};
 
+/// What is not finite must show: a model that computes it is broken.
+const SPOILED: Fill = Fill::Spoiled { infinite: true };
+
 pub(super) fn add(list: &mut List) {
     router(list);
     arg_max(list);
@@ -26,8 +29,11 @@ fn router(list: &mut List) {
         for (index, &(t, experts, used)) in sizes.iter().enumerate() {
             for mode in 0..3 {
                 for renorm in [0, 1] {
-                    let ties = (index + mode as usize) % 4 == 3;
-                    let fill = if ties { Fill::Ties } else { Fill::Distinct { step: 0.03125 } };
+                    let fill = match (index + mode as usize) % 4 {
+                        3 => Fill::Ties,
+                        2 => Fill::Spoiled { infinite: false },
+                        _ => Fill::Distinct { step: 0.03125 },
+                    };
                     let scale = [1.0_f32, 2.5][renorm as usize];
                     let operands = [
                         input(dtype, &[t, experts], fill),
@@ -47,7 +53,7 @@ fn arg_max(list: &mut List) {
     let sizes = [(1, 1), (1, 7), (2, 33), (3, 64), (7, 65), (33, 127), (2, 576), (1, 49152)];
     for dtype in ACTIVATIONS {
         for (rows, cols) in sizes {
-            for fill in [Fill::NORMAL, Fill::Ties] {
+            for fill in [Fill::NORMAL, Fill::Ties, SPOILED] {
                 let operands = [input(dtype, &[rows, cols], fill), output(DType::U32, &[rows])];
                 list.push_everywhere(Kind::ArgMax, &operands, &[]);
             }
@@ -68,7 +74,7 @@ fn top_k(list: &mut List) {
     ];
     for dtype in ACTIVATIONS {
         for (rows, cols, k) in sizes {
-            for fill in [Fill::NORMAL, Fill::Ties] {
+            for fill in [Fill::NORMAL, Fill::Ties, SPOILED] {
                 let operands = [
                     input(dtype, &[rows, cols], fill),
                     output(dtype, &[rows, k]),

@@ -1,0 +1,426 @@
+//! Every shader of the product, without a device: all ops of the op suite and all steps of the built-in
+//! shapes, in every way that a device could choose, on devices of several kinds.
+//!
+//! No validator asks whether shared memory is accessed as such, so that is checked here. Everything else is
+//! the business of `spirv-val`: `cargo xtask shaders` has the shaders written and validates them.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use clearway::cpu::CpuDevice;
+use clearway::fuse::RULES;
+use clearway::pipeline::{Compiled, compile};
+use clearway::vulkan::shaders;
+use clearway::{
+    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, DType, Device, DeviceInfo,
+    Encoder, GpuError, KernelRegistry, Layout, MemoryPlan, TensorView,
+};
+use clearway_gpu::ops::{self, suite};
+use clearway_gpu::wgsl::{self, Job, Operand, Packing, Target, planes};
+use clearway_graph::{BindingRole, FusedRequest, Product};
+use clearway_llm::model::{self, ModelShape, RecordOptions};
+
+#[path = "shaders/operands.rs"]
+mod operands;
+
+/// What a text with cooperative matrices has in it.
+const MATRICES: &str = "coopMultiplyAdd";
+
+/// A device that shaders are made for.
+struct Machine {
+    name: &'static str,
+    target: Target,
+    /// Alignment of bindings.
+    align: u64,
+}
+
+/// Devices that differ in all that kernels depend on.
+fn machines() -> [Machine; 5] {
+    let machine =
+        |name, subgroup, invocations, kib: u32, binding, cooperative, processors, align| {
+            let target = Target {
+                subgroup,
+                max_invocations: invocations,
+                shared_bytes: kib << 10,
+                max_groups: 65_535,
+                max_binding: binding,
+                packed_dot: true,
+                cooperative,
+                processors,
+            };
+            Machine { name, target, align }
+        };
+    [
+        machine("large", 32, 1024, 48, u64::from(u32::MAX), true, 132, 16),
+        machine("small", 32, 1024, 48, 1 << 30, true, 8, 64),
+        machine("wide", 64, 1024, 64, u64::from(u32::MAX), false, 60, 16),
+        machine("software", 8, 1024, 32, 1 << 27, false, 2, 64),
+        machine("narrow", 16, 512, 16, 1 << 30, false, 24, 256),
+    ]
+}
+
+/// Distinct texts, each with a name for people.
+#[derive(Default)]
+struct Texts(BTreeMap<String, String>);
+
+impl Texts {
+    /// Adds a job in all ways; tells whether there is a kernel for it.
+    fn add(&mut self, machine: &Machine, mut job: Job<'_>) -> bool {
+        for choice in 0..wgsl::choices(&job) {
+            job.choice = choice;
+            let Ok(kernel) = wgsl::lower(&job) else { return false };
+            let name = ops::spec(job.kind).unwrap().name;
+            let named = || format!("{name}-{}", machine.name);
+            self.0.entry(kernel.source).or_insert_with(named);
+        }
+        true
+    }
+
+    fn suite(&mut self, machine: &Machine, wanted: impl Fn(Kind) -> bool) {
+        for case in suite::cases(suite::DEFAULT_SEED).into_iter().filter(|c| wanted(c.kind)) {
+            let view = |spec: &suite::OperandSpec| TensorView {
+                buf_id: spec.buffer,
+                buf_len: 1 << 40,
+                offset: spec.offset,
+                layout: spec.layout().unwrap(),
+            };
+            let views: Vec<TensorView> = case.operands.iter().map(view).collect();
+            let fused = RULES.iter().any(|rule| rule.fused == case.kind)
+                || views.iter().any(|view| view.layout.dtype() == DType::A8);
+            let mut made = 0;
+            // Weights as files have them, and as devices like them best.
+            for packed in [false, true] {
+                let mut views = views.clone();
+                for (name, view) in names(case.kind, views.len()).zip(&mut views) {
+                    if packed && is_weight(name) {
+                        (view.offset, view.buf_id) = (0, view.buf_id + (1 << 20));
+                    }
+                }
+                let packed = |view: &TensorView| packed && planes::supports(&view.layout);
+                let operands = operands_of(case.kind, &views, machine.align, &packed);
+                let (kind, params, target) = (case.kind, &case.params[..], &machine.target);
+                let job = Job { kind, operands, params, target, choice: 0 };
+                made += u32::from(self.add(machine, job.clone()));
+                in_place(job).into_iter().for_each(|job| {
+                    self.add(machine, job);
+                });
+            }
+            assert!(made > 0 || fused, "no kernel for {case}");
+        }
+    }
+
+    /// All kernels of steps of a model with weights of one type.
+    fn model(&mut self, machine: &Machine, shape: &ModelShape, dtype: DType, tokens: usize) {
+        let Some((externals, compiled)) = step(machine, shape, dtype, tokens) else { return };
+        let dispatches = compiled.graph().nodes().iter().filter_map(|node| node.dispatch());
+        for dispatch in dispatches {
+            let (kind, params, target) = (dispatch.kind, &dispatch.params[..], &machine.target);
+            let packed =
+                |view: &TensorView| view.buf_id < externals && planes::supports(&view.layout);
+            for views in parts(machine, kind, &dispatch.bindings) {
+                let operands = operands_of(kind, &views, machine.align, &packed);
+                let job = Job { kind, operands, params, target, choice: 0 };
+                let name = &shape.name;
+                assert!(self.add(machine, job), "{name}, {dtype}, {tokens} tokens: {kind:?}");
+            }
+        }
+    }
+}
+
+fn names(kind: Kind, count: usize) -> impl Iterator<Item = &'static str> {
+    (0..count).map(move |index| ops::operand_name(kind, count, index).unwrap())
+}
+
+fn is_weight(name: &str) -> bool {
+    matches!(name, "w" | "u" | "table")
+}
+
+/// Operands as the Vulkan backend gives them to kernels.
+fn operands_of(
+    kind: Kind,
+    views: &[TensorView],
+    align: u64,
+    packed: &dyn Fn(&TensorView) -> bool,
+) -> Vec<Operand> {
+    let contract = ops::contract(kind, views.len()).unwrap();
+    let roles: Vec<BindingRole> =
+        contract.bindings.as_ref().unwrap().iter().map(|binding| binding.role).collect();
+    let named = names(kind, views.len()).enumerate();
+    named
+        .map(|(index, name)| {
+            let (view, role) = (&views[index], roles[index]);
+            let in_planes = is_weight(name) && packed(view);
+            let same = views[..index].iter().position(|other| other == view);
+            let written =
+                |first: &usize| role != BindingRole::Read || roles[*first] != BindingRole::Read;
+            Operand {
+                name,
+                layout: view.layout,
+                role,
+                shift: (view.offset % align) as u32,
+                packing: if in_planes { Packing::Planes } else { Packing::Plain },
+                rows: None,
+                same_as: same.filter(written),
+            }
+        })
+        .collect()
+}
+
+/// The same job with its last result in the place of each input that the op's contract allows.
+fn in_place(job: Job<'_>) -> Vec<Job<'_>> {
+    let last = job.operands.len() - 1;
+    let contract = ops::contract(job.kind, job.operands.len()).unwrap();
+    let over = &contract.bindings.as_ref().unwrap()[last].over;
+    let alike = (0..last).filter(|&input| {
+        let (a, b) = (&job.operands[input], &job.operands[last]);
+        over.contains(&(input as u16)) && a.layout == b.layout && a.same_as.is_none()
+    });
+    let placed = alike.map(|input| {
+        let mut job = job.clone();
+        job.operands[last].same_as = Some(input);
+        job.operands[last].shift = job.operands[input].shift;
+        job
+    });
+    placed.collect()
+}
+
+/// What the kernels of a dispatch bind: weights that are too large for one binding come in parts, of which
+/// the first and the last are taken.
+fn parts(machine: &Machine, kind: Kind, views: &[TensorView]) -> Vec<Vec<TensorView>> {
+    let limit = machine.target.max_binding;
+    let weights = names(kind, views.len()).zip(views).filter(|(name, _)| is_weight(name));
+    let layouts = weights.map(|(_, view)| view.layout);
+    let large = layouts.into_iter().find(|layout| layout.rank() == 2 && bytes(layout) > limit);
+    let Some(large) = large else { return vec![views.to_vec()] };
+    let rows = (limit / (large.span_bytes() / large.rows() as u64)) as usize / 16 * 8;
+    let last = (large.rows() - 1) / rows * rows;
+    let part = |first: usize| {
+        let rows = rows.min(large.rows() - first);
+        let cut = names(kind, views.len()).zip(views).map(|(name, view)| match name {
+            name if is_weight(name) => {
+                let layout = Layout::new(large.dtype(), &[rows, large.cols()]).unwrap();
+                TensorView { layout, ..*view }
+            }
+            "y" | "c" | "up" if kind != Kind::Gather => {
+                let mut dims: Vec<usize> =
+                    view.layout.dims().iter().map(|&extent| extent as usize).collect();
+                let strides = &view.layout.strides4()[4 - dims.len()..];
+                let strides: Vec<usize> = strides.iter().map(|&stride| stride as usize).collect();
+                *dims.last_mut().unwrap() = rows;
+                let offset = view.offset + (first * view.layout.dtype().block_bytes()) as u64;
+                let layout = Layout::new(view.layout.dtype(), &dims).unwrap();
+                TensorView { layout: layout.with_strides(&strides).unwrap(), offset, ..*view }
+            }
+            _ => *view,
+        });
+        cut.collect()
+    };
+    vec![part(0), part(last)]
+}
+
+/// Bytes of a weight tensor on a device.
+fn bytes(layout: &Layout) -> u64 {
+    match planes::supports(layout) {
+        true => planes::offsets(layout.dtype(), (layout.elems() / planes::CHUNK) as u64).1,
+        false => layout.span_bytes(),
+    }
+}
+
+/// A device that is only asked what it has.
+struct Asked {
+    inner: CpuDevice,
+    target: Target,
+}
+
+impl Device for Asked {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Buffer, GpuError> {
+        self.inner.alloc(bytes)
+    }
+
+    fn buffer(&self, buf_id: usize) -> Result<Buffer, GpuError> {
+        self.inner.buffer(buf_id)
+    }
+
+    fn rounds_activations(&self) -> bool {
+        true
+    }
+
+    fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
+        wgsl::has_fused(request, &self.target, &|_| true)
+    }
+
+    fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
+        self.inner.encoder(kernels)
+    }
+}
+
+/// A compiled step and the number of its external tensors; `None` where rows are no whole blocks.
+fn step(
+    machine: &Machine,
+    shape: &ModelShape,
+    dtype: DType,
+    tokens: usize,
+) -> Option<(usize, Compiled)> {
+    let weight_dtype = move |_: &str| dtype;
+    let options = RecordOptions { weight_dtype: &weight_dtype, ..RecordOptions::new(tokens, 4096) };
+    let recorded = match model::record(shape, &options) {
+        Ok(recorded) => recorded,
+        Err(_) if dtype.block_elems() > 32 => return None,
+        Err(error) => panic!("{}, {dtype}: {error}", shape.name),
+    };
+    let slabs = |plan: &MemoryPlan| {
+        Ok::<_, CompileError>((1 << 40..).take(plan.slab_bytes().len()).collect())
+    };
+    let options = CompileOptions { align: machine.align.max(64), ..CompileOptions::default() };
+    let target = machine.target.clone();
+    let device = Asked { inner: CpuDevice::with_threads(1), target };
+    let device: &dyn Device = &device;
+    let compiled =
+        compile(&recorded.graph, &mut KernelRegistry::new(), device, &options, slabs).unwrap();
+    Some((recorded.externals.len(), compiled))
+}
+
+/// Adds the steps of all built-in shapes. Layers repeat; six of them have every kind there is.
+fn models(texts: &mut Texts, machine: &Machine, types: &[DType], steps: &[usize]) {
+    for shape in model::builtin_shapes() {
+        let layers = shape.layers.min(6);
+        let shape = ModelShape { layers, ..shape };
+        for &dtype in types {
+            steps.iter().for_each(|&tokens| texts.model(machine, &shape, dtype, tokens));
+        }
+    }
+}
+
+fn weight_types() -> Vec<DType> {
+    DType::ALL.into_iter().filter(|&dtype| dtype != DType::U32).collect()
+}
+
+/// All texts that have cooperative matrices.
+fn texts_with_matrices() -> Vec<String> {
+    let mut texts = Texts::default();
+    for machine in machines().iter().filter(|machine| machine.target.cooperative) {
+        texts.suite(machine, |kind| kind.product().is_some_and(Product::is_basic));
+        models(&mut texts, machine, &weight_types(), &[64, 512]);
+    }
+    texts.0.into_keys().filter(|text| text.contains(MATRICES)).collect()
+}
+
+#[test]
+fn kernels_on_matrices_access_shared_memory_as_such() {
+    let texts = texts_with_matrices();
+    // Twelve types of weights, two tiles, with and without an addend.
+    assert!(texts.len() >= 48, "{} kernels", texts.len());
+    for checks in [false, true] {
+        for text in &texts {
+            let words = shaders::compile(text, checks).unwrap();
+            assert_eq!(operands::faults(&words), Some(Vec::new()), "{text}");
+        }
+    }
+    println!("{} kernels on cooperative matrices, plain and guarded", texts.len());
+    // The check itself: whatever is taken away is missed.
+    let words = shaders::compile(&texts[0], false).unwrap();
+    let weakened = operands::weakened(&words);
+    assert!(weakened.len() > 20, "{} places", weakened.len());
+    for (what, words) in weakened {
+        assert_ne!(operands::faults(&words), Some(Vec::new()), "{what}");
+    }
+}
+
+#[test]
+fn kernels_without_matrices_have_the_other_memory_model() {
+    let words = shaders::compile(&shaders::read_ahead(), false).unwrap();
+    assert_eq!(operands::faults(&words), None);
+}
+
+/// Writes all shaders to `CLEARWAY_SHADERS/all`, and some that are broken to `CLEARWAY_SHADERS/broken`.
+#[test]
+#[ignore = "writes files for a validator: cargo xtask shaders"]
+fn all_shaders_are_written() {
+    let folder = std::env::var_os("CLEARWAY_SHADERS").expect("a folder in CLEARWAY_SHADERS");
+    let folder = Path::new(&folder);
+    let mut texts = Texts::default();
+    texts.0.insert(shaders::read_ahead(), "read_ahead".to_owned());
+    for machine in &machines() {
+        texts.suite(machine, |_| true);
+        let (types, steps) = match machine.name {
+            "large" => (weight_types(), &[1, 3, 8, 64, 512][..]),
+            _ => (vec![DType::F16, DType::Q8_0, DType::Q4_K], &[1, 64][..]),
+        };
+        models(&mut texts, machine, &types, steps);
+    }
+    let kinds = ops::OPS.iter().filter(|spec| {
+        let prefix = format!("{}-", spec.name);
+        !texts.0.values().any(|name| name.starts_with(&prefix))
+    });
+    assert_eq!(kinds.map(|spec| spec.name).collect::<Vec<_>>(), [""; 0], "ops without a shader");
+    let count = texts.0.len();
+    let every = std::env::var_os("CLEARWAY_SHADERS_EVERY").is_some();
+    let texts = if every { texts.0.into_iter().collect() } else { representatives(texts) };
+    let matrices = texts.iter().filter(|(text, _)| text.contains(MATRICES)).count();
+    let all = folder.join("all");
+    std::fs::create_dir_all(&all).unwrap();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some((text, name)) = texts.get(index) else { return };
+            // Guarded kernels differ in every access, but alike in all of them.
+            let ways: &[bool] = if index.is_multiple_of(7) { &[false, true] } else { &[false] };
+            for &checks in ways {
+                let words = shaders::compile(text, checks).unwrap();
+                let guarded = if checks { "-guarded" } else { "" };
+                write(&all.join(format!("{name}{guarded}-{index}.spv")), &words);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..std::thread::available_parallelism().unwrap().get()).for_each(|_| {
+            scope.spawn(work);
+        });
+    });
+    let broken = folder.join("broken");
+    std::fs::create_dir_all(&broken).unwrap();
+    let text = texts.iter().find(|(text, _)| text.contains(MATRICES)).unwrap();
+    let words = shaders::compile(&text.0, false).unwrap();
+    for (name, words) in operands::broken(&words) {
+        write(&broken.join(format!("{name}.spv")), &words);
+    }
+    println!(
+        "{count} shaders, of which {} are written, {matrices} on cooperative matrices",
+        texts.len()
+    );
+}
+
+/// All texts on matrices, and two of those that differ in numbers alone: shapes of models are part of the
+/// text of decode kernels.
+fn representatives(texts: Texts) -> Vec<(String, String)> {
+    let (mut kept, others): (Vec<_>, Vec<_>) =
+        texts.0.into_iter().partition(|(text, _)| text.contains(MATRICES));
+    let mut alike: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    for text in others {
+        let mut form = String::with_capacity(text.0.len());
+        for letter in text.0.chars() {
+            let letter = if letter.is_ascii_digit() { '0' } else { letter };
+            if letter != '0' || !form.ends_with('0') {
+                form.push(letter);
+            }
+        }
+        alike.entry(form).or_default().push(text);
+    }
+    for mut texts in alike.into_values() {
+        kept.extend(texts.pop());
+        kept.extend(texts.into_iter().next());
+    }
+    kept
+}
+
+fn write(path: &Path, words: &[u32]) {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    std::fs::write(path, bytes).unwrap();
+}
