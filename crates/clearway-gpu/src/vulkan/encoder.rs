@@ -325,7 +325,8 @@ impl VulkanEncoder {
 const SCRATCH_BINDINGS: usize = 2;
 
 /// Names of operands of user kernels.
-const OPERAND_NAMES: [&str; MAX_BINDINGS] = ["o0", "o1", "o2", "o3", "o4", "o5", "o6", "o7"];
+const OPERAND_NAMES: [&str; MAX_BINDINGS] =
+    ["o0", "o1", "o2", "o3", "o4", "o5", "o6", "o7", "o8", "o9"];
 
 /// Bytes written through one binding must not be touched through another, unless both are exactly
 /// the same bytes: then they are one binding.

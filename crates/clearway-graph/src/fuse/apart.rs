@@ -22,6 +22,9 @@ pub(super) fn in_real_buffers(dispatches: &[Arc<Dispatch>]) -> Vec<RefusedPair> 
     for dispatch in dispatches {
         for &rule in RULES.with_consumer(dispatch.kind) {
             let rule = &RULES[rule as usize];
+            if rule.quantises {
+                continue; // what is quantised is a value in any case
+            }
             let operands = dispatch.accesses().iter().filter(|access| {
                 !access.range.is_write() && rule.operands.contains(&usize::from(access.binding))
             });

@@ -231,6 +231,12 @@ impl<'a> List<'a> {
         members.any(|member| self.order.is_far(consumer.abs_diff(member as u32)))
     }
 
+    /// Whether a try for one consumer reaches further than the order allows for if it concerns another
+    /// dispatch.
+    pub(super) fn is_far_from(&self, consumer: u32, other: u32) -> bool {
+        self.members(other).any(|member| self.order.is_far(consumer.abs_diff(member as u32)))
+    }
+
     /// Whether the hazard graph was asked for and reaches further than the order allows for.
     pub(super) fn is_order_lost(&self) -> bool {
         self.hazards.get().is_some_and(|(_, longest)| self.order.is_far(*longest))
@@ -453,6 +459,13 @@ impl<'a> List<'a> {
                 None => room = Some(Arc::new(fused)),
             }
             *stands = room;
+        }
+    }
+
+    /// Lets dispatches that touch the same bytes stand for those of these indices.
+    pub(super) fn replace(&mut self, dispatches: impl IntoIterator<Item = (u32, Dispatch)>) {
+        for (index, dispatch) in dispatches {
+            self.fused[index as usize] = Some(Arc::new(dispatch));
         }
     }
 

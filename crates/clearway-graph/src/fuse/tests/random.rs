@@ -298,7 +298,8 @@ fn reordering_first_loses_no_fusion() {
         }
     }
     // The middle kernel is there, so the way round it is never taken.
-    let never: Vec<_> = RULES.iter().filter(|r| fired[r.name] == 0).map(|r| r.name).collect();
+    let rules = RULES.iter().filter(|rule| !rule.quantises);
+    let never: Vec<_> = rules.filter(|r| fired[r.name] == 0).map(|r| r.name).collect();
     assert!(run.cases < 100 || never == ["add_rms_norm_then_mul"], "{fired:?}");
 }
 

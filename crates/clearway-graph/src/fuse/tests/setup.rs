@@ -1,6 +1,6 @@
 //! A producer and a consumer that a rule fuses, taken apart so that a test can spoil one thing.
 
-use crate::fuse::{Rule, TestCatalog};
+use crate::fuse::{RULES, Rule, TestCatalog};
 use crate::op::{CapturedOpKind as Kind, Gate, Product, Slot};
 use crate::{ComputeGraph, DType, DispatchId, KernelContract, Layout, Params, TensorView};
 
@@ -10,6 +10,12 @@ pub(super) const ROWS: usize = 4;
 pub(super) const COLS: usize = 8;
 /// Bytes of a full tensor.
 pub(super) const BYTES: u64 = (ROWS * COLS * 4) as u64;
+
+/// Every rule that any pair in real buffers can be an example of: those that quantise ask for more
+/// (`round/tests/ahead.rs`).
+pub(super) fn rules() -> impl Iterator<Item = &'static Rule> {
+    RULES.iter().filter(|rule| !rule.quantises)
+}
 
 /// A dispatch to be recorded.
 #[derive(Clone)]

@@ -76,7 +76,7 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
         }
         let addend: &[usize] =
             if place % 4 == 1 { &[heads * head] } else { &[tokens, heads * head] };
-        let cache = normal(ACTIVATIONS[place / 2 % 2], &[rows, heads, head]);
+        let cache = normal(ACTIVATIONS[index / 2 % 2], &[rows, heads, head]);
         // Now and then two tokens go to one row.
         let to = match place % 4 {
             3 => Fill::Ids { below: tokens.div_ceil(2) as u32 },
