@@ -26,7 +26,7 @@ fn program(
     let last = views.len() - 1;
     let binding = |index: usize| {
         let role = if index == last { BindingRole::Write } else { BindingRole::Read };
-        BindingContract::new(["a", "b", "c", "d", "e", "f", "g", "h"][index], role)
+        BindingContract::new(["a", "b", "c", "d", "e", "f", "g", "h", "i"][index], role)
     };
     let bindings: Vec<BindingContract> = (0..views.len()).map(binding).collect();
     let contract = KernelContract::new("mine", bindings);

@@ -4,7 +4,7 @@ use clearway_graph::{CapturedOpKind as Kind, DType, Layout, Slot};
 
 use super::chunks::{chunk_type, load_chunk};
 use super::planes::CHUNK;
-use super::{Job, Kernel, Source, Target, View, ends};
+use super::{Job, Kernel, Source, Target, View, epilogue};
 
 /// Rows of activations at most; more are the business of kernels that keep tiles of both sides.
 pub(super) const MAX_COLS: usize = 8;
@@ -144,7 +144,9 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     }
     let one = shape.cols * shape.pairs == 1 && !experts;
     match job.dtype(0) {
-        _ if (job.dtype(0) == DType::A8 || ends::rounds(job)) && !(one && w.in_planes()) => None,
+        _ if (job.dtype(0) == DType::A8 || epilogue::rounds(job)) && !(one && w.in_planes()) => {
+            None
+        }
         DType::A8 => rounded(job, &shape),
         _ if w.in_planes() => blocks(job, &shape),
         _ => floats(job, &shape),
@@ -154,7 +156,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
 /// A product of activations that came rounded.
 fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let aligned = |operand: usize| job.operands[operand].is_aligned();
-    if !aligned(0) || (ends::rounds(job) && !aligned(job.result())) {
+    if !aligned(0) || (epilogue::rounds(job) && !aligned(job.result())) {
         return None;
     }
     let dtype = job.dtype(shape.weights);
@@ -184,7 +186,7 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .constant("SUMS", sums(shape, &cut) + 1)
         .body(TEAM)
         .body(ROUNDED);
-    let source = ends::close(source, job).body(include_str!("kernels/matvec_rounded.wgsl"));
+    let source = epilogue::close(source, job).body(include_str!("kernels/matvec_rounded.wgsl"));
     Some(source.build(groups(job, shape, &cut)))
 }
 
@@ -196,7 +198,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let alone = cut.rows * shape.cols == 1 && shape.gate.is_none();
     let depth = if alone { 2 } else { 1 } * if Way::of(job) == Way::Deeper { 2 } else { 1 };
     let unroll = depth.min(chunks.div_ceil(cut.team));
-    if ends::rounds(job) && !job.operands[job.result()].is_aligned() {
+    if epilogue::rounds(job) && !job.operands[job.result()].is_aligned() {
         return None;
     }
     let quads = in_quads(job, 0);
@@ -223,7 +225,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(&gated)
         .body(if quads { X_QUADS } else { X_ELEMENTS });
     let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM).body(ROUNDED);
-    let source = ends::close(source, job);
+    let source = epilogue::close(source, job);
     Some(source.body(include_str!("kernels/matvec_blocks.wgsl")).build(groups(job, shape, &cut)))
 }
 
@@ -306,8 +308,8 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
         .line(&format!("const NORM = {};\nconst GATED = {};", norm.is_some(), shape.gate.is_some()))
         .body(weight);
     match job.kind {
-        Kind::MatMulExperts => ends::experts(source, job),
-        _ => ends::plain(source, job),
+        Kind::MatMulExperts => epilogue::experts(source, job),
+        _ => epilogue::plain(source, job),
     }
 }
 
@@ -321,10 +323,10 @@ fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Cut {
     let workgroup = (shape.inner / 4).next_power_of_two().clamp(least, most);
     let workgroup = if way == Way::Smaller { (workgroup / 2).max(least) } else { workgroup };
     let teams = workgroup / team;
-    if ends::in_pairs(job) {
+    if epilogue::in_pairs(job) {
         return Cut { workgroup, team, rows: 2, span: 2 * teams };
     }
-    if ends::rounds(job) {
+    if epilogue::rounds(job) {
         return cut_for_chunks(job, shape, workgroup, team);
     }
     // The largest workgroups leave few registers to each invocation, and types of four planes need more.
@@ -363,14 +365,14 @@ fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Cut {
     let chunks = shape.inner / CHUNK as u32;
     let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
     let mut team = chunks.next_power_of_two().min(target.subgroup);
-    if ends::rounds(job) {
+    if epilogue::rounds(job) {
         // One row to a team where that makes a chunk.
         let two = way == Way::OtherRows || CHUNK as u32 * team > most;
         let rows = if two { 2 } else { 1 };
         let workgroup = CHUNK as u32 / rows * team;
         return Cut { workgroup, team, rows, span: CHUNK as u32 };
     }
-    let rows = if ends::in_pairs(job) || way == Way::OtherRows { 2 } else { 1 };
+    let rows = if epilogue::in_pairs(job) || way == Way::OtherRows { 2 } else { 1 };
     while team >= target.subgroup
         && team * 2 <= chunks.min(most / 2)
         && shape.outer / rows * team * 2 <= target.processors * BUSY
@@ -391,7 +393,7 @@ fn cut(job: &Job<'_>, shape: &Shape, steps: u32) -> Cut {
     let outer = shape.outer * shape.pairs;
     let many = outer / 4 >= target.processors * 8 && shape.cols <= 2;
     let rows = match (many, way) {
-        _ if ends::in_pairs(job) => 2,
+        _ if epilogue::in_pairs(job) => 2,
         (true, Way::OtherRows) => 1,
         (true, _) => 4,
         (false, Way::OtherRows) => 2,

@@ -1,4 +1,4 @@
-//! What a product of few rows does with its sums, and which rows of weights a team takes for that.
+//! The epilogue of a product of few rows: what it does with its sums, and which rows of weights a team takes for that.
 //!
 //! Kernels call `weight_row` and `has_row` for the rows of a team, `early` when they load their first weights,
 //! `prepare` while these are under way, and `finish_team` once for each row of activations. Those that can give a
