@@ -227,6 +227,12 @@ impl CapturedOpKind {
         Self::PLAIN.iter().copied().chain(Product::all().iter().map(|&p| Self::Product(p)))
     }
 
+    /// The kind of this number; a user's kernel if there is none.
+    pub(crate) fn of_index(index: u8) -> Self {
+        let mut kinds = Self::all().chain([Self::Pinned]);
+        kinds.find(|kind| kind.index() == usize::from(index)).unwrap_or(Self::Custom)
+    }
+
     /// The product, if this is one.
     pub const fn product(self) -> Option<Product> {
         match self {
