@@ -2,7 +2,7 @@
 //!
 //! A product with block weights rounds its activations to 8 bits before it does anything else, in every
 //! workgroup anew. Where nobody but products reads what another product gives, that one can round its
-//! result itself, once: the value then has the type [`DType::A8`](crate::DType::A8). Rounded rows take no more
+//! result itself, once: the value then has the type [`DType::A8`]. Rounded rows take no more
 //! bytes than the floats they stand for, so ranges, order and memory of the list stay as they are.
 //!
 //! A norm of such a value goes with it where that is possible: a fusion rule

@@ -1,7 +1,7 @@
 //! What the op list needs on a device: checks, contracts and a reference.
 //!
 //! The list itself is [`CapturedOpKind`] with its [specs](CapturedOpKind::spec): names, operands and constants.
-//! Here each op gets a check of shapes and types (`check.rs`) and a definition in f64 ([`reference`]). Both match
+//! Here each op gets a check of shapes and types (`check.rs`) and a definition in f64 ([`reference`](mod@reference)). Both match
 //! on the kind without a catch-all arm. Backends add an implementation.
 
 mod check;
