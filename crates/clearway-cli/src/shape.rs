@@ -29,6 +29,9 @@ pub struct Switches {
     /// Keep every recorded op.
     #[arg(long, env = "CLEARWAY_NO_FUSE", help_heading = OFF, value_parser = Falsey::new())]
     no_fuse: bool,
+    /// Keep values between products as floats.
+    #[arg(long, env = "CLEARWAY_NO_QUANTISE", help_heading = OFF, value_parser = Falsey::new())]
+    no_quantise: bool,
     /// Keep the recorded order.
     #[arg(long, env = "CLEARWAY_NO_REORDER", help_heading = OFF, value_parser = Falsey::new())]
     no_reorder: bool,
@@ -49,6 +52,7 @@ impl Switches {
         let all = CompileOptions::default();
         CompileOptions {
             fuse: !self.no_fuse,
+            quantise: !self.no_quantise,
             reorder: all.reorder.filter(|_| !self.no_reorder),
             elide: !self.no_elide,
             reuse: !self.no_reuse,

@@ -96,7 +96,7 @@ fn product(threads: usize, dtype: DType) -> Result<Product> {
         buffers[2].tensor(DType::F32, &[1, SIZE])?,
     ];
     let mut recorder = Recorder::new();
-    recorder.push(CapturedOpKind::MatMul, &views, &[])?;
+    recorder.push(CapturedOpKind::MATMUL, &views, &[])?;
     let mut encoder = device.encoder(&KernelRegistry::new());
     for node in recorder.graph().nodes() {
         if let CapturedNode::Dispatch(dispatch) = node {

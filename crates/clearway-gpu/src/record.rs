@@ -210,7 +210,7 @@ pub trait Ops {
     /// As [`push`](Self::push).
     fn matmul(&mut self, x: TensorView, w: TensorView) -> Result<TensorView> {
         let shape = [x.layout.rows(), w.layout.rows()];
-        self.call(Kind::MatMul, &[x, w], &[], x.layout.dtype(), &shape)
+        self.call(Kind::MATMUL, &[x, w], &[], x.layout.dtype(), &shape)
     }
 
     /// The product with the matrices of the experts `ids[T,k]`: `[T,k,N]`. `x` is `[T,K]`, or

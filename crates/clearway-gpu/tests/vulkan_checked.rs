@@ -337,7 +337,7 @@ fn a_view_that_claims_more_than_the_packed_weights_is_refused() {
             let (x, y) = (device.alloc(cols as u64 * 4)?, device.alloc(rows as u64 * 4)?);
             let mut graph = ComputeGraph::new();
             let views = [x.tensor(DType::F32, &[1, cols])?, w, y.tensor(DType::F32, &[1, rows])?];
-            clearway_gpu::record(&mut graph, Kind::MatMul, &views, &[], "")?;
+            clearway_gpu::record(&mut graph, Kind::MATMUL, &views, &[], "")?;
             let mut encoder = device.encoder(&KernelRegistry::new());
             graph.encode_with_barriers(&mut *encoder)?;
             encoder.into_program().map(|_| ())

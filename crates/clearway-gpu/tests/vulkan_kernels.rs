@@ -8,6 +8,7 @@ use clearway_gpu::ops::NO_INDEX;
 use clearway_gpu::ops::suite::{Fill, OpCase, OperandSpec, run_case};
 use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
 use clearway_gpu::{Buffer, Device, Encoder, GpuError, KernelRegistry, Upload, ops, quant};
+use clearway_graph::testkit::kind;
 use clearway_graph::{
     BarrierReason, CapturedOpKind as Kind, CommandEncoder, ComputeGraph, DType, Dispatch, Layout,
     TensorView,
@@ -168,9 +169,9 @@ fn fused_products_and_cache_writes_have_the_bits_of_plain_ones() {
         let w = Tensor::random(weights, &[70, 512], 5);
         let c = Tensor::random(F32, &[rows, 70], 6);
         let [product, plain, fused] = [(); 3].map(|()| Tensor::empty(F32, &[rows, 70]));
-        run(Kind::MatMul, &[&x, &w, &product], &[]);
+        run(Kind::MATMUL, &[&x, &w, &product], &[]);
         run(Kind::Add, &[&product, &c, &plain], &[]);
-        run(Kind::MatMulAdd, &[&x, &w, &c, &fused], &[]);
+        run(kind("matmul_add"), &[&x, &w, &c, &fused], &[]);
         assert_eq!(fused.bytes(), plain.bytes(), "{rows} rows of {weights}");
     }
     let tokens = 9;

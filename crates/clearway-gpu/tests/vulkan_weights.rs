@@ -4,6 +4,7 @@
 use clearway_gpu::ops::reference::{RefTensor, reference};
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::{Device, KernelRegistry, Upload, quant, record};
+use clearway_graph::testkit::kind;
 use clearway_graph::testkit::skip;
 use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout};
 
@@ -153,7 +154,7 @@ fn a_product_is_timed_once_and_stays_right() {
     let allowed = |i: usize| slack(&x_ref.data, &w_ref.data[i * inner..][..inner], false, 0.0);
     for _ in 0..2 {
         let inputs = [(x_view, x_ref.clone()), (w, w_ref.clone())];
-        compare(&device, Kind::MatMul, &inputs, &[], &[1, outer], "tuned", allowed);
+        compare(&device, Kind::MATMUL, &inputs, &[], &[1, outer], "tuned", allowed);
         assert_eq!(device.tuned(), 1);
     }
 }
@@ -203,7 +204,7 @@ fn check_product(
             let c_view = buffer.tensor(DType::F32, shape).unwrap();
             inputs.push((c_view, RefTensor::new(DType::F32, shape, c_ref)));
         }
-        let kind = if added > 0 { Kind::MatMulAdd } else { Kind::MatMul };
+        let kind = if added > 0 { kind("matmul_add") } else { Kind::MATMUL };
         compare(device, kind, &inputs, &[], &[rows, outer], &what, allowed);
     }
 }
@@ -352,7 +353,7 @@ fn tensors_larger_than_a_binding_are_split_by_rows() {
                 (c_buffer.tensor(DType::F32, &[rows, outer]).unwrap(), c_ref),
             ];
             let what = format!("{dtype} in parts, {rows} rows");
-            compare(&device, Kind::MatMulAdd, &inputs, &[], &[rows, outer], &what, allowed);
+            compare(&device, kind("matmul_add"), &inputs, &[], &[rows, outer], &what, allowed);
         }
         let ids: [u32; 6] = [199, 0, 31, 500, 77, 150]; // one of them is beyond the table
         let ids_buffer = device.upload(&ids).unwrap();

@@ -100,8 +100,7 @@ fn tracker(criterion: &mut Criterion) {
 /// Fuse, reorder, place barriers, verify.
 fn stages(recorded: &ComputeGraph) -> u32 {
     let mut graph = recorded.clone();
-    graph.norms_ahead(&mut TestCatalog::new(), &()).unwrap();
-    graph.fuse(&mut TestCatalog::new(), &()).unwrap();
+    graph.fuse_with(&mut TestCatalog::new(), &(), true).unwrap();
     graph.round(&mut TestCatalog::new(), &()).unwrap();
     graph.reorder();
     graph.place_barriers();

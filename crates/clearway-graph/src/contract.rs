@@ -17,7 +17,8 @@ use smallvec::SmallVec;
 use crate::error::{GraphError, Result};
 use crate::ids::DispatchId;
 use crate::layout::TensorView;
-use crate::node::{Access, Accesses, CapturedOpKind, InPlace, Origin};
+use crate::node::{Access, Accesses, InPlace, Origin};
+use crate::op::CapturedOpKind;
 use crate::range::{BufferRange, MemRangeRole, View};
 
 /// How a kernel uses one binding.

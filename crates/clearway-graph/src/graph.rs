@@ -12,7 +12,8 @@ use crate::error::{GraphError, Result};
 use crate::fuse::FuseReport;
 use crate::ids::{DispatchId, NodeId};
 use crate::layout::{Layout, TensorView};
-use crate::node::{BarrierReason, CapturedNode, CapturedOpKind, Dispatch};
+use crate::node::{BarrierReason, CapturedNode, Dispatch};
+use crate::op::CapturedOpKind;
 use crate::place::{Address, MemoryPlan};
 use crate::range::{BufferRange, MemRangeRole, View};
 use crate::round::RoundReport;
@@ -309,43 +310,42 @@ impl ComputeGraph {
     /// # Errors
     /// [`GraphError::Kernel`] if a fused kernel fails to compile; the list is unchanged then.
     pub fn fuse<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<u32> {
-        let report = crate::fuse::fuse(self, catalog, device)?;
-        let fired = report.fired();
-        self.fuse_report = Some(report);
-        Ok(fired)
+        self.fuse_with(catalog, device, false)
     }
 
-    /// Puts norms into the products in front of them, whose results are rounded, where the device has
-    /// the kernels; returns how many. This comes before [`fuse`](Self::fuse), which lets products behind a
-    /// norm carry it out. The report stays with the graph. Barriers are stripped if there were any.
+    /// As [`fuse`](Self::fuse), also by rules whose results exist only
+    /// [quantised](crate::fuse::Rule::quantises) if told to. What these refused is in the report of
+    /// [`round`](Self::round), which comes next.
     ///
     /// # Errors
-    /// [`GraphError::Kernel`] if a kernel fails to compile; the list is unchanged then.
-    pub fn norms_ahead<C: KernelCatalog>(
+    /// As [`fuse`](Self::fuse).
+    pub fn fuse_with<C: KernelCatalog>(
         &mut self,
         catalog: &mut C,
         device: &C::Device,
+        quantise: bool,
     ) -> Result<u32> {
-        let report = crate::round::norms_ahead(self, catalog, device)?;
-        Ok(self.note_rounded(report))
+        let (report, refusals) = crate::fuse::fuse(self, catalog, device, quantise)?;
+        let fired = report.fired();
+        self.fuse_report = Some(report);
+        if quantise {
+            self.round_report = Some(RoundReport { refusals, ..RoundReport::default() });
+        }
+        Ok(fired)
     }
 
-    /// Rounds values between fused products where the device has the kernels; returns how many. The report
-    /// stays with the graph.
+    /// Rounds values between fused products where the device has the kernels; returns how many values are
+    /// rounded by then. The report stays with the graph.
     ///
     /// # Errors
     /// [`GraphError::Kernel`] if a kernel fails to compile; the list is unchanged then.
     pub fn round<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<u32> {
         let report = crate::round::round(self, catalog, device)?;
-        Ok(self.note_rounded(report))
-    }
-
-    fn note_rounded(&mut self, report: RoundReport) -> u32 {
         let rounded = report.rounded.len() as u32;
         let all = self.round_report.get_or_insert_default();
-        all.rounded.extend(report.rounded);
+        all.rounded = report.rounded;
         all.refusals.extend(report.refusals);
-        rounded
+        Ok(rounded)
     }
 
     /// Strips barriers and orders the list for concurrency; returns how many dispatches moved
@@ -410,11 +410,6 @@ impl ComputeGraph {
             CapturedNode::Barrier(_) => None,
         };
         std::mem::take(&mut self.nodes).into_iter().filter_map(dispatch).collect()
-    }
-
-    /// Moves the nodes out; the list is empty until it is set again.
-    pub(crate) fn take_nodes(&mut self) -> Vec<CapturedNode> {
-        std::mem::take(&mut self.nodes)
     }
 
     pub(crate) fn set_nodes(&mut self, nodes: Vec<CapturedNode>) {

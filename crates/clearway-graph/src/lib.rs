@@ -33,6 +33,7 @@ mod graph;
 mod ids;
 mod layout;
 mod node;
+mod op;
 mod range;
 mod tracker;
 
@@ -58,8 +59,12 @@ pub use graph::{ComputeGraph, Value};
 pub use ids::{DispatchId, NodeId};
 pub use layout::{Layout, MAX_DIMS, TensorView};
 pub use node::{
-    Access, Accesses, BarrierReason, CapturedNode, CapturedOpKind, Dispatch, DispatchFields,
-    Hazard, HazardKind, InPlace, Origin, Params,
+    Access, Accesses, BarrierReason, CapturedNode, Dispatch, DispatchFields, Hazard, HazardKind,
+    InPlace, Origin, Params,
+};
+pub use op::{
+    Activation, CapturedOpKind, Epilogue, Gate, Input, OpSpec, Operand, ParamKind, ParamSpec,
+    Product, Slot,
 };
 pub use place::MemoryPlan;
 pub use range::{BufferRange, MemRangeRole, View};

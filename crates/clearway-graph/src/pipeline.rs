@@ -14,8 +14,10 @@ use crate::verify::{Fault, Placement, VerifyStats, verify};
 /// Which stages run. Each is a switch of its own, so that a wrong result is bisected in minutes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CompileOptions {
-    /// Apply the fusion rules, and round values between the products that come of them.
+    /// Apply the fusion rules.
     pub fuse: bool,
+    /// Quantise values between the products that come of them, with their norms. Nothing without `fuse`.
+    pub quantise: bool,
     /// How to order the list; `None` keeps the recorded order.
     pub reorder: Option<Strategy>,
     /// Barriers only where the ranges need them; otherwise one after every dispatch.
@@ -38,6 +40,7 @@ impl Default for CompileOptions {
     fn default() -> Self {
         Self {
             fuse: true,
+            quantise: true,
             reorder: Some(Strategy::Levels),
             elide: true,
             reuse: true,
@@ -217,8 +220,9 @@ pub fn schedule<C: KernelCatalog>(
     // where the product before can see to that.
     let (mut fusions, mut rounded) = (0, 0);
     if options.fuse {
-        rounded += graph.norms_ahead(catalog, device)?;
-        fusions += graph.fuse(catalog, device)?;
+        fusions += graph.fuse_with(catalog, device, options.quantise)?;
+    }
+    if options.fuse && options.quantise {
         rounded += graph.round(catalog, device)?;
     }
 

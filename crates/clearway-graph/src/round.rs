@@ -2,10 +2,11 @@
 //!
 //! A product with block weights rounds its activations to 8 bits before it does anything else, in every
 //! workgroup anew. Where nobody but products reads what another product gives, that one can round its
-//! result itself, once: the value then has the type [`DType::A8`](crate::DType::A8). Rounded rows take no more
+//! result itself, once: the value then has the type [`DType::A8`]. Rounded rows take no more
 //! bytes than the floats they stand for, so ranges, order and memory of the list stay as they are.
 //!
-//! A norm of such a value goes with it where that is possible (`round/norms.rs` says when).
+//! A norm of such a value goes with it where that is possible: a fusion rule
+//! ([`Rule::quantises`](crate::fuse::Rule::quantises)) sees to that. Both have one switch.
 //!
 //! A value is rounded when
 //!
@@ -14,8 +15,6 @@
 //! - everybody who reads it is a product, reads it as its activations and as it was written;
 //! - the device has a kernel for each of them, which is asked last.
 
-mod norms;
-pub(crate) mod rules;
 mod survey;
 
 use std::fmt;
@@ -23,17 +22,31 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::contract::{FusedRequest, KernelCatalog};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::fuse::{Refusal, RefusedPair};
 use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId, buf_name, serialize_buf};
 use crate::layout::Layout;
-use crate::node::{Accesses, CapturedOpKind as Kind, Dispatch, DispatchFields};
-use rules::{ACTIVATIONS, BEHIND_GATE};
+use crate::node::{Accesses, Dispatch, DispatchFields};
+use crate::op::{CapturedOpKind as Kind, Product};
 use survey::{Readers, Survey, id_at};
 
 /// Name of the stage in reports of what was refused.
 const STAGE: &str = "round";
+
+/// Where products bind their activations.
+pub(crate) const ACTIVATIONS: u16 = 0;
+
+/// Whether an op may quantise what it gives.
+pub(crate) fn may_write(kind: Kind) -> bool {
+    kind.product().is_some_and(Product::may_quantise)
+}
+
+/// Whether an op may find its activations quantised.
+pub(crate) fn may_read(kind: Kind) -> bool {
+    kind.product().is_some_and(Product::may_read_quantised)
+}
 
 /// What the round stage did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -67,18 +80,7 @@ impl fmt::Display for RoundReport {
     }
 }
 
-/// Puts norms of a list as it was recorded into the products in front of them, and rounds what these give.
-pub(crate) fn norms_ahead<C: KernelCatalog>(
-    graph: &mut ComputeGraph,
-    catalog: &mut C,
-    device: &C::Device,
-) -> Result<RoundReport> {
-    let mut report = RoundReport::default();
-    norms::ahead(graph, catalog, device, &mut report)?;
-    Ok(report)
-}
-
-/// Rounds every other value that can be.
+/// Rounds every value that can be. The report also has those that the fusion rules gave rounded.
 pub(crate) fn round<C: KernelCatalog>(
     graph: &mut ComputeGraph,
     catalog: &mut C,
@@ -87,8 +89,7 @@ pub(crate) fn round<C: KernelCatalog>(
     let mut report = RoundReport::default();
     let mut writers: Vec<(usize, NodeId)> = Vec::new();
     let survey = Survey::of(graph, |index, dispatch| {
-        let result =
-            dispatch.bindings.last().filter(|_| BEHIND_GATE.writers.contains(&dispatch.kind));
+        let result = dispatch.bindings.last().filter(|_| may_write(dispatch.kind));
         writers.extend(result.and_then(|view| view.value()).map(|value| (index, value)));
     });
     let mut changed: Vec<(usize, Dispatch)> = Vec::new();
@@ -100,12 +101,19 @@ pub(crate) fn round<C: KernelCatalog>(
         let readers = survey.readers(graph, value);
         let reads = |&(at, binding): &(u32, u16)| {
             let reader = graph.nodes()[at as usize].dispatch()?;
-            let reads = BEHIND_GATE.readers.contains(&reader.kind) && binding == ACTIVATIONS;
-            reads.then_some(reader.id)
+            (may_read(reader.kind) && binding == ACTIVATIONS).then_some(reader.id)
         };
         let Some(writer) = graph.nodes()[index].dispatch() else { continue };
         let Some(consumer) = readers.iter().find_map(reads) else { continue };
         let buf_id = value.buf_id();
+        let quantised = writer.bindings.last().is_some_and(|v| v.layout.dtype() == DType::A8);
+        if quantised || writer.kind.product().is_some_and(|product| product.epilogue().norm) {
+            if quantised {
+                let readers = readers.iter().map(|&(at, _)| id_at(graph, at)).collect();
+                report.rounded.push(RoundedValue { buf_id, writer: writer.id, readers });
+            }
+            continue;
+        }
         match rounded(graph, (index, value), &survey, &readers, catalog, device)? {
             Ok(fresh) => {
                 let readers = readers.iter().map(|&(at, _)| id_at(graph, at)).collect();
@@ -139,7 +147,7 @@ fn rounded<C: KernelCatalog>(
     };
     if let Err(reason) = check_written(graph, survey, index, value)
         .and_then(|entry| if entry.output { Err(Refusal::IsOutput) } else { Ok(()) })
-        .and_then(|()| check_readers(graph, survey, index, value, readers, BEHIND_GATE.readers))
+        .and_then(|()| check_readers(graph, survey, index, value, readers))
     {
         return Ok(Err(reason));
     }
@@ -191,7 +199,7 @@ fn check_written<'a>(
     }
 }
 
-/// Everybody who reads what the dispatch at `index` writes is a product of one of these kinds that stands
+/// Everybody who reads what the dispatch at `index` writes is a product that may find it quantised, stands
 /// behind it, and reads it once, as its activations and as it was written.
 fn check_readers(
     graph: &ComputeGraph,
@@ -199,7 +207,6 @@ fn check_readers(
     index: usize,
     value: NodeId,
     readers: &Readers,
-    kinds: &[Kind],
 ) -> std::result::Result<(), Refusal> {
     let written = graph.nodes()[index].dispatch().and_then(|writer| writer.bindings.last());
     let written = written.ok_or(Refusal::NotAValue)?;
@@ -207,7 +214,7 @@ fn check_readers(
         let reader = graph.nodes()[at as usize].dispatch().ok_or(Refusal::NotAValue)?;
         let twice = readers[..place].iter().any(|&(other, _)| other == at);
         let behind = at as usize > index;
-        if !kinds.contains(&reader.kind) || binding != ACTIVATIONS || twice || !behind {
+        if !may_read(reader.kind) || binding != ACTIVATIONS || twice || !behind {
             return Err(Refusal::SecondReader { reader: reader.id });
         }
         let read = &reader.bindings[usize::from(binding)];
@@ -227,7 +234,7 @@ fn check_readers(
 
 /// The dispatch with another layout at one of its bindings, if the device has a kernel for that which
 /// touches the same bytes.
-fn with_layout<C: KernelCatalog>(
+pub(crate) fn with_layout<C: KernelCatalog>(
     dispatch: &Dispatch,
     binding: u16,
     layout: Layout,

@@ -2,30 +2,19 @@
 #![allow(clippy::unwrap_used)]
 
 use clearway_graph::{
-    BarrierReason, BindingContract, BindingRole, CapturedNode, CapturedOpKind as Kind,
-    ComputeGraph, DType, FusedRequest, JSON_VERSION, KernelCatalog, KernelContract, Layout, Result,
-    TensorView,
+    BarrierReason, BindingContract, CapturedNode, CapturedOpKind as Kind, ComputeGraph, DType,
+    FusedRequest, JSON_VERSION, KernelCatalog, KernelContract, Layout, Operand, Result, TensorView,
 };
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-/// A contract whose last binding is written and whose others are read.
-fn contract(kind: Kind, bindings: usize) -> KernelContract {
-    let first_output = match kind {
-        Kind::AddRmsNorm => 2,
-        Kind::AddRmsNormMul => 3,
-        _ => bindings - 1,
+/// The contract of an op with bindings that have numbers for names.
+fn contract(kind: Kind, bound: usize) -> KernelContract {
+    let operands = kind.spec().unwrap().bound(bound).unwrap().enumerate();
+    let binding = |(index, operand): (usize, &Operand)| {
+        BindingContract::new(format!("b{index}"), operand.role)
     };
-    let role = |index| match kind {
-        _ if index < first_output => BindingRole::Read,
-        Kind::KvWrite | Kind::RopeKvWrite | Kind::NormMatMulRopeKv | Kind::NormMatMulKv => {
-            BindingRole::ReadWrite
-        }
-        _ => BindingRole::Write,
-    };
-    let bindings =
-        (0..bindings).map(|index| BindingContract::new(format!("b{index}"), role(index)));
-    KernelContract::new(kind.name(), bindings.collect::<Vec<_>>())
+    KernelContract::new(kind.name(), operands.map(binding).collect::<Vec<_>>())
 }
 
 /// Has every kernel that is asked for.
@@ -93,7 +82,7 @@ impl Layer {
 
     fn matmul(&mut self, x: TensorView, outer: usize, label: &str) -> TensorView {
         let weight = self.weight(layout(DType::Q4_0, &[outer, x.layout.cols()]));
-        self.op(Kind::MatMul, &[x, weight], &[1, outer], &[], label)
+        self.op(Kind::MATMUL, &[x, weight], &[1, outer], &[], label)
     }
 }
 

@@ -80,8 +80,8 @@ fn joined(a: usize, b: usize) -> (ComputeGraph, [TensorView; 3]) {
         let layout = Layout::new(DType::F32, &[elems, 64]).unwrap();
         TensorView { buf_id, buf_len: layout.span_bytes(), offset: 0, layout }
     };
-    let left = op(&mut graph, Kind::MatMul, &[x, weight(a, 0)], row(a));
-    let right = op(&mut graph, Kind::MatMul, &[y, weight(b, 1)], row(b));
+    let left = op(&mut graph, Kind::MATMUL, &[x, weight(a, 0)], row(a));
+    let right = op(&mut graph, Kind::MATMUL, &[y, weight(b, 1)], row(b));
     let both = op(&mut graph, Kind::Concat, &[left, right], row(a + b));
     let last = op(&mut graph, Kind::Silu, &[both], row(a + b));
     graph.mark_output(id(&last)).unwrap();

@@ -56,8 +56,7 @@ fn hold(condition: bool, story: impl FnOnce() -> String) -> Check {
 
 fn fused(graph: &ComputeGraph) -> ComputeGraph {
     let mut graph = graph.clone();
-    graph.norms_ahead(&mut TestCatalog::new(), &()).unwrap();
-    graph.fuse(&mut TestCatalog::new(), &()).unwrap();
+    graph.fuse_with(&mut TestCatalog::new(), &(), true).unwrap();
     graph.round(&mut TestCatalog::new(), &()).unwrap();
     graph
 }
@@ -335,6 +334,7 @@ fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
         let one_slab = rng.chance(50);
         let options = CompileOptions {
             fuse: rng.chance(50),
+            quantise: rng.chance(70),
             reorder: [None, Some(Strategy::Levels), Some(LOOK_AHEAD)][rng.below(3) as usize],
             elide: rng.chance(80),
             reuse: rng.chance(80),

@@ -5,7 +5,7 @@ const FAMILIES = [
   ["product", "products", /^matmul/],
   ["attention", "attention and softmax", /^(attention|softmax|rope)/],
   ["norm", "norms", /norm/],
-  ["route", "routing and choice", /^(router|expert_sum|argmax|arg_max|top_k)/],
+  ["route", "routing and choice", /^(router|expert_sum|arg_max|top_k)/],
   ["memory", "moves and caches", /^(gather|kv_write|copy|concat|fill)/],
   ["element", "element-wise", /^(add|mul|scale|silu|gelu|soft_cap)/],
   ["other", "kernels of the user", /./],

@@ -5,7 +5,7 @@
 //! written. Where shapes tell how much it is at most in one step, that counts.
 
 use clearway_graph::place::CostModel;
-use clearway_graph::{CapturedOpKind, Dispatch};
+use clearway_graph::{CapturedOpKind, Dispatch, Slot};
 
 /// Bytes read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,28 +46,68 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         0 => declared,
         _ => (u128::from(declared) * u128::from(picked.min(of)) / u128::from(of)) as u64,
     };
-    match (dispatch.kind, binding) {
-        (Kind::Gather, 0) => share(elems(1), layout(0).map_or(0, |table| table.rows() as u64)),
-        (Kind::MatMulExperts, 1) => {
-            share(elems(2), layout(1).map_or(0, |experts| u64::from(experts.shape4()[1])))
-        }
-        // Rows outside the written ones keep their bytes: nothing is read.
-        (Kind::KvWrite, 2)
-        | (Kind::RopeKvWrite | Kind::NormMatMulKv, 4)
-        | (Kind::NormMatMulRopeKv, 6)
-            if !write =>
-        {
-            0
-        }
-        (Kind::KvWrite | Kind::RopeKvWrite, 2 | 4) if write => share(elems(0), elems(binding)),
-        // As many rows as positions, which stand in front of the cache.
-        (Kind::NormMatMulKv, 4) | (Kind::NormMatMulRopeKv, 6) => {
-            let rows = layout(binding).map_or(0, |cache| u64::from(cache.shape4()[1]));
-            share(elems(binding - 1), rows)
-        }
+    // Rows of a cache of which only some are touched.
+    let of_rows = |picked: u64| share(picked, layout(binding).map_or(0, |c| c.shape4()[1].into()));
+    // Rows outside the written ones keep their bytes: nothing is read. As many are written as there are
+    // positions.
+    let cache = |cache: Option<usize>, rows: Option<usize>| match (cache, rows) {
+        (Some(at), Some(rows)) if at == binding && write => of_rows(elems(rows)),
+        (Some(at), Some(_)) if at == binding => 0,
         _ => declared,
+    };
+    match dispatch.kind {
+        Kind::Gather if binding == 0 => {
+            share(elems(1), layout(0).map_or(0, |table| table.rows() as u64))
+        }
+        Kind::MatMulExperts if binding == 1 => {
+            share(elems(2), layout(1).map_or(0, |experts| experts.shape4()[1].into()))
+        }
+        // A window bounds what is visible: that many rows for each token, which overlap but for one.
+        Kind::Attention if binding == 1 || binding == 2 => match dispatch.params.get(WINDOW) {
+            None | Some(0) => declared,
+            Some(&window) => {
+                let tokens = layout(0).map_or(1, |q| u64::from(q.shape4()[1]));
+                of_rows(u64::from(window) + tokens.saturating_sub(1))
+            }
+        },
+        Kind::KvWrite => cache(Some(2), Some(1)),
+        Kind::RopeKvWrite => cache(Some(4), Some(3)),
+        Kind::Product(product) => {
+            let at = |slot| product.operand(slot, dispatch.bindings.len());
+            cache(at(Slot::Cache), at(Slot::CacheRows))
+        }
+        Kind::Gather
+        | Kind::RmsNorm
+        | Kind::LayerNorm
+        | Kind::Add
+        | Kind::Mul
+        | Kind::Scale
+        | Kind::Silu
+        | Kind::Gelu
+        | Kind::SiluMul
+        | Kind::GeluMul
+        | Kind::SoftCap
+        | Kind::MatMulExperts
+        | Kind::RouterTopK
+        | Kind::ExpertSum
+        | Kind::Rope
+        | Kind::Softmax
+        | Kind::Attention
+        | Kind::Copy
+        | Kind::Concat
+        | Kind::ArgMax
+        | Kind::TopK
+        | Kind::Fill
+        | Kind::RmsNormMul
+        | Kind::AddRmsNorm
+        | Kind::AddRmsNormMul
+        | Kind::Custom
+        | Kind::Pinned => declared,
     }
 }
+
+/// Where attention has its window; 0 for none.
+const WINDOW: usize = 1;
 
 /// Estimated time of a dispatch alone, without the barrier.
 pub(crate) fn dispatch_ns(cost: &CostModel, traffic: Traffic) -> f64 {
@@ -84,7 +124,8 @@ pub(crate) fn group_ns(cost: &CostModel, bytes: u64, dispatches: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use clearway_graph::fuse::TestCatalog;
-    use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout, TensorView};
+    use clearway_graph::testkit::kind;
+    use clearway_graph::{ComputeGraph, DType, Layout, TensorView};
 
     use super::*;
 
@@ -106,14 +147,40 @@ mod tests {
         let turned = [&product[..], &[positions, factors, positions, cache]].concat();
         // Two rows of 16 elements in half precision, whatever the cache has.
         for (kind, tensors, read) in [
-            (Kind::NormMatMulKv, plain, 64 + 32 + 512 + 8),
-            (Kind::NormMatMulRopeKv, turned, 64 + 32 + 512 + 8 + 16 + 8),
+            (kind("norm_matmul_kv"), plain, 64 + 32 + 512 + 8),
+            (kind("norm_matmul_rope_kv"), turned, 64 + 32 + 512 + 8 + 16 + 8),
         ] {
             let mut graph = ComputeGraph::new();
             let contract = TestCatalog::contract(kind, tensors.len()).unwrap();
             graph.dispatch(kind, &contract, &views(&tensors), &[], "").unwrap();
             let dispatch = graph.dispatches().next().unwrap();
             assert_eq!(traffic(dispatch), Traffic { read, write: 2 * 16 * 2 }, "{kind}");
+        }
+    }
+
+    #[test]
+    fn attention_with_a_window_reads_the_rows_it_sees() {
+        let shapes: [(DType, &[usize]); 5] = [
+            (DType::F32, &[2, 4, 8]),
+            (DType::F16, &[100, 2, 8]),
+            (DType::F16, &[100, 2, 8]),
+            (DType::U32, &[2]),
+            (DType::F32, &[2, 4, 8]),
+        ];
+        let view = |(buf_id, (dtype, shape)): (usize, (DType, &[usize]))| {
+            let layout = Layout::new(dtype, shape).unwrap();
+            TensorView { buf_id, buf_len: layout.span_bytes(), offset: 0, layout }
+        };
+        let views: Vec<_> = shapes.into_iter().enumerate().map(view).collect();
+        let kind = CapturedOpKind::Attention;
+        let contract = TestCatalog::contract(kind, views.len()).unwrap();
+        // Two tokens that see nine rows each see ten together; a cache has a hundred.
+        for (window, rows) in [(0, 100), (9, 10), (500, 100)] {
+            let mut graph = ComputeGraph::new();
+            graph.dispatch(kind, &contract, &views, &[0, window, 0], "").unwrap();
+            let read = 256 + 2 * rows * 32 + 8;
+            let dispatch = graph.dispatches().next().unwrap();
+            assert_eq!(traffic(dispatch), Traffic { read, write: 256 }, "window {window}");
         }
     }
 }

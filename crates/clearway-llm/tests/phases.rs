@@ -17,9 +17,7 @@ const FEW_ROWS: usize = 8;
 
 /// Products that hold a norm or a gate.
 fn holds_more(kind: Kind) -> bool {
-    let rules = RULES.iter().filter(|rule| rule.fused == kind);
-    rules.into_iter().any(|rule| rule.repeats || rule.same.is_some() || rule.reshaped)
-        || matches!(kind, Kind::MatMulSiluMul | Kind::MatMulGeluMul)
+    kind.product().is_some_and(|product| !product.is_basic())
 }
 
 /// Which fused kernels a device has.

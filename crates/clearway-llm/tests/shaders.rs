@@ -19,7 +19,7 @@ use clearway::{
 };
 use clearway_gpu::ops::{self, suite};
 use clearway_gpu::wgsl::{self, Job, Operand, Packing, Target, planes};
-use clearway_graph::{BindingRole, FusedRequest};
+use clearway_graph::{BindingRole, FusedRequest, Product};
 use clearway_llm::model::{self, ModelShape, RecordOptions};
 
 #[path = "shaders/operands.rs"]
@@ -305,7 +305,7 @@ fn weight_types() -> Vec<DType> {
 fn texts_with_matrices() -> Vec<String> {
     let mut texts = Texts::default();
     for machine in machines().iter().filter(|machine| machine.target.cooperative) {
-        texts.suite(machine, |kind| matches!(kind, Kind::MatMul | Kind::MatMulAdd));
+        texts.suite(machine, |kind| kind.product().is_some_and(Product::is_basic));
         models(&mut texts, machine, &weight_types(), &[64, 512]);
     }
     texts.0.into_keys().filter(|text| text.contains(MATRICES)).collect()

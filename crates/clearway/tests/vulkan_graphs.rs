@@ -59,7 +59,7 @@ fn once(executor: &GraphExecutor, pass: &RandomPass, options: &CompileOptions) -
 /// How far one op may be off, as a part of what its error is measured by.
 fn limit(dispatch: &Dispatch) -> f64 {
     let weights = match dispatch.kind {
-        Kind::MatMul => Weights::of(dispatch.bindings[1].layout.dtype(), true),
+        Kind::MATMUL => Weights::of(dispatch.bindings[1].layout.dtype(), true),
         _ => Weights::None,
     };
     let result = dispatch.bindings.last().unwrap().layout.dtype();

@@ -4,9 +4,11 @@
 //! Rows are contiguous everywhere but in `copy` and `fill`; outer strides are free. Between two products f32
 //! activations may be rounded, where the first is gated.
 
-use clearway_graph::{BindingRole, DType, TensorView};
+use clearway_graph::{
+    BindingRole, CapturedOpKind as Kind, DType, Epilogue, OpSpec, Operand, ParamKind, Product,
+    Slot, TensorView,
+};
 
-use super::table::{OpSpec, Operand, ParamKind};
 use crate::error::{GpuError, Result};
 
 /// An op call under scrutiny.
@@ -37,10 +39,8 @@ impl Call<'_> {
 
     /// Where the optional operand was left out, the ones behind it move up.
     fn operand(&self, i: usize) -> &'static Operand {
-        let operands = self.spec.operands;
-        let skipped = operands.len() - self.views.len();
-        let optional = operands.iter().position(|o| o.optional).unwrap_or(operands.len());
-        &operands[if i >= optional { i + skipped } else { i }]
+        // The number of operands was checked before.
+        self.spec.operand(self.views.len(), i).unwrap_or(&self.spec.operands[i])
     }
 
     fn shape(&self, i: usize, ok: bool, expected: impl FnOnce() -> String) -> Result<()> {
@@ -159,7 +159,36 @@ impl Call<'_> {
     }
 }
 
-pub(super) fn gather(c: &Call<'_>) -> Result<()> {
+/// Checks shapes, types and constants of a call that has the right number of operands.
+pub(super) fn check(c: &Call<'_>) -> Result<()> {
+    match c.spec.kind {
+        Kind::Gather => gather(c),
+        Kind::RmsNorm | Kind::Scale | Kind::Silu | Kind::Gelu => unary(c),
+        Kind::LayerNorm => layer_norm(c),
+        Kind::Add | Kind::Mul | Kind::RmsNormMul => binary(c),
+        Kind::SiluMul | Kind::GeluMul => gated(c),
+        Kind::SoftCap => soft_cap(c),
+        Kind::MatMulExperts => matmul_experts(c),
+        Kind::RouterTopK => router(c),
+        Kind::ExpertSum => expert_sum(c),
+        Kind::Rope => rope(c),
+        Kind::Softmax => softmax(c),
+        Kind::Attention => attention(c),
+        Kind::KvWrite => kv_write(c),
+        Kind::Copy => copy(c),
+        Kind::Concat => concat(c),
+        Kind::ArgMax => arg_max(c),
+        Kind::TopK => top_k(c),
+        Kind::Fill => fill(c),
+        Kind::AddRmsNorm => add_rms_norm(c),
+        Kind::AddRmsNormMul => add_rms_norm_mul(c),
+        Kind::RopeKvWrite => rope_kv_write(c),
+        Kind::Product(product) => matmul(c, product),
+        Kind::Custom | Kind::Pinned => Ok(()),
+    }
+}
+
+fn gather(c: &Call<'_>) -> Result<()> {
     c.want_rank(0, 2)?;
     c.want_weight(0)?;
     c.contiguous_rows(0)?;
@@ -170,7 +199,7 @@ pub(super) fn gather(c: &Call<'_>) -> Result<()> {
     c.float_param(0, |_| true, "a finite number is needed")
 }
 
-pub(super) fn unary(c: &Call<'_>) -> Result<()> {
+fn unary(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 1])?;
     c.same_dims(1, 0)?;
     for i in 0..c.params.len() {
@@ -182,7 +211,7 @@ pub(super) fn unary(c: &Call<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn layer_norm(c: &Call<'_>) -> Result<()> {
+fn layer_norm(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 3])?;
     c.same_dims(3, 0)?;
     for weight in [1, 2] {
@@ -194,7 +223,7 @@ pub(super) fn layer_norm(c: &Call<'_>) -> Result<()> {
 }
 
 /// Two operands, the second the first's shape or one row of it; also the fused norm and weight.
-pub(super) fn binary(c: &Call<'_>) -> Result<()> {
+fn binary(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 2])?;
     c.want_dtype(1, ACTIVATIONS)?;
     c.contiguous_rows(1)?;
@@ -203,169 +232,100 @@ pub(super) fn binary(c: &Call<'_>) -> Result<()> {
     if c.params.is_empty() { Ok(()) } else { c.epsilon(0) }
 }
 
-pub(super) fn gated(c: &Call<'_>) -> Result<()> {
+fn gated(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 1, 2])?;
     c.same_dims(1, 0)?;
     c.same_dims(2, 0)
 }
 
-pub(super) fn soft_cap(c: &Call<'_>) -> Result<()> {
+fn soft_cap(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 1])?;
     c.same_dims(1, 0)?;
     c.float_param(0, |cap| cap > 0.0, "a number above 0 is needed")
 }
 
-pub(super) fn matmul(c: &Call<'_>) -> Result<()> {
-    product(c, 1, c.views.len() - 1, MayRound::Input)
-}
-
-pub(super) fn matmul_add(c: &Call<'_>) -> Result<()> {
-    product(c, 1, 3, MayRound::Input)?;
-    addend(c, 2, 3)
-}
-
-/// A product that is the gate of operand 2.
-pub(super) fn matmul_gate(c: &Call<'_>) -> Result<()> {
-    product(c, 1, 3, MayRound::Input)?;
-    c.activations(&[3, 2])?;
-    c.same_dims(2, 3)
-}
-
-/// Two products of the same rows.
-pub(super) fn matmul_gated(c: &Call<'_>) -> Result<()> {
-    product(c, 1, 3, MayRound::Both)?;
-    like_weight(c, 2, 1)
-}
-
-pub(super) fn norm_matmul(c: &Call<'_>) -> Result<()> {
-    product(c, 2, 3, MayRound::Nothing)?;
-    norm_weight(c)
-}
-
-pub(super) fn norm_matmul_add(c: &Call<'_>) -> Result<()> {
-    product(c, 2, 4, MayRound::Nothing)?;
-    norm_weight(c)?;
-    addend(c, 3, 4)
-}
-
-pub(super) fn norm_matmul_gated(c: &Call<'_>) -> Result<()> {
-    product(c, 2, 4, MayRound::Result)?;
-    norm_weight(c)?;
-    like_weight(c, 3, 2)
-}
-
-/// A product that is added to operand 2, and the norm of that with the weight in operand 3.
-pub(super) fn matmul_add_norm(c: &Call<'_>) -> Result<()> {
-    let y = c.views.len() - 1;
-    product(c, 1, y, MayRound::Both)?;
-    addend(c, 2, y)?;
-    row_of_weights(c, 3, c.view(y).layout.cols())?;
-    if y == 5 {
-        c.activations(&[4])?;
-        c.same_dims(4, y)?;
+/// A product with what is fused to it, part by part.
+fn matmul(c: &Call<'_>, product: Product) -> Result<()> {
+    let at = |slot| product.operand(slot, c.views.len());
+    // Every product has these.
+    let w = at(Slot::Weight).unwrap_or(1);
+    let Epilogue { add, rope, cache: to_cache, norm } = product.epilogue();
+    let result = at(Slot::Result);
+    product_activations(c, product, result)?;
+    if let (Some(y), false) = (result, product.epilogue().heads()) {
+        c.want_rank(y, 2)?;
     }
-    c.epsilon(0)
-}
-
-/// The heads of a product, turned.
-pub(super) fn norm_matmul_rope(c: &Call<'_>) -> Result<()> {
-    norm_weight(c)?;
-    turned_heads(c, 2)
-}
-
-/// The heads of a product, turned and written to a cache.
-pub(super) fn norm_matmul_rope_kv(c: &Call<'_>) -> Result<()> {
-    norm_weight(c)?;
-    turned_heads_to_cache(c, 2)
-}
-
-/// The heads of a product, written to a cache.
-pub(super) fn norm_matmul_kv(c: &Call<'_>) -> Result<()> {
-    norm_weight(c)?;
-    heads_to_cache(c, 2)
-}
-
-/// As [`norm_matmul_rope`] without a norm.
-pub(super) fn matmul_rope(c: &Call<'_>) -> Result<()> {
-    turned_heads(c, 1)
-}
-
-/// As [`norm_matmul_rope_kv`] without a norm.
-pub(super) fn matmul_rope_kv(c: &Call<'_>) -> Result<()> {
-    turned_heads_to_cache(c, 1)
-}
-
-/// As [`norm_matmul_kv`] without a norm.
-pub(super) fn matmul_kv(c: &Call<'_>) -> Result<()> {
-    heads_to_cache(c, 1)
-}
-
-/// What of a product may be rounded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum MayRound {
-    Nothing,
-    Input,
-    Result,
-    Both,
-}
-
-/// Operand 0 times the weight `w`, transposed, gives `y`.
-fn product(c: &Call<'_>, w: usize, y: usize, may: MayRound) -> Result<()> {
-    let input = matches!(may, MayRound::Input | MayRound::Both) && c.is_rounded(0)?;
-    let result = matches!(may, MayRound::Result | MayRound::Both) && c.is_rounded(y)?;
-    if !input && !result {
-        c.activations(&[0, y])?;
+    let (rows, outer) = factors_of_product(c, w)?;
+    if let Some(g) = at(Slot::NormWeight) {
+        row_of_weights(c, g, c.view(0).layout.cols())?;
+        c.epsilon(0)?;
     }
-    for (rounded, i) in [(input, 0), (result, y)] {
-        if (input || result) && !rounded {
-            c.want_dtype(i, &[DType::F32])?;
-            c.contiguous_rows(i)?;
+    let mut head = outer;
+    match (result, at(Slot::Cache)) {
+        (_, Some(to)) => {
+            cache(c, to)?;
+            head = heads(c, to, outer)?;
         }
+        (Some(y), None) if rope => {
+            head = heads(c, y, outer)?;
+            c.want_dims(y, &[rows, c.dims(y)[1], head])?;
+        }
+        (Some(y), None) => c.want_dims(y, &[rows, outer])?,
+        (None, None) => {}
     }
-    c.want_rank(y, 2)?;
-    let (rows, outer) = factors_of_product(c, w)?;
-    c.want_dims(y, &[rows, outer])
-}
-
-/// Activations in operand 0, and of the same type in those that are named; or rounded ones, which without
-/// a norm may come, and f32.
-fn activations_of_heads(c: &Call<'_>, w: usize, like: &[usize]) -> Result<()> {
-    if w == 1 && c.is_rounded(0)? {
-        return like.iter().try_for_each(|&i| {
-            c.want_dtype(i, &[DType::F32])?;
-            c.contiguous_rows(i)
-        });
+    if let Some(u) = at(Slot::UpWeight) {
+        c.want_weight(u)?;
+        c.contiguous_rows(u)?;
+        c.same_dims(u, w)?;
     }
-    c.activations(&[&[0], like].concat())
+    if let (Some(up), Some(y)) = (at(Slot::Up), result) {
+        c.activations(&[y, up])?;
+        c.same_dims(up, y)?;
+    }
+    if let (Some(addend), true) = (at(Slot::Addend), add) {
+        c.want_dtype(addend, ACTIVATIONS)?;
+        c.contiguous_rows(addend)?;
+        let layout = &c.view(addend).layout;
+        let row = layout.rows() == 1 && layout.cols() == outer as usize;
+        c.shape(addend, row || c.dims(addend) == [rows, outer], || {
+            format!("[{rows}, {outer}] or one row of {outer} is needed")
+        })?;
+    }
+    if let (Some(positions), true) = (at(Slot::Positions), rope) {
+        rotation(c, (rows, head), positions, product.rope_params())?;
+    }
+    if let (Some(to), true) = (at(Slot::CacheRows), to_cache) {
+        c.ids(to, &[rows])?;
+    }
+    if let (Some(next), true) = (at(Slot::NextNormWeight), norm) {
+        row_of_weights(c, next, outer as usize)?;
+        c.epsilon(0)?;
+    }
+    if let (Some(sum), Some(y)) = (at(Slot::Sum), result) {
+        c.activations(&[sum])?;
+        c.same_dims(sum, y)?;
+    }
+    Ok(())
 }
 
-/// The rotation's operands stand behind the weight `w`, its constants behind that of a norm.
-fn turned_heads(c: &Call<'_>, w: usize) -> Result<()> {
-    let y = w + 3;
-    activations_of_heads(c, w, &[y])?;
-    let (rows, outer) = factors_of_product(c, w)?;
-    let head = heads(c, y, outer)?;
-    c.want_dims(y, &[rows, c.dims(y)[1], head])?;
-    rotation(c, (rows, head), w + 1, w - 1)
-}
-
-fn turned_heads_to_cache(c: &Call<'_>, w: usize) -> Result<()> {
-    let to = w + 4;
-    activations_of_heads(c, w, &[])?;
-    let (rows, outer) = factors_of_product(c, w)?;
-    cache(c, to)?;
-    let head = heads(c, to, outer)?;
-    rotation(c, (rows, head), w + 1, w - 1)?;
-    c.ids(w + 3, &[rows])
-}
-
-fn heads_to_cache(c: &Call<'_>, w: usize) -> Result<()> {
-    let to = w + 2;
-    activations_of_heads(c, w, &[])?;
-    let (rows, outer) = factors_of_product(c, w)?;
-    c.ids(w + 1, &[rows])?;
-    cache(c, to)?;
-    heads(c, to, outer).map(drop)
+/// Activations and result of a product have one type; between products either may be quantised, and the
+/// other is f32 then.
+fn product_activations(c: &Call<'_>, product: Product, result: Option<usize>) -> Result<()> {
+    let read = product.may_read_quantised() && c.is_rounded(0)?;
+    let written = match result {
+        Some(y) if product.may_quantise() => c.is_rounded(y)?,
+        _ => false,
+    };
+    let operands = [Some((0, read)), result.map(|y| (y, written))].into_iter().flatten();
+    if !read && !written {
+        let floats: Vec<usize> = operands.map(|(i, _)| i).collect();
+        return c.activations(&floats);
+    }
+    for (i, _) in operands.filter(|(_, quantised)| !quantised) {
+        c.want_dtype(i, &[DType::F32])?;
+        c.contiguous_rows(i)?;
+    }
+    Ok(())
 }
 
 /// Operand 0 and the weight `w` of a product, which has this many rows and columns.
@@ -388,27 +348,6 @@ fn heads(c: &Call<'_>, i: usize, outer: u32) -> Result<u32> {
     Ok(head)
 }
 
-/// What is added to a product: its shape or one row of it.
-fn addend(c: &Call<'_>, i: usize, y: usize) -> Result<()> {
-    c.want_dtype(i, ACTIVATIONS)?;
-    c.contiguous_rows(i)?;
-    c.same_or_row(i, y)
-}
-
-/// A second weight of the shape of the first; their types may differ.
-fn like_weight(c: &Call<'_>, i: usize, first: usize) -> Result<()> {
-    c.want_weight(i)?;
-    c.contiguous_rows(i)?;
-    c.same_dims(i, first)
-}
-
-/// The weight of a norm in front of a product, operand 1: one row, since the kernel may apply it to
-/// the columns of the product's weight just as well. Its epsilon is the first constant.
-fn norm_weight(c: &Call<'_>) -> Result<()> {
-    row_of_weights(c, 1, c.view(0).layout.cols())?;
-    c.epsilon(0)
-}
-
 fn row_of_weights(c: &Call<'_>, i: usize, cols: usize) -> Result<()> {
     c.want_dtype(i, ACTIVATIONS)?;
     c.contiguous_rows(i)?;
@@ -417,7 +356,7 @@ fn row_of_weights(c: &Call<'_>, i: usize, cols: usize) -> Result<()> {
     c.shape(i, row, || format!("one row of {cols} is needed"))
 }
 
-pub(super) fn matmul_experts(c: &Call<'_>) -> Result<()> {
+fn matmul_experts(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 3])?;
     c.want_rank(1, 3)?;
     c.want_weight(1)?;
@@ -432,7 +371,7 @@ pub(super) fn matmul_experts(c: &Call<'_>) -> Result<()> {
     c.want_dims(3, &[rows, used, outer])
 }
 
-pub(super) fn router(c: &Call<'_>) -> Result<()> {
+fn router(c: &Call<'_>) -> Result<()> {
     c.activations(&[0])?;
     c.want_rank(0, 2)?;
     c.want_rank(1, 2)?;
@@ -448,7 +387,7 @@ pub(super) fn router(c: &Call<'_>) -> Result<()> {
     c.float_param(2, |_| true, "a finite number is needed")
 }
 
-pub(super) fn expert_sum(c: &Call<'_>) -> Result<()> {
+fn expert_sum(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 2])?;
     c.want_rank(0, 3)?;
     let (rows, used, cols) = (c.dims(0)[0], c.dims(0)[1], c.dims(0)[2]);
@@ -458,14 +397,14 @@ pub(super) fn expert_sum(c: &Call<'_>) -> Result<()> {
     c.want_dims(2, &[rows, cols])
 }
 
-pub(super) fn rope(c: &Call<'_>) -> Result<()> {
+fn rope(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 3])?;
     c.same_dims(3, 0)?;
     c.want_rank(0, 3)?;
     rotation(c, (c.dims(0)[0], c.dims(0)[2]), 1, 0)
 }
 
-pub(super) fn rope_kv_write(c: &Call<'_>) -> Result<()> {
+fn rope_kv_write(c: &Call<'_>) -> Result<()> {
     c.activations(&[0])?;
     c.want_rank(0, 3)?;
     rotation(c, (c.dims(0)[0], c.dims(0)[2]), 1, 0)?;
@@ -487,7 +426,7 @@ fn rotation(c: &Call<'_>, (rows, head): (u32, u32), positions: usize, first: usi
     c.want_dims(factors, &[c.params[first] / 2])
 }
 
-pub(super) fn softmax(c: &Call<'_>) -> Result<()> {
+fn softmax(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 2])?;
     c.same_dims(2, 0)?;
     c.want_dtype(1, ACTIVATIONS)?;
@@ -497,7 +436,7 @@ pub(super) fn softmax(c: &Call<'_>) -> Result<()> {
     c.float_param(0, |_| true, "a finite number is needed")
 }
 
-pub(super) fn attention(c: &Call<'_>) -> Result<()> {
+fn attention(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 4])?;
     c.activations(&[1, 2])?;
     for i in [0, 1] {
@@ -514,7 +453,7 @@ pub(super) fn attention(c: &Call<'_>) -> Result<()> {
     c.float_param(2, |cap| cap >= 0.0, "a number from 0 up is needed")
 }
 
-pub(super) fn kv_write(c: &Call<'_>) -> Result<()> {
+fn kv_write(c: &Call<'_>) -> Result<()> {
     c.activations(&[0])?;
     c.want_rank(0, 3)?;
     cache_write(c, 1, 2)
@@ -533,13 +472,13 @@ fn cache(c: &Call<'_>, i: usize) -> Result<()> {
     c.want_rank(i, 3)
 }
 
-pub(super) fn copy(c: &Call<'_>) -> Result<()> {
+fn copy(c: &Call<'_>) -> Result<()> {
     c.want_weight(0)?;
     c.want_dtype(1, &[DType::F32, DType::F16, DType::BF16])?;
     c.same_dims(1, 0)
 }
 
-pub(super) fn concat(c: &Call<'_>) -> Result<()> {
+fn concat(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 1, 2])?;
     let (a, b) = (c.dims(0), c.dims(1));
     let fits = a.len() == b.len() && a[..a.len() - 1] == b[..b.len() - 1];
@@ -549,13 +488,13 @@ pub(super) fn concat(c: &Call<'_>) -> Result<()> {
     c.want_dims(2, &joined)
 }
 
-pub(super) fn arg_max(c: &Call<'_>) -> Result<()> {
+fn arg_max(c: &Call<'_>) -> Result<()> {
     c.activations(&[0])?;
     c.want_rank(0, 2)?;
     c.ids(1, &[c.dims(0)[0]])
 }
 
-pub(super) fn top_k(c: &Call<'_>) -> Result<()> {
+fn top_k(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 1])?;
     c.want_rank(0, 2)?;
     c.want_rank(1, 2)?;
@@ -565,16 +504,16 @@ pub(super) fn top_k(c: &Call<'_>) -> Result<()> {
     c.ids(2, &[rows, k])
 }
 
-pub(super) fn fill(c: &Call<'_>) -> Result<()> {
+fn fill(c: &Call<'_>) -> Result<()> {
     c.want_dtype(0, ACTIVATIONS)
 }
 
-pub(super) fn add_rms_norm(c: &Call<'_>) -> Result<()> {
+fn add_rms_norm(c: &Call<'_>) -> Result<()> {
     let y = c.views.len() - 1;
     added_norm(c, y, 2)
 }
 
-pub(super) fn add_rms_norm_mul(c: &Call<'_>) -> Result<()> {
+fn add_rms_norm_mul(c: &Call<'_>) -> Result<()> {
     let y = c.views.len() - 1;
     c.want_dtype(2, ACTIVATIONS)?;
     c.contiguous_rows(2)?;

@@ -1,11 +1,10 @@
-//! The op list: one table for all backends.
+//! What the op list needs on a device: checks, contracts and a reference.
 //!
-//! An op is a row of [`OPS`]: its name, its operands with their roles, its constants, and a check of
-//! shapes and types. The contract every schedule is made from follows from the row; a backend adds an
-//! implementation under the same name.
+//! The list itself is [`CapturedOpKind`] with its [specs](CapturedOpKind::spec): names, operands and constants.
+//! Here each op gets a check of shapes and types (`check.rs`) and a definition in f64 ([`reference`](mod@reference)). Both match
+//! on the kind without a catch-all arm. Backends add an implementation.
 
 mod check;
-mod table;
 
 pub mod reference;
 #[cfg(any(test, feature = "testkit"))]
@@ -15,41 +14,35 @@ pub mod suite;
 /// above negative infinity. [`Gather`](clearway_graph::CapturedOpKind::Gather) gives zeros for it.
 pub const NO_INDEX: u32 = u32::MAX;
 
-pub use table::{OPS, OpSpec, Operand, ParamKind, ParamSpec};
+pub use clearway_graph::{OpSpec, Operand, ParamKind, ParamSpec};
 
 use std::sync::LazyLock;
 
-use clearway_graph::{BindingContract, BindingRole, CapturedOpKind, KernelContract, TensorView};
+use clearway_graph::{BindingRole, CapturedOpKind, KernelContract, TensorView};
 use rustc_hash::FxHashMap;
 
 use crate::error::{GpuError, Result};
 
+/// Every op of the list: plain ones, then products.
+pub static OPS: LazyLock<Vec<&'static OpSpec>> =
+    LazyLock::new(|| CapturedOpKind::all().filter_map(CapturedOpKind::spec).collect());
+
 /// The row of an op; `None` for user kernels.
 pub fn spec(kind: CapturedOpKind) -> Option<&'static OpSpec> {
-    static BY_KIND: LazyLock<FxHashMap<CapturedOpKind, &'static OpSpec>> =
-        LazyLock::new(|| OPS.iter().map(|spec| (spec.kind, spec)).collect());
-    BY_KIND.get(&kind).copied()
+    kind.spec()
 }
 
 /// The contract of an op when it is given `operands` tensors; `None` if it takes no such number.
 pub fn contract(kind: CapturedOpKind, operands: usize) -> Option<&'static KernelContract> {
     static CONTRACTS: LazyLock<FxHashMap<(CapturedOpKind, usize), KernelContract>> =
         LazyLock::new(|| {
-            let mut contracts = FxHashMap::default();
-            for spec in OPS {
-                for with_optional in [true, false] {
-                    let operands = spec.operands.iter();
-                    let bound: Vec<_> = operands
-                        .filter(|operand| with_optional || !operand.optional)
-                        .map(|operand| {
-                            BindingContract::new(operand.name, operand.role).over(operand.over)
-                        })
-                        .collect();
-                    let key = (spec.kind, bound.len());
-                    contracts.entry(key).or_insert_with(|| KernelContract::new(spec.name, bound));
-                }
-            }
-            contracts
+            let calls = OPS.iter().flat_map(|spec| {
+                let (fewest, most) = spec.arity();
+                [fewest, most].map(|bound| (spec, bound))
+            });
+            let contracts =
+                calls.filter_map(|(spec, bound)| Some(((spec.kind, bound), spec.contract(bound)?)));
+            contracts.collect()
         });
     CONTRACTS.get(&(kind, operands))
 }
@@ -57,10 +50,7 @@ pub fn contract(kind: CapturedOpKind, operands: usize) -> Option<&'static Kernel
 /// Name of operand `index` of an op that is given `operands` tensors: where the optional one was
 /// left out, those behind it move up.
 pub fn operand_name(kind: CapturedOpKind, operands: usize, index: usize) -> Option<&'static str> {
-    let all = spec(kind)?.operands;
-    let skipped = all.len().checked_sub(operands)?;
-    let optional = all.iter().position(|operand| operand.optional).unwrap_or(all.len());
-    all.get(if index >= optional { index + skipped } else { index }).map(|operand| operand.name)
+    spec(kind)?.operand(operands, index).map(|operand| operand.name)
 }
 
 /// Checks an op call: number of operands and constants, shapes, types, ranges of constants.
@@ -88,7 +78,7 @@ pub fn check(kind: CapturedOpKind, views: &[TensorView], params: &[u32]) -> Resu
         });
     }
     let call = check::Call { spec, views, params };
-    (spec.check)(&call)?;
+    check::check(&call)?;
     let written = (0..views.len()).filter(|&i| call.role(i) != BindingRole::Read);
     written.into_iter().try_for_each(|i| call.apart(i))
 }

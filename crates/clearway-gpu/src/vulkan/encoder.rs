@@ -6,7 +6,7 @@ use ash::vk;
 use clearway_graph::verify::verify;
 use clearway_graph::{
     BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
-    Dispatch, TensorView,
+    Dispatch, OpSpec, TensorView,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -121,7 +121,9 @@ impl VulkanEncoder {
             let operands = job.operands.iter().enumerate();
             operands.filter(|(_, operand)| has(operand)).map(|(index, _)| index).collect()
         };
-        let weights = indices(|operand| matches!(operand.name, "w" | "u"));
+        // Of a table few rows are read: that is nothing to read ahead.
+        let matrices = dispatch.kind.spec().filter(|_| !split::is_gather(dispatch));
+        let weights = matrices.into_iter().flat_map(OpSpec::matrices).collect();
         let written = indices(|operand| operand.role != BindingRole::Read);
         let mut bound = Bound { ranges, weights, written };
         let kernel = match dispatch.kind {
@@ -323,7 +325,8 @@ impl VulkanEncoder {
 const SCRATCH_BINDINGS: usize = 2;
 
 /// Names of operands of user kernels.
-const OPERAND_NAMES: [&str; MAX_BINDINGS] = ["o0", "o1", "o2", "o3", "o4", "o5", "o6", "o7"];
+const OPERAND_NAMES: [&str; MAX_BINDINGS] =
+    ["o0", "o1", "o2", "o3", "o4", "o5", "o6", "o7", "o8", "o9"];
 
 /// Bytes written through one binding must not be touched through another, unless both are exactly
 /// the same bytes: then they are one binding.

@@ -228,7 +228,7 @@ impl Instance {
                 missing = missing.or(Some("a subgroup size that can be asked for"));
             }
             if properties.limits.max_per_stage_descriptor_storage_buffers < MAX_BINDINGS as u32 {
-                missing = missing.or(Some("eight storage buffers in a kernel"));
+                missing = missing.or(Some("ten storage buffers in a kernel"));
             }
             packed_dot = vulkan13.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
             cooperative =

@@ -17,8 +17,9 @@ use super::{emulate, spirv};
 use crate::error::{GpuError, Result};
 use crate::wgsl::Trust;
 
-/// Storage bindings of a kernel at most.
-pub(super) const MAX_BINDINGS: usize = 8;
+/// Storage bindings of a kernel at most: the eight operands of the largest product, and weights bound again in another
+/// view or the scratch of a user's kernel.
+pub(super) const MAX_BINDINGS: usize = 10;
 
 /// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
 /// on disk are not taken for them.

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use clearway_graph::{Dispatch, Layout, TensorView};
+use clearway_graph::{Dispatch, Layout, Slot, TensorView};
 
 use super::memory::VulkanMemory;
 use crate::error::Result;
-use crate::ops;
 
 /// Some rows of a weight tensor.
 pub(super) struct RowPart {
@@ -21,10 +20,14 @@ pub(super) struct RowPart {
 /// columns that belong to them. An embedding table's results stay whole.
 pub(super) fn cut(dispatch: &Dispatch, part: &RowPart) -> Result<Vec<TensorView>> {
     let count = dispatch.bindings.len();
+    let slot = |index| dispatch.kind.product().and_then(|product| product.slot(index, count));
     let views = dispatch.bindings.iter().enumerate().map(|(index, view)| {
-        match ops::operand_name(dispatch.kind, count, index) {
-            Some("w" | "u" | "table") => rows(view, part.rows),
-            Some("y" | "c" | "up") if !is_gather(dispatch) => columns(view, part.first, part.rows),
+        let operand = dispatch.kind.spec().and_then(|spec| spec.operand(count, index));
+        if operand.is_some_and(|operand| operand.matrix) {
+            return rows(view, part.rows);
+        }
+        match slot(index) {
+            Some(Slot::Result | Slot::Addend | Slot::Up) => columns(view, part.first, part.rows),
             _ => Ok(*view),
         }
     });

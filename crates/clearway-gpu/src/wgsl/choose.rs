@@ -1,10 +1,9 @@
 //! The fastest kernel for a job.
 
-use clearway_graph::{CapturedOpKind as Kind, DType, FusedRequest, TensorView};
+use clearway_graph::{CapturedOpKind as Kind, DType, FusedRequest, OpSpec, TensorView};
 
 use super::{Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar};
 use crate::error::{GpuError, Result};
-use crate::ops;
 
 /// The kernel for an op call: one made for its case, or the general one.
 ///
@@ -13,15 +12,16 @@ use crate::ops;
 pub fn lower(job: &Job<'_>) -> Result<Kernel> {
     if job.operands.iter().any(|operand| operand.layout.dtype() == DType::A8) {
         return matvec::lower(job).ok_or_else(|| GpuError::KernelFailed {
-            kernel: ops::spec(job.kind).map_or("custom", |spec| spec.name).into(),
+            kernel: job.kind.name().into(),
             message: "no kernel reads or writes rounded activations like these".into(),
         });
     }
     let special = match job.kind {
-        kind if few_rows_only(kind) => matvec::lower(job),
-        Kind::MatMul | Kind::MatMulAdd => {
+        Kind::Product(product) if product.is_basic() => {
             matvec::lower(job).or_else(|| coop::lower(job)).or_else(|| planar::matmul(job))
         }
+        // All others exist only as products of few rows.
+        Kind::Product(_) => matvec::lower(job),
         Kind::MatMulExperts => matvec::lower(job),
         Kind::Gather => planar::gather(job),
         Kind::Attention => decode_attention::lower(job),
@@ -32,8 +32,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
 
 /// In how many ways a job can be done: which one is the fastest depends on the device.
 pub fn choices(job: &Job<'_>) -> u8 {
-    let product = few_rows_only(job.kind) || matches!(job.kind, Kind::MatMul | Kind::MatMulAdd);
-    if product { matvec::choices(job) } else { 1 }
+    if job.kind.product().is_some() { matvec::choices(job) } else { 1 }
 }
 
 /// Whether there is a kernel for a fused op with these operands; `suits` says whether weights lie as
@@ -43,25 +42,13 @@ pub fn has_fused(
     target: &Target,
     suits: &dyn Fn(&TensorView) -> bool,
 ) -> bool {
-    let count = request.bindings.len();
-    let find = |name: &str| {
-        (0..count)
-            .find(|&index| ops::operand_name(request.kind, count, index) == Some(name))
-            .map(|index| &request.bindings[index])
-    };
-    let layout = |name: &str| find(name).map(|view| &view.layout);
-    let suit = || ["w", "u"].into_iter().filter_map(find).all(suits);
+    let Some(product) = request.kind.product() else { return true };
+    let bound = request.bindings.len();
+    let layout = |slot| product.operand(slot, bound).map(|index| &request.bindings[index].layout);
+    let matrices = request.kind.spec().into_iter().flat_map(OpSpec::matrices);
+    let suit = || matrices.filter_map(|index| request.bindings.get(index)).all(suits);
     if request.bindings.iter().any(|view| view.layout.dtype() == DType::A8) {
         return matvec::has_rounded(target, layout) && suit();
     }
-    !few_rows_only(request.kind) || (matvec::has_fused(target, layout) && suit())
-}
-
-/// Fused ops that exist only as products of few rows.
-fn few_rows_only(kind: Kind) -> bool {
-    ops::spec(kind).is_some_and(|spec| {
-        let has = |name: &str| spec.operands.iter().any(|operand| operand.name == name);
-        let fused = ["g", "u", "up", "factors", "cache", "next"].into_iter().any(has);
-        has("w") && has("x") && fused
-    })
+    product.is_basic() || (matvec::has_fused(target, layout) && suit())
 }

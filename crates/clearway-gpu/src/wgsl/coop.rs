@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use clearway_graph::{CapturedOpKind as Kind, DType};
+use clearway_graph::{DType, Product, Slot};
 
 use super::chunks::{chunk_type, load_chunk};
 use super::matvec::{X_ELEMENTS, X_QUADS, in_quads};
@@ -35,7 +35,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         && outer >= 2 * EDGE
         && w.is_aligned()
         && w.layout.is_dense();
-    if !fits || !matches!(job.kind, Kind::MatMul | Kind::MatMulAdd) {
+    if !fits || !job.kind.product().is_some_and(Product::is_basic) {
         return None;
     }
     let subgroups = cut(rows, outer, job.target)?;
@@ -54,10 +54,10 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     if quads {
         source = source.view(0, View::Quads);
     }
-    let add = match job.kind {
-        Kind::MatMulAdd if job.layout(2).rows() == 1 => "get_c(row_c(0u) + n)",
-        Kind::MatMulAdd => "get_c(row_c(t) + n)",
-        _ => "0.0",
+    let add = match job.slot(Slot::Addend) {
+        Some(addend) if job.layout(addend).rows() == 1 => "get_c(row_c(0u) + n)",
+        Some(_) => "get_c(row_c(t) + n)",
+        None => "0.0",
     };
     let source = source
         .constant("TILE", (EDGE * subgroups) as u32)

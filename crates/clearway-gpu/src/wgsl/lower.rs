@@ -2,7 +2,7 @@
 //!
 //! Kernels for special cases, such as packed weights, are asked first by the backends.
 
-use clearway_graph::{CapturedOpKind as Kind, DType, Layout};
+use clearway_graph::{CapturedOpKind as Kind, DType, Layout, Slot};
 
 use super::{Job, Kernel, Target, attention, elementwise, product, rows, select};
 use crate::error::{GpuError, Result};
@@ -48,10 +48,12 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::ArgMax => Ok(select::arg_max(job)),
         Kind::TopK => Ok(select::top_k(job)),
         Kind::RouterTopK => Ok(select::router(job)),
-        Kind::MatMul | Kind::MatMulAdd => product::matmul(job),
+        Kind::Product(product) if product.is_basic() => product::matmul(job),
         Kind::MatMulExperts => Ok(product::matmul_experts(job)),
         Kind::Attention => Ok(attention::lower(job)),
-        kind => Err(GpuError::UnknownKernel { kernel: format!("{kind:?}") }),
+        Kind::Product(_) | Kind::Custom | Kind::Pinned => {
+            Err(GpuError::UnknownKernel { kernel: job.kind.name().into() })
+        }
     }
 }
 
@@ -98,9 +100,9 @@ impl Job<'_> {
         self.operands.len() - 1
     }
 
-    /// Index of the operand with this name.
-    pub(super) fn find(&self, name: &str) -> Option<usize> {
-        self.operands.iter().position(|operand| operand.name == name)
+    /// Index of the operand in this slot of a product.
+    pub(super) fn slot(&self, slot: Slot) -> Option<usize> {
+        self.kind.product()?.operand(slot, self.operands.len())
     }
 
     /// The same job with an operand that is one row repeated over the shape of the result.

@@ -1,10 +1,10 @@
 //! Products of few rows: one pass over the weights, as fast as memory gives them.
 
-use clearway_graph::{CapturedOpKind as Kind, DType, Layout};
+use clearway_graph::{CapturedOpKind as Kind, DType, Layout, Slot};
 
 use super::chunks::{chunk_type, load_chunk};
 use super::planes::CHUNK;
-use super::{Job, Kernel, Source, Target, View, ends};
+use super::{Job, Kernel, Source, Target, View, epilogue};
 
 /// Rows of activations at most; more are the business of kernels that keep tiles of both sides.
 pub(super) const MAX_COLS: usize = 8;
@@ -40,48 +40,54 @@ struct Cut {
 }
 
 /// Whether a fused product has a kernel here for operands that lie as models bind them. `find` gives
-/// an operand's layout by name.
-pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(&str) -> Option<&'a Layout>) -> bool {
-    let (Some(x), Some(w)) = (find("x"), find("w")) else { return false };
-    let alike = find("u").is_none_or(|u| u.dtype() == w.dtype() && u.is_dense());
+/// the layout of the operand in a slot.
+pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a Layout>) -> bool {
+    let (Some(x), Some(w)) = (find(Slot::Input), find(Slot::Weight)) else { return false };
+    let alike = find(Slot::UpWeight).is_none_or(|u| u.dtype() == w.dtype() && u.is_dense());
     let readable = super::planes::supports(w)
         || (matches!(w.dtype(), DType::F32 | DType::F16 | DType::BF16)
             && w.is_dense()
             && w.cols().is_multiple_of(8));
     // Where the result goes to heads: weights in one piece, since rows that belong together must not be cut
     // apart, and a lane for each row of activations.
-    let heads = find("factors").or(find("cache")).is_some();
+    let heads = find(Slot::Factors).or(find(Slot::Cache)).is_some();
     let whole = w.span_bytes() <= target.max_binding / 2 && w.cols() >= CHUNK * MAX_COLS;
     // Pairs of elements are turned together, those beyond them stay in pairs, too.
-    let result = find("cache").or(find("y"));
+    let result = find(Slot::Cache).or(find(Slot::Result));
     let even = result.is_some_and(|result| result.cols().is_multiple_of(2));
-    let whole = whole && (find("factors").is_none() || even);
+    let whole = whole && (find(Slot::Factors).is_none() || even);
     // The norm of a row that nobody has as a whole exists only rounded.
-    let fits = x.rows() <= MAX_COLS && target.subgroup >= MAX_COLS as u32 && find("next").is_none();
+    let fits = x.rows() <= MAX_COLS
+        && target.subgroup >= MAX_COLS as u32
+        && find(Slot::NextNormWeight).is_none();
     fits && alike && readable && (!heads || whole)
 }
 
 /// Whether a product of one row has a kernel here that finds its activations rounded, or gives its result so.
-pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(&str) -> Option<&'a Layout>) -> bool {
-    let (Some(x), Some(w)) = (find("x"), find("w")) else { return false };
+pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a Layout>) -> bool {
+    let (Some(x), Some(w)) = (find(Slot::Input), find(Slot::Weight)) else { return false };
     // Rows that share a scale or belong together must not be cut apart.
     let whole = w.span_bytes() <= target.max_binding / 2;
-    let planes = super::planes::supports(w) && find("u").is_none_or(|u| u.dtype() == w.dtype());
-    let even = |result: &Layout| find("factors").is_none() || result.cols().is_multiple_of(2);
-    let even = find("cache").or(find("y")).is_none_or(even);
+    let planes =
+        super::planes::supports(w) && find(Slot::UpWeight).is_none_or(|u| u.dtype() == w.dtype());
+    let even = |result: &Layout| find(Slot::Factors).is_none() || result.cols().is_multiple_of(2);
+    let even = find(Slot::Cache).or(find(Slot::Result)).is_none_or(even);
     // Enough teams for a chunk of results; and a chunk for nearly every processor, since those without one
     // wait for longer than rounding takes.
     let teams = target.max_invocations >= LEAST_TEAMS * target.subgroup;
     let busy = |y: &Layout| 5 * (y.cols() / CHUNK) >= 4 * target.processors as usize;
-    let writes = find("y").filter(|y| y.dtype() == DType::A8);
-    let writes = writes.map_or(find("next").is_none(), |y| teams && busy(y));
+    let writes = find(Slot::Result).filter(|y| y.dtype() == DType::A8);
+    let writes = writes.map_or(find(Slot::NextNormWeight).is_none(), |y| teams && busy(y));
     x.rows() == 1 && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
 }
 
 /// In how many ways a product of one row can be done.
 pub(super) fn choices(job: &Job<'_>) -> u8 {
-    let ways =
-        if job.layout(0).rows() == 1 && job.find("w").is_some() { Way::ALL.len() } else { 1 };
+    let ways = if job.layout(0).rows() == 1 && job.slot(Slot::Weight).is_some() {
+        Way::ALL.len()
+    } else {
+        1
+    };
     ways as u8
 }
 
@@ -112,7 +118,7 @@ impl Way {
 /// The kernel for a product of few rows, if the weights lie so that there is one.
 pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let experts = job.kind == Kind::MatMulExperts;
-    let weights = job.find("w")?;
+    let weights = if experts { 1 } else { job.slot(Slot::Weight)? };
     let layout = job.layout(weights);
     let shape = Shape {
         inner: layout.cols() as u32,
@@ -120,7 +126,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         cols: if experts { 1 } else { job.layout(0).rows() as u32 },
         pairs: if experts { job.layout(2).elems() as u32 } else { 1 },
         weights,
-        gate: job.find("u"),
+        gate: job.slot(Slot::UpWeight),
     };
     if shape.cols as usize > MAX_COLS
         || shape.pairs > job.target.max_groups
@@ -138,7 +144,9 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     }
     let one = shape.cols * shape.pairs == 1 && !experts;
     match job.dtype(0) {
-        _ if (job.dtype(0) == DType::A8 || ends::rounds(job)) && !(one && w.in_planes()) => None,
+        _ if (job.dtype(0) == DType::A8 || epilogue::rounds(job)) && !(one && w.in_planes()) => {
+            None
+        }
         DType::A8 => rounded(job, &shape),
         _ if w.in_planes() => blocks(job, &shape),
         _ => floats(job, &shape),
@@ -148,7 +156,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
 /// A product of activations that came rounded.
 fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let aligned = |operand: usize| job.operands[operand].is_aligned();
-    if !aligned(0) || (ends::rounds(job) && !aligned(job.result())) {
+    if !aligned(0) || (epilogue::rounds(job) && !aligned(job.result())) {
         return None;
     }
     let dtype = job.dtype(shape.weights);
@@ -178,7 +186,7 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .constant("SUMS", sums(shape, &cut) + 1)
         .body(TEAM)
         .body(ROUNDED);
-    let source = ends::close(source, job).body(include_str!("kernels/matvec_rounded.wgsl"));
+    let source = epilogue::close(source, job).body(include_str!("kernels/matvec_rounded.wgsl"));
     Some(source.build(groups(job, shape, &cut)))
 }
 
@@ -190,7 +198,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let alone = cut.rows * shape.cols == 1 && shape.gate.is_none();
     let depth = if alone { 2 } else { 1 } * if Way::of(job) == Way::Deeper { 2 } else { 1 };
     let unroll = depth.min(chunks.div_ceil(cut.team));
-    if ends::rounds(job) && !job.operands[job.result()].is_aligned() {
+    if epilogue::rounds(job) && !job.operands[job.result()].is_aligned() {
         return None;
     }
     let quads = in_quads(job, 0);
@@ -217,7 +225,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(&gated)
         .body(if quads { X_QUADS } else { X_ELEMENTS });
     let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM).body(ROUNDED);
-    let source = ends::close(source, job);
+    let source = epilogue::close(source, job);
     Some(source.body(include_str!("kernels/matvec_blocks.wgsl")).build(groups(job, shape, &cut)))
 }
 
@@ -257,7 +265,7 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(&load.replace('$', "w"))
         .body(&gated)
         .body(if quads { X_QUADS } else { X_ELEMENTS });
-    let squares = if job.find("g").is_some() { shape.cols } else { 0 };
+    let squares = if job.slot(Slot::NormWeight).is_some() { shape.cols } else { 0 };
     let source = source.constant("SUMS", sums(shape, &cut) + squares).body(TEAM);
     Some(source.body(include_str!("kernels/matvec_floats.wgsl")).build(groups(job, shape, &cut)))
 }
@@ -290,7 +298,7 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
         .constant("SPAN", cut.span)
         .constant("LANES", cut.team.min(job.target.subgroup))
         .constant("WIDTH", job.target.max_groups);
-    let norm = job.find("g");
+    let norm = job.slot(Slot::NormWeight);
     let (source, weight) = match norm {
         Some(g) if in_quads(job, g) => (source.view(g, View::Quads), NORM_QUADS),
         Some(_) => (source, NORM_ELEMENTS),
@@ -300,8 +308,8 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
         .line(&format!("const NORM = {};\nconst GATED = {};", norm.is_some(), shape.gate.is_some()))
         .body(weight);
     match job.kind {
-        Kind::MatMulExperts => ends::experts(source, job),
-        _ => ends::plain(source, job),
+        Kind::MatMulExperts => epilogue::experts(source, job),
+        _ => epilogue::plain(source, job),
     }
 }
 
@@ -315,10 +323,10 @@ fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Cut {
     let workgroup = (shape.inner / 4).next_power_of_two().clamp(least, most);
     let workgroup = if way == Way::Smaller { (workgroup / 2).max(least) } else { workgroup };
     let teams = workgroup / team;
-    if ends::in_pairs(job) {
+    if epilogue::in_pairs(job) {
         return Cut { workgroup, team, rows: 2, span: 2 * teams };
     }
-    if ends::rounds(job) {
+    if epilogue::rounds(job) {
         return cut_for_chunks(job, shape, workgroup, team);
     }
     // The largest workgroups leave few registers to each invocation, and types of four planes need more.
@@ -357,14 +365,14 @@ fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Cut {
     let chunks = shape.inner / CHUNK as u32;
     let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
     let mut team = chunks.next_power_of_two().min(target.subgroup);
-    if ends::rounds(job) {
+    if epilogue::rounds(job) {
         // One row to a team where that makes a chunk.
         let two = way == Way::OtherRows || CHUNK as u32 * team > most;
         let rows = if two { 2 } else { 1 };
         let workgroup = CHUNK as u32 / rows * team;
         return Cut { workgroup, team, rows, span: CHUNK as u32 };
     }
-    let rows = if ends::in_pairs(job) || way == Way::OtherRows { 2 } else { 1 };
+    let rows = if epilogue::in_pairs(job) || way == Way::OtherRows { 2 } else { 1 };
     while team >= target.subgroup
         && team * 2 <= chunks.min(most / 2)
         && shape.outer / rows * team * 2 <= target.processors * BUSY
@@ -385,7 +393,7 @@ fn cut(job: &Job<'_>, shape: &Shape, steps: u32) -> Cut {
     let outer = shape.outer * shape.pairs;
     let many = outer / 4 >= target.processors * 8 && shape.cols <= 2;
     let rows = match (many, way) {
-        _ if ends::in_pairs(job) => 2,
+        _ if epilogue::in_pairs(job) => 2,
         (true, Way::OtherRows) => 1,
         (true, _) => 4,
         (false, Way::OtherRows) => 2,

@@ -41,7 +41,7 @@ mod chunks;
 mod coop;
 mod decode_attention;
 mod elementwise;
-mod ends;
+mod epilogue;
 mod lower;
 mod matvec;
 mod planar;

@@ -1,6 +1,6 @@
 //! Weights in planes, beyond products of few rows: embedding, and products of many rows in tiles.
 
-use clearway_graph::CapturedOpKind as Kind;
+use clearway_graph::Slot;
 
 use super::chunks::{chunk_type, load_chunk};
 use super::planes::CHUNK;
@@ -52,9 +52,9 @@ pub(super) fn matmul(job: &Job<'_>) -> Option<Kernel> {
     if !w.in_planes() || !w.is_aligned() || job.target.max_invocations < 256 {
         return None;
     }
-    let add = match job.kind {
-        Kind::MatMulAdd => ADD,
-        _ => "fn addend(t: u32, n: u32) -> f32 { return 0.0; }\n",
+    let add = match job.slot(Slot::Addend) {
+        Some(_) => ADD,
+        None => "fn addend(t: u32, n: u32) -> f32 { return 0.0; }\n",
     };
     let source = Source::new(job)
         .view(1, View::Quads)

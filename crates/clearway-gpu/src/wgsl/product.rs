@@ -2,7 +2,7 @@
 //!
 //! Few rows, and rows of experts: a subgroup to each element of the result. Many rows: tiles.
 
-use clearway_graph::CapturedOpKind as Kind;
+use clearway_graph::Slot;
 
 use super::elementwise::GRID;
 use super::{Job, Kernel, Source, blocks};
@@ -18,11 +18,9 @@ const DOT_WIDTH: u32 = 256;
 
 /// `y = x * w` transposed, with an addend if the op has one.
 pub(super) fn matmul(job: &Job<'_>) -> Result<Kernel> {
-    let job = &match job.kind {
-        Kind::MatMulAdd => job.spread(2)?,
-        _ => job.clone(),
-    };
-    let add = job.find("c").map_or("", |_| " + get_c(at_c(vec4<u32>(0u, 0u, row, col)))");
+    let addend = job.slot(Slot::Addend);
+    let job = &addend.map_or_else(|| Ok(job.clone()), |addend| job.spread(addend))?;
+    let add = addend.map_or("", |_| " + get_c(at_c(vec4<u32>(0u, 0u, row, col)))");
     let text = format!(
         "fn x_row(row: u32) -> u32 {{ return row_x(row); }}
 fn has_weights(row: u32) -> bool {{ return true; }}

@@ -18,19 +18,28 @@ const CACHE_WIDTH: u32 = 256;
 /// Root mean square norms, with what is fused around them. Fused or not, an element goes through the
 /// same steps.
 pub(super) fn norm(job: &Job<'_>) -> Result<Kernel> {
+    // The addend and the weight, each of which may be one row.
+    let (addend, weight) = match job.kind {
+        Kind::RmsNormMul => (None, Some(1)),
+        Kind::AddRmsNorm => (Some(1), None),
+        Kind::AddRmsNormMul => (Some(1), Some(2)),
+        _ => (None, None),
+    };
     let mut job = job.clone();
-    for name in ["b", "w"] {
-        if let Some(operand) = job.find(name) {
-            job = job.spread(operand)?;
-        }
+    for operand in [addend, weight].into_iter().flatten() {
+        job = job.spread(operand)?;
     }
     let job = &job;
-    let taken = match job.kind {
-        Kind::RmsNorm | Kind::RmsNormMul => "get_x(at_x(c))",
-        _ => "get_a(at_a(c)) + get_b(at_b(c))",
+    let taken = match addend {
+        None => "get_x(at_x(c))",
+        Some(_) => "get_a(at_a(c)) + get_b(at_b(c))",
     };
-    let keep = job.find("sum").map_or("", |_| "put_sum(at_sum(c), v);");
-    let weigh = job.find("w").map_or("", |_| " * get_w(at_w(c))");
+    let kept = job
+        .kind
+        .spec()
+        .is_some_and(|spec| spec.arity() == (job.operands.len() - 1, job.operands.len()));
+    let keep = if kept { "put_sum(at_sum(c), v);" } else { "" };
+    let weigh = weight.map_or("", |_| " * get_w(at_w(c))");
     let steps = format!(
         "fn taken(c: vec4<u32>) -> f32 {{ return {taken}; }}
 fn put(c: vec4<u32>, v: f32, factor: f32) {{

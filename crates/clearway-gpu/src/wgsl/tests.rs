@@ -71,24 +71,7 @@ fn lower_case_as(case: &OpCase, in_place: Option<(usize, usize)>, choice: u8) ->
 
 /// Products that hold a norm or a gate.
 fn fused_product(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::MatMulSiluMul
-            | Kind::MatMulGeluMul
-            | Kind::MatMulSiluGated
-            | Kind::MatMulGeluGated
-            | Kind::NormMatMul
-            | Kind::NormMatMulAdd
-            | Kind::NormMatMulSiluGated
-            | Kind::NormMatMulGeluGated
-            | Kind::NormMatMulRope
-            | Kind::NormMatMulRopeKv
-            | Kind::NormMatMulKv
-            | Kind::MatMulRope
-            | Kind::MatMulRopeKv
-            | Kind::MatMulKv
-            | Kind::MatMulAddNorm
-    )
+    kind.product().is_some_and(|product| !product.is_basic())
 }
 
 /// What naga says against a source.
@@ -126,7 +109,12 @@ fn every_case_lowers_to_valid_text() {
     let wrong: Vec<String> = wrong.into_values().collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     // Products of one row have their shape in the text, and nothing else has.
-    assert!(sources.len() <= 460, "{} sources: shapes have become part of the text", sources.len());
+    let most = 10 * counts.len();
+    assert!(
+        sources.len() <= most,
+        "{} sources: shapes have become part of the text",
+        sources.len()
+    );
 }
 
 #[test]

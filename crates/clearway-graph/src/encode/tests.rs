@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::ids::DispatchId;
-use crate::node::{Access, Accesses, CapturedOpKind, DispatchFields, Origin, Params};
+use crate::node::{Access, Accesses, DispatchFields, Origin, Params};
+use crate::op::CapturedOpKind;
 use crate::range::BufferRange;
 use crate::range::MemRangeRole::{self, Dst, Src};
 

@@ -20,7 +20,11 @@ pub(super) fn in_real_buffers(dispatches: &[Arc<Dispatch>]) -> Vec<RefusedPair> 
     let mut writes = ConflictTracker::new();
     let mut producers: FxHashMap<DispatchId, &Dispatch> = FxHashMap::default();
     for dispatch in dispatches {
-        for rule in RULES.iter().filter(|rule| rule.consumer == dispatch.kind) {
+        for &rule in RULES.with_consumer(dispatch.kind) {
+            let rule = &RULES[rule as usize];
+            if rule.quantises {
+                continue; // what is quantised is a value in any case
+            }
             let operands = dispatch.accesses().iter().filter(|access| {
                 !access.range.is_write() && rule.operands.contains(&usize::from(access.binding))
             });
@@ -46,7 +50,7 @@ pub(super) fn in_real_buffers(dispatches: &[Arc<Dispatch>]) -> Vec<RefusedPair> 
         }
         let real = |buf_id| NodeId::from_buf_id(buf_id).is_none();
         writes.add(dispatch.id, dispatch.writes().filter(|range| real(range.buf_id)));
-        let is_producer = RULES.iter().any(|rule| rule.producer == dispatch.kind);
+        let is_producer = !RULES.with_producer(dispatch.kind).is_empty();
         if is_producer && dispatch.writes().any(|range| real(range.buf_id)) {
             producers.insert(dispatch.id, dispatch);
         }

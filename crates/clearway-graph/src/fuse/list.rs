@@ -28,11 +28,12 @@ use super::matcher::Pair;
 use super::order::{KindSet, Order};
 use super::owners::Owners;
 use super::report::{Place, Refusal};
-use super::rules::RULES;
+use super::rules::{FOLLOWED, RULES};
 use crate::graph::{ComputeGraph, Value};
 use crate::ids::{DispatchId, NodeId};
 use crate::layout::TensorView;
-use crate::node::{Access, CapturedOpKind, Dispatch, Hazard, HazardKind};
+use crate::node::{Access, Dispatch, Hazard, HazardKind};
+use crate::op::CapturedOpKind;
 use crate::range::MemRangeRole;
 use crate::schedule::HazardGraph;
 
@@ -90,22 +91,6 @@ struct Brief {
     /// The value it writes last, or [`NO_VALUE`].
     result: u32,
 }
-
-/// Operands of an op through which rules may follow.
-const FOLLOWED: usize = {
-    let (mut most, mut rule) = (0, 0);
-    while rule < RULES.len() {
-        let mut operand = 0;
-        while operand < RULES[rule].operands.len() {
-            if RULES[rule].operands[operand] >= most {
-                most = RULES[rule].operands[operand] + 1;
-            }
-            operand += 1;
-        }
-        rule += 1;
-    }
-    most
-};
 
 /// Stands for a tensor in a real buffer. No list has a value of this number.
 const NO_VALUE: u32 = u32::MAX;
@@ -167,8 +152,9 @@ impl<'a> List<'a> {
             in_order &= briefs.last().is_none_or(|before| before.id < brief.id);
             let in_buffer = brief.result == NO_VALUE && !dispatch.bindings.is_empty();
             real_results |= in_buffer && is_producer(dispatch.kind);
-            let rules = RULES.iter().zip(0..).filter(|(r, _)| r.consumer == dispatch.kind);
-            candidates.extend(rules.filter_map(|(rule, number)| {
+            let rules = RULES.with_consumer(dispatch.kind).iter();
+            candidates.extend(rules.filter_map(|&number| {
+                let rule = &RULES[number as usize];
                 let written_by = |&operand: &usize| {
                     let uses = uses.get(brief.operands[operand] as usize)?;
                     briefs[*uses.writers.last()? as usize].kind
@@ -243,6 +229,12 @@ impl<'a> List<'a> {
     pub(super) fn is_far(&self, consumer: u32, pair: &Pair<'_>) -> bool {
         let mut members = self.members(pair.producer).chain(self.members(pair.consumer));
         members.any(|member| self.order.is_far(consumer.abs_diff(member as u32)))
+    }
+
+    /// Whether a try for one consumer reaches further than the order allows for if it concerns another
+    /// dispatch.
+    pub(super) fn is_far_from(&self, consumer: u32, other: u32) -> bool {
+        self.members(other).any(|member| self.order.is_far(consumer.abs_diff(member as u32)))
     }
 
     /// Whether the hazard graph was asked for and reaches further than the order allows for.
@@ -470,6 +462,13 @@ impl<'a> List<'a> {
         }
     }
 
+    /// Lets dispatches that touch the same bytes stand for those of these indices.
+    pub(super) fn replace(&mut self, dispatches: impl IntoIterator<Item = (u32, Dispatch)>) {
+        for (index, dispatch) in dispatches {
+            self.fused[index as usize] = Some(Arc::new(dispatch));
+        }
+    }
+
     /// Forgets a read of a value by `reader`, which another read now serves.
     pub(super) fn forget_read(&mut self, value: NodeId, reader: u32) {
         let owners = &self.owners;
@@ -509,7 +508,7 @@ impl<'a> List<'a> {
 }
 
 fn is_producer(kind: CapturedOpKind) -> bool {
-    RULES.iter().any(|rule| rule.producer == kind)
+    !RULES.with_producer(kind).is_empty()
 }
 
 /// Notes what a dispatch uses; gives how far it is from others that use the same.

@@ -71,13 +71,13 @@ impl<'a> Pair<'a> {
         let mut hindrance = None;
         let mut seen = FxHashSet::default();
         for reader in list.readers(self.value) {
-            let pair = RULES.iter().enumerate().filter(|(_, rule)| rule.repeats).find_map(
-                |(number, rule)| {
-                    let pair = Self::find(rule, list, reader, rule.operands[0])?;
-                    (pair.producer == self.producer && pair.value == self.value)
-                        .then_some((number, pair))
-                },
-            );
+            let rules = list.kind(reader).map_or(&[][..], |kind| RULES.with_consumer(kind));
+            let pair = rules.iter().map(|&number| number as usize).find_map(|number| {
+                let rule = &RULES[number];
+                let pair = Self::find(rule, list, reader, rule.operands[0])?;
+                let same = pair.producer == self.producer && pair.value == self.value;
+                (rule.repeats && same).then_some((number, pair))
+            });
             match pair {
                 Some(pair) if seen.insert(reader) => pairs.push(pair),
                 _ => hindrance = hindrance.or(list.at(reader).map(|dispatch| dispatch.id)),
@@ -200,7 +200,7 @@ impl<'a> Pair<'a> {
         if !self.rule.fit.holds(&value, &result) {
             return Err(Refusal::Operand { operand: value, result });
         }
-        for bind in self.rule.bindings {
+        for bind in &self.rule.bindings {
             let Some((member, index)) = self.source(bind.source, true) else { continue };
             let operand = self.member(member).bindings[index].layout;
             let other = bind.fit.against(result, value);

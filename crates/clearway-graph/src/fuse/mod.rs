@@ -21,6 +21,9 @@
 //!   repeated producer stands at its consumer's place;
 //! - has a kernel on the device, which is asked last.
 //!
+//! A rule whose result exists only [quantised](Rule::quantises) asks the same of the value it gives, and that
+//! all who read it are products that can find it so (`quantise.rs`).
+//!
 //! What fired and what was refused, with the reason, is in the [`FuseReport`]. Rules are applied
 //! until none fires: a fused dispatch is itself the consumer or producer of other rules. The list
 //! keeps every hazard in order; a list of *n* dispatches costs about *n* log *n*.
@@ -30,6 +33,7 @@ mod list;
 mod matcher;
 mod order;
 mod owners;
+mod quantise;
 mod report;
 mod rules;
 
@@ -39,7 +43,7 @@ mod test_catalog;
 pub(crate) use rules::{ALREADY_KEPT_AT, binding_counts};
 
 pub use report::{FuseReport, Fusion, Place, Refusal, RefusedPair, RuleCount};
-pub use rules::{Bind, Fit, RULES, Rule, Same, Source};
+pub use rules::{Bind, Binds, Fit, RULES, Rule, RuleTable, Same, Source};
 #[cfg(any(test, feature = "testkit"))]
 pub use test_catalog::TestCatalog;
 
@@ -51,31 +55,37 @@ use smallvec::SmallVec;
 
 use self::list::{Candidate, List};
 use self::matcher::{Pair, Plan};
+use self::quantise::{Readers, Reads};
 use crate::contract::{FusedRequest, KernelCatalog};
 use crate::error::Result;
 use crate::graph::ComputeGraph;
 use crate::ids::DispatchId;
-use crate::node::{Access, Accesses, CapturedNode, CapturedOpKind, Dispatch, DispatchFields};
+use crate::node::{Access, Accesses, CapturedNode, Dispatch, DispatchFields};
+use crate::op::CapturedOpKind;
 
-/// Applies the rules until none fires. Barriers are stripped if any did.
+/// Applies the rules until none fires, those that quantise only if told to. Barriers are stripped if any did.
+/// Gives what was refused by rules that quantise apart from the report.
 pub(crate) fn fuse<C: KernelCatalog>(
     graph: &mut ComputeGraph,
     catalog: &mut C,
     device: &C::Device,
-) -> Result<FuseReport> {
+    quantise: bool,
+) -> Result<(FuseReport, Vec<RefusedPair>)> {
     let mut stage = Stage::new(graph, false);
+    stage.quantise = quantise;
     let mut finished = stage.run(catalog, device);
     if stage.list.order.is_tiled() && !matches!(finished, Ok(true)) {
         stage = Stage::new(graph, true);
+        stage.quantise = quantise;
         finished = stage.run(catalog, device);
     }
     finished?;
-    let (nodes, mut report) = stage.finish();
+    let (nodes, mut report, unquantised) = stage.finish();
     if report.fired() > 0 {
         report.stripped_barriers = graph.barrier_count();
         graph.set_nodes(nodes);
     }
-    Ok(report)
+    Ok((report, unquantised))
 }
 
 struct Stage<'a> {
@@ -86,6 +96,8 @@ struct Stage<'a> {
     waiting: FxHashMap<u32, SmallVec<[Candidate; 2]>>,
     /// Whether something was tried that reaches further than the order allows for.
     far: bool,
+    /// Whether rules that quantise take part.
+    quantise: bool,
     report: FuseReport,
 }
 
@@ -96,7 +108,8 @@ impl<'a> Stage<'a> {
         let fusions = Vec::with_capacity(candidates.len());
         let report = FuseReport { rules: rules.collect(), fusions, ..FuseReport::default() };
         let (refused, waiting) = Default::default();
-        Self { queue: candidates.into_iter().collect(), list, refused, waiting, far: false, report }
+        let queue = candidates.into_iter().collect();
+        Self { queue, list, refused, waiting, far: false, quantise: false, report }
     }
 
     /// Tries every candidate until none is left, or until that may give something else than rule by
@@ -121,11 +134,33 @@ impl<'a> Stage<'a> {
         catalog: &mut C,
         device: &C::Device,
     ) -> Result<()> {
-        self.refused.remove(&candidate);
-        match RULES[candidate.rule as usize].repeats {
+        let before = self.refused.remove(&candidate);
+        let rule = &RULES[candidate.rule as usize];
+        match rule.repeats {
+            _ if rule.quantises => self.attempt_quantised(candidate, before, catalog, device),
             true => self.attempt_copies(candidate, catalog, device),
             false => self.attempt_pair(candidate, catalog, device),
         }
+    }
+
+    /// As [`attempt_pair`](Self::attempt_pair) where values are quantised. Why a pair was refused `before` is
+    /// told even if another rule has taken the consumer since.
+    fn attempt_quantised<C: KernelCatalog>(
+        &mut self,
+        candidate: Candidate,
+        before: Option<SmallVec<[RefusedPair; 1]>>,
+        catalog: &mut C,
+        device: &C::Device,
+    ) -> Result<()> {
+        if !self.quantise {
+            return Ok(());
+        }
+        let fired = self.report.fired();
+        self.attempt_pair(candidate, catalog, device)?;
+        if let (Some(before), true) = (before, self.report.fired() == fired) {
+            self.refused.entry(candidate).or_insert(before);
+        }
+        Ok(())
     }
 
     fn attempt_pair<C: KernelCatalog>(
@@ -136,7 +171,7 @@ impl<'a> Stage<'a> {
     ) -> Result<()> {
         let (rule, consumer) = (candidate.rule as usize, candidate.consumer);
         let mut refusals = SmallVec::<[RefusedPair; 1]>::new();
-        for &operand in RULES[rule].operands {
+        for &operand in &RULES[rule].operands {
             let Some(pair) = Pair::find(&RULES[rule], &self.list, consumer, operand) else {
                 continue;
             };
@@ -144,20 +179,26 @@ impl<'a> Stage<'a> {
             if refusals.iter().any(|refused| refused.producer == pair.first.id) {
                 continue; // both operands are the same value, which has two reads then
             }
+            if pair.rule.quantises && !quantise::is_worthwhile(&self.list, &pair) {
+                continue;
+            }
             let outcome = match pair.plan(&self.list, false) {
-                Ok(mut plan) => {
-                    combine(&pair, &mut plan, catalog, device)?.map(|fused| (plan, fused))
-                }
+                Ok(plan) => self.combine(&pair, plan, catalog, device)?,
                 Err(reason) => Err(reason),
             };
             match outcome {
-                Ok((plan, fused)) => {
+                Ok((plan, fused, readers)) => {
                     let producer = pair.producer;
+                    for &(reader, _) in &readers {
+                        self.far |= self.list.is_far_from(consumer, reader);
+                        self.queue.extend(self.waiting.remove(&reader).unwrap_or_default());
+                    }
                     self.note_fusion(rule, &fused, &plan, false);
                     if let Some(value) = plan.shared {
                         self.list.forget_read(value, producer);
                     }
                     self.list.merge(producer, &[consumer], [(fused, plan.place)]);
+                    self.list.replace(readers);
                     self.wake(producer, consumer, RULES[rule].fused);
                     return Ok(());
                 }
@@ -166,6 +207,30 @@ impl<'a> Stage<'a> {
         }
         self.refuse(candidate, refusals);
         Ok(())
+    }
+
+    /// Makes the fused dispatch; with those who read its result, where that is quantised.
+    fn combine<C: KernelCatalog>(
+        &self,
+        pair: &Pair<'_>,
+        mut plan: Plan,
+        catalog: &mut C,
+        device: &C::Device,
+    ) -> Result<Result<(Plan, Dispatch, Readers), Refusal>> {
+        let reads = match pair.rule.quantises {
+            true => quantise::check(&self.list, pair, &mut plan),
+            false => Ok(Reads::new()),
+        };
+        let reads = match reads {
+            Ok(reads) => reads,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let fused = match combine(pair, &mut plan, catalog, device)? {
+            Ok(fused) => fused,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let readers = quantise::readers(&self.list, &fused, &reads, catalog, device)?;
+        Ok(readers.map(|readers| (plan, fused, readers)))
     }
 
     /// Lets every reader of the candidate's intermediate take in a copy of its producer, or notes
@@ -274,35 +339,42 @@ impl<'a> Stage<'a> {
         for changed in [producer, consumer] {
             self.queue.extend(self.waiting.remove(&changed).unwrap_or_default());
         }
-        for (index, rule) in RULES.iter().enumerate() {
-            if rule.consumer == kind {
-                self.queue.insert(self.list.candidate(index, consumer));
-            }
-            if rule.producer == kind {
-                let result = self.list.result(consumer);
-                let readers = result.into_iter().flat_map(|value| self.list.readers(value));
-                let readers = readers.filter(|&r| self.list.kind(r) == Some(rule.consumer));
-                self.queue.extend(readers.map(|reader| self.list.candidate(index, reader)));
-            }
+        for &rule in RULES.with_consumer(kind) {
+            self.queue.insert(self.list.candidate(rule as usize, consumer));
+        }
+        for &number in RULES.with_producer(kind) {
+            let rule = &RULES[number as usize];
+            let result = self.list.result(consumer);
+            let readers = result.into_iter().flat_map(|value| self.list.readers(value));
+            let readers = readers.filter(|&r| self.list.kind(r) == Some(rule.consumer));
+            self.queue.extend(readers.map(|r| self.list.candidate(number as usize, r)));
         }
     }
 
-    fn finish(self) -> (Vec<CapturedNode>, FuseReport) {
+    /// The list, the report, and apart from it what was refused by rules that quantise.
+    fn finish(self) -> (Vec<CapturedNode>, FuseReport, Vec<RefusedPair>) {
         let mut report = self.report;
         let real_results = self.list.has_real_results();
         let dispatches = self.list.into_dispatches();
-        report.refusals = self.refused.into_values().flatten().collect();
+        let mut unquantised = Vec::new();
+        for (candidate, refused) in self.refused {
+            match RULES[candidate.rule as usize].quantises {
+                true => unquantised.extend(refused),
+                false => report.refusals.extend(refused),
+            }
+        }
         if real_results {
             report.refusals.extend(apart::in_real_buffers(&dispatches));
         }
-        if !report.refusals.is_empty() {
+        if !report.refusals.is_empty() || !unquantised.is_empty() {
             let places: FxHashMap<_, _> = dispatches.iter().map(|d| d.id).zip(0u32..).collect();
             let place = |id: &DispatchId| places.get(id).copied();
             // A pair has one rule.
             let key = |pair: &RefusedPair| (place(&pair.consumer), place(&pair.producer));
             report.refusals.sort_by_cached_key(key);
+            unquantised.sort_by_cached_key(key);
         }
-        (dispatches.into_iter().map(CapturedNode::Dispatch).collect(), report)
+        (dispatches.into_iter().map(CapturedNode::Dispatch).collect(), report, unquantised)
     }
 }
 

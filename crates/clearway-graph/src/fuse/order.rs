@@ -19,7 +19,7 @@
 
 use super::list::Candidate;
 use super::rules::{RULES, Rule};
-use crate::node::CapturedOpKind;
+use crate::op::CapturedOpKind;
 
 /// Tiles are this many times as long as the reach.
 const TILE: u32 = 12;
@@ -34,7 +34,7 @@ pub(super) struct Order {
     tile: u32,
     reach: u32,
     /// How many rules that may apply to the list stand before each.
-    ranks: [u32; RULES.len()],
+    ranks: Vec<u32>,
     /// The furthest candidate that was tried.
     front: Option<Candidate>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Order {
 impl Order {
     /// Rule by rule over the whole list.
     pub(super) const fn whole() -> Self {
-        Self { tile: u32::MAX, reach: 0, ranks: [0; RULES.len()], front: None }
+        Self { tile: u32::MAX, reach: 0, ranks: Vec::new(), front: None }
     }
 
     /// For a list of `count` dispatches of these kinds, in the order of their ids, in which no two uses
@@ -95,26 +95,31 @@ impl Order {
 pub(super) struct KindSet(u64);
 
 impl KindSet {
-    pub(super) const fn insert(&mut self, kind: CapturedOpKind) {
-        self.0 |= 1 << (kind as u64 % 64);
+    pub(super) fn insert(&mut self, kind: CapturedOpKind) {
+        self.0 |= 1 << (kind.index() % 64);
     }
 
-    const fn contains(self, kind: CapturedOpKind) -> bool {
-        self.0 & 1 << (kind as u64 % 64) != 0
+    fn contains(self, kind: CapturedOpKind) -> bool {
+        self.0 & 1 << (kind.index() % 64) != 0
     }
 
     /// How many rules that may apply stand before each: to these kinds, and to what they become.
-    fn ranks(mut self) -> [u32; RULES.len()] {
+    fn ranks(mut self) -> Vec<u32> {
         let applies =
             |set: Self, rule: &Rule| set.contains(rule.producer) && set.contains(rule.consumer);
-        for _ in &RULES {
-            for rule in &RULES {
+        for _ in RULES.iter() {
+            for rule in RULES.iter() {
                 if applies(self, rule) {
                     self.insert(rule.fused);
                 }
             }
         }
-        let before = |rule: usize| RULES[..rule].iter().filter(|rule| applies(self, rule)).count();
-        std::array::from_fn(|rule| before(rule) as u32)
+        let mut before = 0;
+        let rank = |rule: &Rule| {
+            let rank = before;
+            before += u32::from(applies(self, rule));
+            rank
+        };
+        RULES.iter().map(rank).collect()
     }
 }

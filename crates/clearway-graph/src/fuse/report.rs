@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 
 use crate::ids::{DispatchId, buf_name, serialize_buf};
 use crate::layout::{Layout, TensorView};
-use crate::node::{CapturedOpKind, Hazard};
+use crate::node::Hazard;
+use crate::op::CapturedOpKind;
 
 /// What the fuse stage did.
 ///

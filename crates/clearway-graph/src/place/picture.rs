@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::lifetimes::{Lifetime, lifetimes};
 use super::{MemoryPlan, Slot};
 use crate::graph::ComputeGraph;
-use crate::node::CapturedOpKind as Kind;
+use crate::op::{CapturedOpKind as Kind, Gate};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 420.0;
@@ -128,21 +128,31 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
     let mut family = vec![FAMILIES.len() - 1; graph.values().len()];
     for dispatch in graph.dispatches() {
         let kind = match dispatch.kind {
-            Kind::MatMul | Kind::MatMulAdd | Kind::MatMulAddNorm => 0,
+            Kind::Product(product) if product.epilogue().heads() => 2,
+            Kind::Product(product) if product.gate() != Gate::None => 3,
+            Kind::Product(_) => 0,
             Kind::RmsNorm
             | Kind::LayerNorm
             | Kind::RmsNormMul
             | Kind::AddRmsNorm
             | Kind::AddRmsNormMul => 1,
-            Kind::Attention
-            | Kind::Rope
-            | Kind::RopeKvWrite
-            | Kind::NormMatMulRope
-            | Kind::MatMulRope
-            | Kind::Softmax => 2,
+            Kind::Attention | Kind::Rope | Kind::RopeKvWrite | Kind::Softmax => 2,
             Kind::MatMulExperts | Kind::RouterTopK | Kind::ExpertSum => 4,
             Kind::Gather | Kind::Custom | Kind::Pinned => 5,
-            _ => 3,
+            Kind::Add
+            | Kind::Mul
+            | Kind::Scale
+            | Kind::Silu
+            | Kind::Gelu
+            | Kind::SiluMul
+            | Kind::GeluMul
+            | Kind::SoftCap
+            | Kind::KvWrite
+            | Kind::Copy
+            | Kind::Concat
+            | Kind::ArgMax
+            | Kind::TopK
+            | Kind::Fill => 3,
         };
         for written in dispatch.writes() {
             let value = crate::NodeId::from_buf_id(written.buf_id);

@@ -84,11 +84,6 @@ impl Survey {
         self.0.get(value.index())
     }
 
-    /// Index of the first reader of a value.
-    pub(super) fn first_reader(&self, value: NodeId) -> Option<u32> {
-        self.of_value(value).filter(|uses| uses.reads > 0).map(|uses| uses.first_read)
-    }
-
     /// All readers of a value in list order; only some, if they stand too far apart.
     pub(super) fn readers(&self, graph: &ComputeGraph, value: NodeId) -> Readers {
         let mut found = Readers::new();

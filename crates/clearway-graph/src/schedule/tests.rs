@@ -4,9 +4,8 @@ use super::*;
 use crate::dtype::DType;
 use crate::ids::NodeId;
 use crate::layout::{Layout, TensorView};
-use crate::node::{
-    Access, Accesses, BarrierReason, CapturedOpKind, DispatchFields, HazardKind, Origin, Params,
-};
+use crate::node::{Access, Accesses, BarrierReason, DispatchFields, HazardKind, Origin, Params};
+use crate::op::CapturedOpKind;
 use crate::range::BufferRange;
 use crate::range::MemRangeRole::{self, Dst, Src};
 

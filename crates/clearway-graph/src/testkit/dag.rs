@@ -5,7 +5,7 @@ use crate::contract::{BindingContract, BindingRole, KernelContract};
 use crate::dtype::DType;
 use crate::graph::ComputeGraph;
 use crate::layout::{Layout, TensorView};
-use crate::node::CapturedOpKind;
+use crate::op::CapturedOpKind;
 
 const OPS: usize = 300;
 const WINDOW: usize = 40;

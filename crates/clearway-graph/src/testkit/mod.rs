@@ -111,3 +111,12 @@ impl Run {
 
 #[cfg(test)]
 mod tests;
+
+/// The op of this name.
+///
+/// # Panics
+/// If there is none.
+pub fn kind(name: &str) -> crate::CapturedOpKind {
+    let found = crate::CapturedOpKind::all().find(|kind| kind.name() == name);
+    found.unwrap_or_else(|| panic!("there is no op `{name}`"))
+}

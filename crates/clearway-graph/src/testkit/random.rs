@@ -292,7 +292,7 @@ impl Maker<'_> {
                 let cols = layout.cols();
                 let x = self.operand(layout);
                 let w = self.real(Layout::new(DType::F32, &[cols, cols]).unwrap());
-                let product = self.op(Kind::MatMul, &[x, w], layout);
+                let product = self.op(Kind::MATMUL, &[x, w], layout);
                 let c = self.operand(layout);
                 let order = if self.rng.chance(50) { [product, c] } else { [c, product] };
                 let sum = self.op(Kind::Add, &order, layout);
@@ -334,15 +334,15 @@ impl Maker<'_> {
         let weights = Layout::new(DType::F32, &[layout.cols(), layout.cols()]).unwrap();
         for _ in 0..self.rng.within(1, 3) {
             let (w, u) = (self.real(weights), self.real(weights));
-            let gate = self.op(Kind::MatMul, &[x, w], layout);
+            let gate = self.op(Kind::MATMUL, &[x, w], layout);
             if self.rng.chance(40) {
-                let up = self.op(Kind::MatMul, &[x, u], layout);
+                let up = self.op(Kind::MATMUL, &[x, u], layout);
                 let act = if self.rng.chance(50) { Kind::Silu } else { Kind::Gelu };
                 let gate = self.op(act, &[gate], layout);
                 let gated = self.op(Kind::Mul, &[gate, up], layout);
                 if self.rng.chance(90) {
                     let w = self.real(weights);
-                    self.op(Kind::MatMul, &[gated, w], layout);
+                    self.op(Kind::MATMUL, &[gated, w], layout);
                 }
             }
         }

@@ -112,6 +112,6 @@ impl Lister {
     fn matmul(&mut self, x: TensorView, inner: usize, outer: usize) -> TensorView {
         let weight = self.weight(Layout::new(DType::F32, &[outer, inner]).unwrap());
         let layout = Layout::new(DType::F32, &[1, outer]).unwrap();
-        self.op(CapturedOpKind::MatMul, &[x, weight], layout)
+        self.op(CapturedOpKind::MATMUL, &[x, weight], layout)
     }
 }

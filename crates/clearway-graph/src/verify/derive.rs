@@ -2,7 +2,7 @@
 //!
 //! The other proofs show that the right bytes are read and written. This one shows that the right thing is
 //! computed from them: kind, constants, and which tensor goes to which binding. It shares the rule
-//! tables ([`RULES`], [`NORM_AHEAD`], [`ROUNDED`]) with the stages that apply them, as data, and nothing else.
+//! table ([`RULES`]) and the table of products with the stages that apply them, as data, and nothing else.
 //!
 //! The members of a fused dispatch stand in the order in which the rules took them in: those of a producer
 //! before those of its consumer. So a derivation is a tree over that sequence, with a rule at each inner
@@ -27,9 +27,9 @@ use super::structure::{Carriers, Places, Recorded};
 use crate::dtype::DType;
 use crate::fuse::{ALREADY_KEPT_AT, Fit, RULES, Rule, Source, binding_counts};
 use crate::layout::{Layout, TensorView};
-use crate::node::{Access, CapturedOpKind as Kind, Dispatch};
+use crate::node::{Access, Dispatch};
+use crate::op::{CapturedOpKind as Kind, Product, Slot as Part};
 use crate::range::MemRangeRole;
-use crate::round::rules::{ACTIVATIONS, Link, NORM_AHEAD, ROUNDED, Rounded};
 
 /// Most members of anything the rules make. More need not be looked at.
 pub(super) const MOST_MEMBERS: usize = 8;
@@ -61,7 +61,7 @@ pub(super) fn prove(context: Context<'_>, dispatch: &Dispatch) -> Result<(), Fau
         1 => (0..dispatch.bindings.len()).map(|binding| Slot::new(0, binding)).collect(),
         _ => proof.prove_fused().map_err(|why| proof.fault(why))?,
     };
-    if rounded || dispatch.kind == NORM_AHEAD.fused {
+    if rounded || is_rounded_only(dispatch.kind) {
         proof.prove_rounded(&slots)?;
     }
     Ok(())
@@ -167,13 +167,7 @@ impl Derivation<'_> {
                 why = reason;
             }
         };
-        if kind == NORM_AHEAD.fused {
-            match self.norm_ahead(span.clone()) {
-                Ok(slots) => return Ok(slots),
-                Err(reason) => note(reason),
-            }
-        }
-        for rule in RULES.iter().filter(|rule| rule.fused == kind) {
+        for rule in RULES.making(kind) {
             for middle in span.start + 1..span.end {
                 let first = self.derive(rule.producer, span.start..middle);
                 let both = first
@@ -213,7 +207,7 @@ impl Derivation<'_> {
             }
         }
         let mut slots = Slots::new();
-        for bind in rule.bindings {
+        for bind in &rule.bindings {
             let slot = match bind.source {
                 Source::Producer(binding) => Some(*first.get(binding).ok_or(unknown)?),
                 Source::Consumer(binding) => Some(*second.get(binding).ok_or(unknown)?),
@@ -234,62 +228,6 @@ impl Derivation<'_> {
             slots.push(slot);
         }
         Ok(slots)
-    }
-
-    /// The bindings of the op that stands for a product, a sum, its norm and the norm's weight.
-    fn norm_ahead(&self, span: Range<usize>) -> Result<Slots, Underived> {
-        let rule = &NORM_AHEAD;
-        if span.len() != rule.members.len() {
-            return Err(Underived::NoRule { instead: None });
-        }
-        let mut ops = SmallVec::<[Slots; 4]>::new();
-        for (kind, at) in rule.members.into_iter().zip(span) {
-            ops.push(self.derive(kind, at..at + 1)?);
-        }
-        let last = |op: &Slots| op.last().copied().ok_or(Underived::NoRule { instead: None });
-        // By member: the operand through which it reads the one before.
-        let mut joints = [0; 4];
-        for (member, operands) in (1..).zip(rule.operands) {
-            let written = last(&ops[member - 1])?;
-            let reads =
-                |o: &usize| ops[member].get(*o).is_some_and(|&r| self.flows(written, r, false));
-            let operand = operands.iter().copied().find(reads);
-            joints[member] = operand.ok_or(Underived::Apart { rule: rule.name })?;
-        }
-        let result = last(&ops[3])?;
-        let layout = self.view(result).layout;
-        let like_result = |slot: Slot| {
-            let other = self.view(slot).layout;
-            (other.shape4(), other.dtype()) == (layout.shape4(), layout.dtype())
-        };
-        let mut right = layout.rounded().is_some();
-        for op in &ops {
-            right &= like_result(last(op)?);
-        }
-        let mut slots = Slots::new();
-        for &link in rule.bindings {
-            let other = |member: usize| ops[member][1 - joints[member]];
-            let slot = match link {
-                Link::Of(member, binding) => ops[member][binding],
-                Link::Addend(member) => other(member),
-                Link::Weight(member) => other(member),
-                Link::Kept(member) => {
-                    let kept = last(&ops[member])?;
-                    if !self.is_carried(kept) {
-                        continue;
-                    }
-                    kept
-                }
-                Link::Result => result,
-            };
-            right &= match link {
-                Link::Addend(_) => like_result(slot),
-                Link::Weight(_) => fits(Fit::Weight, &self.view(slot).layout, &layout, &layout),
-                _ => true,
-            };
-            slots.push(slot);
-        }
-        if right { Ok(slots) } else { Err(Underived::Shapes { rule: rule.name }) }
     }
 
     /// Whether one member read, when recorded, exactly what another wrote, dense and seen the same way; or
@@ -344,7 +282,7 @@ impl Derivation<'_> {
             let writes = binding == result && self.only(slot, MemRangeRole::Dst).is_some();
             gives |= writes;
             let allowed = match writes {
-                true => ROUNDED.iter().any(|rounded| rounded.writers.contains(&dispatch.kind)),
+                true => dispatch.kind.product().is_some_and(Product::may_quantise),
                 false => self.may_read_rounded(slot),
             };
             if !allowed {
@@ -353,7 +291,7 @@ impl Derivation<'_> {
             }
         }
         // Only a rounded result can carry what its rows are still to be divided by.
-        if self.members.len() > 1 && dispatch.kind == NORM_AHEAD.fused && !gives {
+        if self.members.len() > 1 && is_rounded_only(dispatch.kind) && !gives {
             let kind = dispatch.kind;
             return Err(self.at(Problem::NotRounded { kind, binding: result as u16 }));
         }
@@ -373,16 +311,17 @@ impl Derivation<'_> {
         let whole = write.range.p1 - write.range.p0 == len;
         let written = writer.bindings.get(usize::from(write.binding));
         let Some(carrier) = carriers.last_of(position) else { return false };
-        let by = last[carrier as usize].kind;
         let (_, member) = self.member(slot);
-        let reads = |rounded: &&Rounded| {
-            let reader = if rounded.recorded_readers { member.kind } else { self.dispatch.kind };
-            rounded.writers.contains(&by) && rounded.readers.contains(&reader)
-        };
-        u16::from(slot.binding) == ACTIVATIONS
+        let product = |kind: Kind, may: fn(Product) -> bool| kind.product().is_some_and(may);
+        let activations = member.kind.product().and_then(|product| {
+            let bound = member.bindings.len();
+            product.operand(Part::Input, bound).filter(|&at| at == usize::from(slot.binding))
+        });
+        activations.is_some()
             && whole
             && written == Some(self.view(slot))
-            && ROUNDED.into_iter().any(|rounded| reads(&rounded))
+            && product(last[carrier as usize].kind, Product::may_quantise)
+            && product(self.dispatch.kind, Product::may_read_quantised)
     }
 
     /// Whether the dispatch carries out a member's write through this binding.
@@ -421,7 +360,7 @@ impl Derivation<'_> {
     /// The reason, with what the members do make.
     fn told(&self, why: Underived) -> Underived {
         let Underived::NoRule { .. } = why else { return why };
-        let mut kinds = RULES.iter().map(|rule| rule.fused).chain([NORM_AHEAD.fused]);
+        let mut kinds = RULES.iter().map(|rule| rule.fused);
         let instead = kinds.find(|&kind| self.derive(kind, 0..self.members.len()).is_ok());
         Underived::NoRule { instead }
     }
@@ -434,6 +373,11 @@ impl Derivation<'_> {
     fn at(&self, problem: Problem) -> Fault {
         Fault::new(Proof::Derivation, problem).at(self.dispatch.id)
     }
+}
+
+/// Whether what an op gives exists only rounded: it carries what its rows are still to be divided by.
+fn is_rounded_only(kind: Kind) -> bool {
+    kind.product().is_some_and(|product| product.epilogue().norm)
 }
 
 /// Whether an operand has the shape a rule asks for, given those of the result and of what goes away.

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use crate::ids::{DispatchId, buf_name, serialize_buf};
-use crate::node::{CapturedOpKind, HazardKind};
+use crate::node::HazardKind;
+use crate::op::CapturedOpKind;
 
 /// One of the proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -196,7 +197,8 @@ impl fmt::Display for Underived {
 pub struct Members {
     // Side by side, since a fault is handed through many results and has to stay small.
     ids: [DispatchId; Self::NAMED],
-    kinds: [CapturedOpKind; Self::NAMED],
+    /// By [`CapturedOpKind::index`].
+    kinds: [u8; Self::NAMED],
     count: u16,
 }
 
@@ -206,11 +208,11 @@ impl Members {
 
     pub(super) fn of(members: impl Iterator<Item = (DispatchId, CapturedOpKind)>) -> Self {
         let mut ids = [DispatchId(0); Self::NAMED];
-        let mut kinds = [CapturedOpKind::Custom; Self::NAMED];
+        let mut kinds = [0; Self::NAMED];
         let mut count = 0;
         for (id, kind) in members {
             if count < Self::NAMED {
-                (ids[count], kinds[count]) = (id, kind);
+                (ids[count], kinds[count]) = (id, kind.index() as u8);
             }
             count += 1;
         }
@@ -219,7 +221,10 @@ impl Members {
 
     /// Ids and kinds of the first of them, in order.
     pub fn named(&self) -> impl ExactSizeIterator<Item = (DispatchId, CapturedOpKind)> {
-        self.ids.into_iter().zip(self.kinds).take(usize::from(self.count).min(Self::NAMED))
+        self.ids
+            .into_iter()
+            .zip(self.kinds.map(CapturedOpKind::of_index))
+            .take(usize::from(self.count).min(Self::NAMED))
     }
 
     /// How many there are.

@@ -6,7 +6,8 @@
 use super::fault::{Fault, Problem, Proof};
 use crate::graph::ComputeGraph;
 use crate::layout::{Layout, TensorView};
-use crate::node::{Access, CapturedNode, CapturedOpKind, Dispatch, HazardKind, InPlace};
+use crate::node::{Access, CapturedNode, Dispatch, HazardKind, InPlace};
+use crate::op::CapturedOpKind;
 use crate::range::MemRangeRole;
 
 use super::structure::Recorded;

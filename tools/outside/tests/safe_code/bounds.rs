@@ -98,7 +98,7 @@ pub fn views_that_lie_about_weights_are_refused(device: &dyn Device) {
         ];
         let contract = KernelContract::new("matmul", bindings);
         let mut graph = ComputeGraph::new();
-        graph.dispatch(Kind::MatMul, &contract, &[x, forged, y], &[], "").unwrap();
+        graph.dispatch(Kind::MATMUL, &contract, &[x, forged, y], &[], "").unwrap();
         let outcome = lowered(device, &KernelRegistry::new(), &graph).map(|_| ());
         let refused = matches!(
             outcome,

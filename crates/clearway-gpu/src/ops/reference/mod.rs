@@ -118,7 +118,6 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
         Kind::SiluMul => one(elementwise::gated(x, &operands[1], elementwise::silu)),
         Kind::GeluMul => one(elementwise::gated(x, &operands[1], elementwise::gelu)),
         Kind::SoftCap => one(elementwise::map(x, |v| elementwise::soft_cap(v, float(0)))),
-        Kind::MatMul => one(product::matmul(x, &operands[1])),
         Kind::MatMulExperts => one(product::matmul_experts(x, &operands[1], &operands[2])),
         Kind::RouterTopK => {
             let (mode, renorm) = (params[0], params[1] == 1);
@@ -157,86 +156,13 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
             let product = y.with(elementwise::mul(&normed, &operands[2]));
             Ok(if operands.len() == 5 { vec![sum, product] } else { vec![product] })
         }
-        Kind::MatMulAdd => {
-            let product = y.with(product::matmul(x, &operands[1]));
-            one(elementwise::add(&product, &operands[2]))
-        }
-        Kind::MatMulSiluMul | Kind::MatMulGeluMul => {
-            let gate = y.with(product::matmul(x, &operands[1]));
-            one(elementwise::gated(&gate, &operands[2], activation(kind)))
-        }
-        Kind::MatMulSiluGated | Kind::MatMulGeluGated => {
-            let gate = y.with(product::matmul(x, &operands[1]));
-            let up = y.with(product::matmul(x, &operands[2]));
-            one(elementwise::gated(&gate, &up, activation(kind)))
-        }
-        Kind::NormMatMul | Kind::NormMatMulAdd => {
-            let normed = weighted_norm(x, &operands[1], float(0));
-            let product = y.with(product::matmul(&normed, &operands[2]));
-            match kind {
-                Kind::NormMatMul => Ok(vec![product]),
-                _ => one(elementwise::add(&product, &operands[3])),
-            }
-        }
-        Kind::NormMatMulSiluGated | Kind::NormMatMulGeluGated => {
-            let normed = weighted_norm(x, &operands[1], float(0));
-            let gate = y.with(product::matmul(&normed, &operands[2]));
-            let up = y.with(product::matmul(&normed, &operands[3]));
-            one(elementwise::gated(&gate, &up, activation(kind)))
-        }
-        Kind::NormMatMulRope | Kind::NormMatMulRopeKv | Kind::NormMatMulKv => {
-            let normed = weighted_norm(x, &operands[1], float(0));
-            one(heads(kind, &normed, &operands[2..], &params[1..])?)
-        }
-        Kind::MatMulRope | Kind::MatMulRopeKv | Kind::MatMulKv => {
-            one(heads(kind, x, &operands[1..], params)?)
-        }
-        Kind::MatMulAddNorm => {
-            let product = y.with(product::matmul(x, &operands[1]));
-            let sum = y.with(elementwise::add(&product, &operands[2]));
-            let normed = weighted_norm(&sum, &operands[3], float(0));
-            let kept = (operands.len() == 6).then(|| operands[4].with(sum.data));
-            Ok(kept.into_iter().chain([normed]).collect())
-        }
+        Kind::Product(parts) => Ok(product::fused(parts, operands, params)),
         Kind::RopeKvWrite => {
             let rotated = x.with(positional::rope(x, &operands[1], &operands[2], params));
             one(positional::kv_write(&rotated, &operands[3], y))
         }
-        _ => Err(unknown(kind)),
+        Kind::Custom | Kind::Pinned => Err(unknown(kind)),
     }
-}
-
-/// A product by the first of the operands behind it, whose heads are turned or written to a cache or both.
-fn heads(kind: Kind, x: &RefTensor, rest: &[RefTensor], params: &[u32]) -> Result<Vec<f64>> {
-    let [w, positions, .., y] = rest else { return Err(unknown(kind)) };
-    let [.., heads, head] = y.shape[..] else { return Err(unknown(kind)) };
-    let rows = RefTensor::output(x.dtype, &[x.rows(), heads, head]);
-    let rows = rows.with(product::matmul(x, w));
-    Ok(match kind {
-        Kind::NormMatMulKv | Kind::MatMulKv => positional::kv_write(&rows, positions, y),
-        Kind::NormMatMulRope | Kind::MatMulRope => {
-            positional::rope(&rows, positions, &rest[2], params)
-        }
-        _ => {
-            let rotated = positional::rope(&rows, positions, &rest[2], params);
-            positional::kv_write(&rows.with(rotated), &rest[3], y)
-        }
-    })
-}
-
-/// What a gate goes through in a fused product.
-fn activation(kind: Kind) -> fn(f64) -> f64 {
-    match kind {
-        Kind::MatMulGeluMul | Kind::MatMulGeluGated | Kind::NormMatMulGeluGated => {
-            elementwise::gelu
-        }
-        _ => elementwise::silu,
-    }
-}
-
-fn weighted_norm(x: &RefTensor, weight: &RefTensor, eps: f64) -> RefTensor {
-    let normed = x.with(norm::rms(x, eps));
-    x.with(elementwise::mul(&normed, weight))
 }
 
 /// The op's own check, over dense views of these shapes, and the number of elements.

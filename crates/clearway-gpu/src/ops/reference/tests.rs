@@ -1,6 +1,7 @@
 //! The reference against values worked out by hand or from closed forms.
 
 use super::*;
+use clearway_graph::testkit::kind;
 
 fn t(shape: &[usize], data: &[f64]) -> RefTensor {
     RefTensor::new(DType::F32, shape, data.to_vec())
@@ -129,9 +130,9 @@ fn softmax_masks_and_repeats_its_mask() {
 fn products_take_rows_of_the_weight() {
     let x = t(&[1, 2], &[2.0, 3.0]);
     let w = t(&[3, 2], &[1.0, 0.0, 0.0, 1.0, 10.0, 100.0]);
-    close(&one(Kind::MatMul, &[x.clone(), w.clone(), y(&[1, 3])], &[]), &[2.0, 3.0, 320.0]);
+    close(&one(Kind::MATMUL, &[x.clone(), w.clone(), y(&[1, 3])], &[]), &[2.0, 3.0, 320.0]);
     let c = t(&[3], &[1.0, 1.0, 1.0]);
-    close(&one(Kind::MatMulAdd, &[x.clone(), w, c, y(&[1, 3])], &[]), &[3.0, 4.0, 321.0]);
+    close(&one(kind("matmul_add"), &[x.clone(), w, c, y(&[1, 3])], &[]), &[3.0, 4.0, 321.0]);
 
     let experts = t(&[2, 1, 2], &[1.0, 1.0, 10.0, 10.0]);
     let chosen = ids(&[1, 3], &[1.0, 0.0, 2.0]);
@@ -154,13 +155,13 @@ fn fused_products_are_the_plain_ones_in_turn() {
     // Gates are 1 and 1.
     let silu = e / (e + 1.0);
     let gelu = 0.841_191_990_608_276_7;
-    for (kind, act) in [(Kind::MatMulSiluMul, silu), (Kind::MatMulGeluMul, gelu)] {
+    for (kind, act) in [(kind("matmul_silu_mul"), silu), (kind("matmul_gelu_mul"), gelu)] {
         let operands = [x.clone(), w.clone(), up.clone(), y(&[1, 2])];
         close(&one(kind, &operands, &[]), &[10.0 * act, 3.0 * act]);
     }
     // The other product is 5 and 12.
     let u = t(&[2, 2], &[1.0, 1.0, 0.0, 4.0]);
-    for (kind, act) in [(Kind::MatMulSiluGated, silu), (Kind::MatMulGeluGated, gelu)] {
+    for (kind, act) in [(kind("matmul_silu_gated"), silu), (kind("matmul_gelu_gated"), gelu)] {
         let operands = [x.clone(), w.clone(), u.clone(), y(&[1, 2])];
         close(&one(kind, &operands, &[]), &[5.0 * act, 12.0 * act]);
     }
@@ -169,10 +170,12 @@ fn fused_products_are_the_plain_ones_in_turn() {
     let (far, g) = (t(&[1, 2], &[3.0, 4.0]), t(&[2], &[8.0 / 3.0, 3.0]));
     let eps = [bits(3.5)];
     let operands = [far.clone(), g.clone(), u.clone(), y(&[1, 2])];
-    close(&one(Kind::NormMatMul, &operands, &eps), &[5.0, 12.0]);
+    close(&one(kind("norm_matmul"), &operands, &eps), &[5.0, 12.0]);
     let operands = [far.clone(), g.clone(), u.clone(), t(&[2], &[1.0, -2.0]), y(&[1, 2])];
-    close(&one(Kind::NormMatMulAdd, &operands, &eps), &[6.0, 10.0]);
-    for (kind, act) in [(Kind::NormMatMulSiluGated, silu), (Kind::NormMatMulGeluGated, gelu)] {
+    close(&one(kind("norm_matmul_add"), &operands, &eps), &[6.0, 10.0]);
+    for (kind, act) in
+        [(kind("norm_matmul_silu_gated"), silu), (kind("norm_matmul_gelu_gated"), gelu)]
+    {
         let operands = [far.clone(), g.clone(), w.clone(), u.clone(), y(&[1, 2])];
         close(&one(kind, &operands, &eps), &[5.0 * act, 12.0 * act]);
     }
@@ -200,7 +203,7 @@ fn products_that_rotate_and_go_into_a_cache_are_the_plain_ones_in_turn() {
         assert!(found.len() == expected.len() && found.iter().zip(expected).all(near), "{found:?}");
     };
     let operands = [&in_front[..], &turn, &[y(&[2, 2, 2])]].concat();
-    close(&one(Kind::NormMatMulRope, &operands, &params), &rows.concat());
+    close(&one(kind("norm_matmul_rope"), &operands, &params), &rows.concat());
 
     // To one row of a cache: the last one wins; and beyond its end: nothing is written.
     let cache = t(&[3, 2, 2], &[9.0; 12]);
@@ -212,10 +215,10 @@ fn products_that_rotate_and_go_into_a_cache_are_the_plain_ones_in_turn() {
     ] {
         let to = [ids(&[2], &to), cache.clone()];
         let operands = [&in_front[..], &turn, &to].concat();
-        close(&one(Kind::NormMatMulRopeKv, &operands, &params), &expected.concat());
+        close(&one(kind("norm_matmul_rope_kv"), &operands, &params), &expected.concat());
         let operands = [&in_front[..], &to].concat();
         let plain = expected.map(|row| if row == nines { nines } else { rows[0] });
-        close(&one(Kind::NormMatMulKv, &operands, &params[..1]), &plain.concat());
+        close(&one(kind("norm_matmul_kv"), &operands, &params[..1]), &plain.concat());
     }
 }
 

@@ -1,54 +1,53 @@
 //! What becomes of the product in ops that turn its heads or write them to a cache.
 
-use clearway_graph::{CapturedOpKind as Kind, DType};
+use clearway_graph::{CapturedOpKind as Kind, DType, Epilogue, Product, Slot};
 
 use super::tolerance::{Weights, tolerance};
 use crate::ops::reference::{RefTensor, reference};
 
 /// How an op follows its product.
 pub(super) struct Heads<'a> {
+    product: Product,
     operands: &'a [RefTensor],
-    /// Index of the weights of the product: 2 with a norm in front, 1 without.
-    weights: usize,
     /// Of the rotation; none where heads are not turned.
     turn: Option<&'a [u32]>,
-    /// Which operand says to what rows of the cache heads are written.
-    rows: Option<usize>,
 }
 
 impl<'a> Heads<'a> {
     /// `None` for an op whose result is its product.
     pub(super) fn of(kind: Kind, operands: &'a [RefTensor], params: &'a [u32]) -> Option<Self> {
-        let (weights, turn, rows) = match kind {
-            Kind::NormMatMulRope => (2, Some(&params[1..]), None),
-            Kind::NormMatMulRopeKv => (2, Some(&params[1..]), Some(5)),
-            Kind::NormMatMulKv => (2, None, Some(3)),
-            Kind::MatMulRope => (1, Some(params), None),
-            Kind::MatMulRopeKv => (1, Some(params), Some(4)),
-            Kind::MatMulKv => (1, None, Some(2)),
-            _ => return None,
-        };
-        Some(Self { operands, weights, turn, rows })
+        let product = kind.product().filter(|product| product.epilogue().heads())?;
+        let turn = product.epilogue().rope.then(|| &params[product.rope_params()..]);
+        Some(Self { product, operands, turn })
+    }
+
+    fn operand(&self, slot: Slot) -> Option<&'a RefTensor> {
+        self.product.operand(slot, self.operands.len()).map(|index| &self.operands[index])
     }
 
     /// The product itself, to be written.
     pub(super) fn product(&self) -> RefTensor {
-        let (x, w) = (&self.operands[0], &self.operands[self.weights]);
-        RefTensor::output(float_of(x.dtype), &[x.rows(), w.rows()])
+        let (x, w) = (&self.operands[0], self.operand(Slot::Weight));
+        let outer = w.map_or(0, RefTensor::rows);
+        RefTensor::output(float_of(x.dtype), &[x.rows(), outer])
     }
 
-    /// What the product gives for these operands, by the op and the constants in front of it.
+    /// What the product gives for these operands, with what is added to it, before its heads are touched.
     pub(super) fn product_of(
         &self,
         operands: &[RefTensor],
         params: &[u32],
     ) -> Result<Vec<f64>, String> {
-        let product = [&operands[..=self.weights], &[self.product()]].concat();
-        let (kind, params) = match self.weights {
-            2 => (Kind::NormMatMul, &params[..1]),
-            _ => (Kind::MatMul, &[][..]),
+        let epilogue = Epilogue { add: self.product.epilogue().add, ..Epilogue::NONE };
+        let in_front = self.product.with_epilogue(epilogue).ok_or("no product without heads")?;
+        let operand = |&slot: &Slot| match self.product.operand(slot, operands.len()) {
+            Some(index) if slot != Slot::Result => operands[index].clone(),
+            _ => self.product(),
         };
-        let results = reference(kind, &product, params).map_err(|error| error.to_string())?;
+        let operands: Vec<_> = in_front.slots().iter().map(operand).collect();
+        let results =
+            reference(Kind::Product(in_front), &operands, &params[..self.product.rope_params()]);
+        let results = results.map_err(|error| error.to_string())?;
         Ok(results.into_iter().next_back().map(|result| result.data).unwrap_or_default())
     }
 
@@ -71,20 +70,23 @@ impl<'a> Heads<'a> {
                 }
             }
         }
-        let Some(rows) = self.rows else { return Ok(product) };
+        let Some(rows) = self.operand(Slot::CacheRows) else { return Ok(product) };
         let shape = [self.operands[0].rows(), heads, head];
         let product = RefTensor::new(float_of(self.operands[0].dtype), &shape, product);
         // What is not written is not off.
         let cache = RefTensor { data: vec![0.0; result.data.len()], ..result.clone() };
-        let written = reference(Kind::KvWrite, &[product, self.operands[rows].clone(), cache], &[]);
+        let written = reference(Kind::KvWrite, &[product, rows.clone(), cache], &[]);
         Ok(written.map_err(|error| error.to_string())?.remove(0).data)
     }
 
     /// How far the turn itself may be off, as a part of the pair's length.
     pub(super) fn turn_limit(&self) -> f64 {
-        let Some(params) = self.turn else { return 0.0 };
-        let positions = self.weights + 1;
-        let angle = largest_angle(&self.operands[positions], &self.operands[positions + 1], params);
+        let (Some(params), Some(positions), Some(factors)) =
+            (self.turn, self.operand(Slot::Positions), self.operand(Slot::Factors))
+        else {
+            return 0.0;
+        };
+        let angle = largest_angle(positions, factors, params);
         let rope = tolerance(Kind::Rope, self.operands[0].dtype, Weights::None);
         rope.map_or(0.0, |rope| rope.limit * (1.0 + angle))
     }
@@ -111,6 +113,8 @@ pub(super) fn largest_angle(positions: &RefTensor, factors: &RefTensor, params: 
 
 #[cfg(test)]
 mod tests {
+    use clearway_graph::testkit::kind;
+
     use super::*;
 
     #[test]
@@ -125,7 +129,7 @@ mod tests {
 
         let operands = [&in_front[..], &[RefTensor::output(DType::F32, &[2, 1, 5])]].concat();
         let params = at(1, 1.0);
-        let heads = Heads::of(Kind::NormMatMulRope, &operands, &params).unwrap();
+        let heads = Heads::of(kind("norm_matmul_rope"), &operands, &params).unwrap();
         assert_eq!(heads.product().shape, [2, 5]);
         let pairs = [5.0, 13.0, 5.0, 13.0, 7.0, 1.0, 1.0, 1.0, 1.0, 2.0];
         assert_eq!(heads.bounds(product.clone()).unwrap(), pairs);
@@ -134,15 +138,15 @@ mod tests {
         assert_eq!(heads.turn_limit(), 9.0 * limit);
 
         let operands = [&in_front[..], &[ids(&[2.0, 7.0]), t(&[3, 1, 5], &[9.0; 15])]].concat();
-        let heads = Heads::of(Kind::NormMatMulRopeKv, &operands, &params).unwrap();
+        let heads = Heads::of(kind("norm_matmul_rope_kv"), &operands, &params).unwrap();
         let written = heads.bounds(product.clone()).unwrap();
         assert_eq!(written, [&[0.0; 10], &pairs[..5]].concat());
 
         let operands = [&in_front[..3], &operands[5..]].concat();
-        let heads = Heads::of(Kind::NormMatMulKv, &operands, &params[..1]).unwrap();
+        let heads = Heads::of(kind("norm_matmul_kv"), &operands, &params[..1]).unwrap();
         assert_eq!(heads.turn_limit(), 0.0);
         let written = heads.bounds(product.clone()).unwrap();
         assert_eq!(written, [&[0.0; 10], &product[..5]].concat());
-        assert!(Heads::of(Kind::NormMatMul, &operands, &params[..1]).is_none());
+        assert!(Heads::of(kind("norm_matmul"), &operands, &params[..1]).is_none());
     }
 }

@@ -2,8 +2,8 @@
 
 use clearway_graph::fuse::RULES;
 use clearway_graph::{
-    BarrierReason, BindingRole, CapturedOpKind as Kind, CommandEncoder, DType, Dispatch,
-    FusedRequest, TensorView,
+    BarrierReason, BindingRole, CapturedOpKind as Kind, CommandEncoder, DType, Dispatch, Epilogue,
+    FusedRequest, Gate, Product, Slot, TensorView,
 };
 
 use super::heads::{Heads, float_of, largest_angle};
@@ -57,7 +57,7 @@ fn run(device: &dyn Device, case: &OpCase, unfused: bool) -> Result<Outcome, Str
     let mut outcome = Outcome::default();
     let weights = weights(case.kind);
     let whole = !weights.is_empty() && weights.iter().all(|&i| is_dense(&case.operands[i]));
-    for uploaded in [&[], weights].into_iter().take(1 + usize::from(whole)) {
+    for uploaded in [&[][..], &weights].into_iter().take(1 + usize::from(whole)) {
         let after = execute(device, case, &prepared.buffers, uploaded, unfused);
         let Some(after) = after.map_err(|error| error.to_string())? else { continue };
         outcome.runs += 1;
@@ -107,27 +107,8 @@ fn judge(
 }
 
 /// The operands that hold weights, if the op takes any.
-fn weights(kind: Kind) -> &'static [usize] {
-    match kind {
-        Kind::Gather => &[0],
-        Kind::MatMul
-        | Kind::MatMulAdd
-        | Kind::MatMulExperts
-        | Kind::MatMulSiluMul
-        | Kind::MatMulGeluMul
-        | Kind::MatMulRope
-        | Kind::MatMulRopeKv
-        | Kind::MatMulKv
-        | Kind::MatMulAddNorm => &[1],
-        Kind::MatMulSiluGated | Kind::MatMulGeluGated => &[1, 2],
-        Kind::NormMatMul
-        | Kind::NormMatMulAdd
-        | Kind::NormMatMulRope
-        | Kind::NormMatMulRopeKv
-        | Kind::NormMatMulKv => &[2],
-        Kind::NormMatMulSiluGated | Kind::NormMatMulGeluGated => &[2, 3],
-        _ => &[],
-    }
+fn weights(kind: Kind) -> Vec<usize> {
+    kind.spec().map(|spec| spec.matrices().collect()).unwrap_or_default()
 }
 
 /// Whether an operand could be a tensor of a model file.
@@ -271,7 +252,7 @@ fn allowed_errors(
     result: usize,
     expected: &RefTensor,
 ) -> Result<Vec<f64>, String> {
-    if case.kind == Kind::MatMulAddNorm {
+    if case.kind.product().is_some_and(|product| product.epilogue().norm) {
         return allowed_of_norm(device, case, operands, result, expected);
     }
     let Tolerance { scale, mut limit, on_the_way } = tolerance_of(device, case, result)?;
@@ -346,10 +327,12 @@ fn allowed_of_norm(
     let last = operands.len() - 1;
     let sum = RefTensor::output(DType::F32, &operands[last].shape);
     let in_front = [&operands[..3], &[sum]].concat();
-    let sums = reference(Kind::MatMulAdd, &in_front, &[]).map_err(|error| error.to_string())?;
+    let with_add = Product::PLAIN.with_epilogue(Epilogue { add: true, ..Epilogue::NONE });
+    let kind = Kind::Product(with_add.unwrap_or(Product::PLAIN));
+    let sums = reference(kind, &in_front, &[]).map_err(|error| error.to_string())?;
     let mut specs = case.operands[..3].to_vec();
     specs.push(OperandSpec { dtype: DType::F32, ..case.operands[last].clone() });
-    let product = OpCase { kind: Kind::MatMulAdd, operands: specs, params: vec![], seed: 0 };
+    let product = OpCase { kind, operands: specs, params: vec![], seed: 0 };
     let moved = allowed_errors(device, &product, &in_front, 3, &sums[0])?;
     if result < last {
         return Ok(moved);
@@ -374,7 +357,8 @@ fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tol
         && result + 1 < case.operands.len();
     let kind = if kept_sum { Kind::Add } else { case.kind };
     // Of two weights the one in blocks counts.
-    let dtypes = || weights(case.kind).iter().map(|&index| case.operands[index].dtype);
+    let matrices = weights(case.kind);
+    let dtypes = || matrices.iter().map(|&index| case.operands[index].dtype);
     let blocks = dtypes().find(|dtype| dtype.is_quantised());
     // What comes rounded is not rounded again.
     let rounds = device.rounds_activations() && source(case).dtype != DType::A8;
@@ -424,58 +408,50 @@ fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> 
         (Kind::MatMulExperts, [x, w, ids, _]) => {
             rounded(x, w, |x, w| compute(case.kind, &[x, w, ids.clone(), y.clone()]))
         }
-        (_, [x, rest @ ..]) => {
+        (Kind::Product(parts), _) => {
+            let get = |slot| parts.operand(slot, operands.len()).map(|index| &operands[index]);
+            let (x, Some(w)) = (&operands[0], get(Slot::Weight)) else { return Ok(Vec::new()) };
             // What is rounded: the rows themselves, or those of the norm in front.
-            let (rows, rest) = match (weights(case.kind), rest) {
-                ([1, ..], rest) => (x.clone(), rest),
-                (_, [g, rest @ ..]) => {
+            let rows = match get(Slot::NormWeight) {
+                None => x.clone(),
+                Some(g) => {
                     let operands =
                         [x.clone(), g.clone(), RefTensor { data: Vec::new(), ..x.clone() }];
                     let mut normed = reference(Kind::RmsNormMul, &operands, &case.params[..1])
                         .map_err(|error| error.to_string())?;
-                    (normed.remove(0), rest)
+                    normed.remove(0)
                 }
-                _ => return Ok(Vec::new()),
             };
-            let product = |x: RefTensor, w: RefTensor| compute(Kind::MatMul, &[x, w, y.clone()]);
+            let product = |x: RefTensor, w: RefTensor| compute(Kind::MATMUL, &[x, w, y.clone()]);
             let moved = |w: &RefTensor| match w.dtype.is_quantised() {
                 true => rounded(&rows, w, product),
                 false => Ok(vec![0.0; y.shape.iter().product()]),
             };
-            let Some(w) = rest.first() else { return Ok(Vec::new()) };
             let gate = moved(w)?;
             if let Some(heads) = heads {
                 return heads.bounds(gate);
             }
-            let others: Vec<f64> = match (case.kind, rest) {
-                (Kind::MatMulSiluMul | Kind::MatMulGeluMul, [_, up, ..]) => {
-                    up.data.iter().map(|up| STEEPEST * up.abs()).collect()
+            match (parts.gate(), get(Slot::Up), get(Slot::UpWeight)) {
+                (Gate::Operand(_), Some(up), _) => {
+                    let up = up.data.iter().map(|up| STEEPEST * up.abs());
+                    Ok(gate.into_iter().zip(up).map(|(gate, up)| gate * up).collect())
                 }
-                (
-                    Kind::MatMulSiluGated
-                    | Kind::MatMulGeluGated
-                    | Kind::NormMatMulSiluGated
-                    | Kind::NormMatMulGeluGated,
-                    [w, u, ..],
-                ) => {
+                (Gate::Weights(activation), _, Some(u)) => {
                     // Both products move; what the gate gives is the result without the other.
                     let (up, up_moved) = (product(rows.clone(), u.clone())?, moved(u)?);
                     let ones = RefTensor { data: vec![1.0; up.len()], ..y.clone() };
-                    let act = match case.kind {
-                        Kind::MatMulSiluGated | Kind::NormMatMulSiluGated => Kind::MatMulSiluMul,
-                        _ => Kind::MatMulGeluMul,
-                    };
+                    let alone = Product::PLAIN.with_gate(Gate::Operand(activation));
+                    let act = Kind::Product(alone.unwrap_or(Product::PLAIN));
                     let acts = compute(act, &[rows.clone(), w.clone(), ones, y.clone()])?;
                     let parts = gate.iter().zip(acts).zip(up.iter().zip(up_moved));
-                    return Ok(parts
+                    Ok(parts
                         .map(|((gate, act), (up, moved))| {
                             STEEPEST * gate * (up.abs() + moved) + act.abs() * moved
                         })
-                        .collect());
+                        .collect())
                 }
-                _ => vec![1.0; gate.len()],
-            };
-            Ok(gate.into_iter().zip(others).map(|(gate, other)| gate * other).collect())
+                _ => Ok(gate),
+            }
         }
         _ => Ok(Vec::new()),
     }

@@ -36,7 +36,7 @@
 //! few times what f32 arithmetic needs for the sizes in the suite: a wrong formula, a dropped tail or
 //! an approximation of 16 bits is far beyond them.
 
-use clearway_graph::{CapturedOpKind as Kind, DType};
+use clearway_graph::{CapturedOpKind as Kind, DType, Epilogue, Gate, Product};
 
 /// What the error of an op is measured by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +89,9 @@ pub struct Tolerance {
 /// Largest slope of an activation function: 1.10 of silu, 1.13 of gelu.
 pub const STEEPEST: f64 = 1.13;
 
+/// What an error of a gate's product counts: twice the slope, since of a magnitude a gate gives at least half.
+const GATE: f64 = 2.0 * STEEPEST;
+
 /// A row of the table: an op, its weights, what its error is measured by, the limit, and how many
 /// values are stored on the way where the op is not fused, by the factors they count with.
 type Row = (Kind, Weights, Scale, f64, u32);
@@ -107,7 +110,7 @@ pub const ROUNDING_DEVIATIONS: f64 = 6.0;
 
 #[rustfmt::skip] // a table reads by columns
 static TABLE: &[Row] = {
-    use Scale::{Angle, Chain, Element, Magnitude, Moved, Rounded, RoundedChain, Row, Score};
+    use Scale::{Angle, Element, Magnitude, Moved, Rounded, Row, Score};
     use Weights::{Block, Float, None};
     &[
         (Kind::Gather,         Float, Element,   ULP,        0),
@@ -123,9 +126,6 @@ static TABLE: &[Row] = {
         (Kind::SiluMul,        None,  Magnitude, 8.0 * ULP,  1),
         (Kind::GeluMul,        None,  Magnitude, 8.0 * ULP,  1),
         (Kind::SoftCap,        None,  Magnitude, 8.0 * ULP,  0),
-        (Kind::MatMul,         Float, Magnitude, 8.0 * ULP,  0),
-        (Kind::MatMul,         Block, Magnitude, 8.0 * ULP,  0),
-        (Kind::MatMul,         Weights::Rounded, Rounded, 8.0 * ULP, 0),
         (Kind::MatMulExperts,  Float, Magnitude, 8.0 * ULP,  0),
         (Kind::MatMulExperts,  Block, Magnitude, 8.0 * ULP,  0),
         (Kind::MatMulExperts,  Weights::Rounded, Rounded, 8.0 * ULP, 0),
@@ -143,56 +143,7 @@ static TABLE: &[Row] = {
         (Kind::RmsNormMul,     None,  Row,       8.0 * ULP,  1),
         (Kind::AddRmsNorm,     None,  Row,       8.0 * ULP,  1),
         (Kind::AddRmsNormMul,  None,  Row,       8.0 * ULP,  2),
-        (Kind::MatMulAdd,      Float, Magnitude, 8.0 * ULP,  1),
-        (Kind::MatMulAdd,      Block, Magnitude, 8.0 * ULP,  1),
-        (Kind::MatMulAdd,      Weights::Rounded, Rounded, 8.0 * ULP, 1),
         (Kind::RopeKvWrite,    None,  Angle,     4.0 * ULP,  1),
-        // Products 8 each, activation 8: 2.26 * 8 + 8, and 8 more for the second product.
-        (Kind::MatMulSiluMul,       Float, Chain, 27.0 * ULP, 4),
-        (Kind::MatMulSiluMul,       Block, Chain, 27.0 * ULP, 4),
-        (Kind::MatMulSiluMul,       Weights::Rounded, RoundedChain, 27.0 * ULP, 4),
-        (Kind::MatMulGeluMul,       Float, Chain, 27.0 * ULP, 4),
-        (Kind::MatMulGeluMul,       Block, Chain, 27.0 * ULP, 4),
-        (Kind::MatMulGeluMul,       Weights::Rounded, RoundedChain, 27.0 * ULP, 4),
-        (Kind::MatMulSiluGated,     Float, Chain, 35.0 * ULP, 5),
-        (Kind::MatMulSiluGated,     Block, Chain, 35.0 * ULP, 5),
-        (Kind::MatMulSiluGated,     Weights::Rounded, RoundedChain, 35.0 * ULP, 5),
-        (Kind::MatMulGeluGated,     Float, Chain, 35.0 * ULP, 5),
-        (Kind::MatMulGeluGated,     Block, Chain, 35.0 * ULP, 5),
-        (Kind::MatMulGeluGated,     Weights::Rounded, RoundedChain, 35.0 * ULP, 5),
-        // The norm adds 8 to each product, and two values on the way to each.
-        (Kind::NormMatMul,          Float, Chain, 16.0 * ULP, 2),
-        (Kind::NormMatMul,          Block, Chain, 16.0 * ULP, 2),
-        (Kind::NormMatMul,          Weights::Rounded, RoundedChain, 16.0 * ULP, 2),
-        (Kind::NormMatMulAdd,       Float, Chain, 16.0 * ULP, 3),
-        (Kind::NormMatMulAdd,       Block, Chain, 16.0 * ULP, 3),
-        (Kind::NormMatMulAdd,       Weights::Rounded, RoundedChain, 16.0 * ULP, 3),
-        (Kind::NormMatMulSiluGated, Float, Chain, 61.0 * ULP, 11),
-        (Kind::NormMatMulSiluGated, Block, Chain, 61.0 * ULP, 11),
-        (Kind::NormMatMulSiluGated, Weights::Rounded, RoundedChain, 61.0 * ULP, 11),
-        (Kind::NormMatMulGeluGated, Float, Chain, 61.0 * ULP, 11),
-        (Kind::NormMatMulGeluGated, Block, Chain, 61.0 * ULP, 11),
-        (Kind::NormMatMulGeluGated, Weights::Rounded, RoundedChain, 61.0 * ULP, 11),
-        // The product is stored on the way, too, and what is turned before it goes to a cache; the limit
-        // of the turn comes on top.
-        (Kind::NormMatMulRope,      Float, Chain, 16.0 * ULP, 3),
-        (Kind::NormMatMulRope,      Block, Chain, 16.0 * ULP, 3),
-        (Kind::NormMatMulRope,      Weights::Rounded, RoundedChain, 16.0 * ULP, 3),
-        (Kind::NormMatMulRopeKv,    Float, Chain, 16.0 * ULP, 4),
-        (Kind::NormMatMulRopeKv,    Block, Chain, 16.0 * ULP, 4),
-        (Kind::NormMatMulRopeKv,    Weights::Rounded, RoundedChain, 16.0 * ULP, 4),
-        (Kind::NormMatMulKv,        Float, Chain, 16.0 * ULP, 3),
-        (Kind::NormMatMulKv,        Block, Chain, 16.0 * ULP, 3),
-        (Kind::NormMatMulKv,        Weights::Rounded, RoundedChain, 16.0 * ULP, 3),
-        (Kind::MatMulRope,          Float, Chain, 8.0 * ULP, 1),
-        (Kind::MatMulRope,          Block, Chain, 8.0 * ULP, 1),
-        (Kind::MatMulRope,          Weights::Rounded, RoundedChain, 8.0 * ULP, 1),
-        (Kind::MatMulRopeKv,        Float, Chain, 8.0 * ULP, 2),
-        (Kind::MatMulRopeKv,        Block, Chain, 8.0 * ULP, 2),
-        (Kind::MatMulRopeKv,        Weights::Rounded, RoundedChain, 8.0 * ULP, 2),
-        (Kind::MatMulKv,            Float, Chain, 8.0 * ULP, 1),
-        (Kind::MatMulKv,            Block, Chain, 8.0 * ULP, 1),
-        (Kind::MatMulKv,            Weights::Rounded, RoundedChain, 8.0 * ULP, 1),
     ]
 };
 
@@ -209,9 +160,37 @@ impl Weights {
 
 /// The tolerance of an op with these activations and weights; `None` if the table has no such row.
 pub fn tolerance(kind: Kind, activations: DType, weights: Weights) -> Option<Tolerance> {
-    let row = TABLE.iter().find(|row| row.0 == kind && row.1 == weights)?;
-    let on_the_way = f64::from(row.4) * storage_error(activations);
-    Some(Tolerance { scale: row.2, limit: row.3, on_the_way })
+    let (scale, limit, stored) = match kind.product() {
+        Some(product) => of_product(product, weights)?,
+        None => {
+            let row = TABLE.iter().find(|row| row.0 == kind && row.1 == weights)?;
+            (row.2, row.3, row.4)
+        }
+    };
+    Some(Tolerance { scale, limit, on_the_way: f64::from(stored) * storage_error(activations) })
+}
+
+/// What a product is measured by, its limit, and how many values plain ops would store on the way.
+fn of_product(product: Product, weights: Weights) -> Option<(Scale, f64, u32)> {
+    let chain = !product.is_basic();
+    let scale = match (weights, chain) {
+        (Weights::None, _) => return None,
+        (Weights::Float | Weights::Block, false) => Scale::Magnitude,
+        (Weights::Float | Weights::Block, true) => Scale::Chain,
+        (Weights::Rounded, false) => Scale::Rounded,
+        (Weights::Rounded, true) => Scale::RoundedChain,
+    };
+    // A sum counts 8 units. A norm in front adds 8, and two values on the way.
+    let (sum, before) = if product.is_normed() { (16.0, 2.0) } else { (8.0, 0.0) };
+    let Epilogue { add, rope, cache, norm: _ } = product.epilogue();
+    let parts = [add, rope, cache].into_iter().filter(|&part| part).count() as f64;
+    // Errors in front of a gate count by its slope; the gate itself adds 8 units and one value.
+    let (limit, stored) = match product.gate() {
+        Gate::None => (sum, before + parts),
+        Gate::Operand(_) => (GATE * sum + 8.0, GATE * (before + 1.0) + 1.0),
+        Gate::Weights(_) => (GATE * sum + 8.0 + sum, GATE * (before + 1.0) + 1.0 + before + 1.0),
+    };
+    Some((scale, limit.ceil() * ULP, stored.ceil() as u32))
 }
 
 /// Relative error of rounding to a storage type, in either direction. Zero for types that hold what

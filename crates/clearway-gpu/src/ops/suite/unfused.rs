@@ -1,7 +1,10 @@
 //! Fused products as the plain ops they stand for, held against the same tolerances: what a fused
 //! kernel may differ by must leave room for a device that has none.
 
-use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, DType, Layout, TensorView};
+use clearway_graph::{
+    Activation, CapturedOpKind as Kind, ComputeGraph, DType, Epilogue, Gate, Layout, Slot,
+    TensorView,
+};
 
 use super::OpCase;
 use crate::device::{Buffer, Device};
@@ -23,60 +26,67 @@ impl<'a> Plain<'a> {
 
     /// Records what a case of a fused product computes; false if it is no such case.
     pub(super) fn record(&mut self, case: &OpCase, views: &[TensorView]) -> Result<bool> {
-        let Some((norm, end)) = parts(case.kind) else {
+        let product = case.kind.product().filter(|p| !p.is_basic() && !p.epilogue().norm);
+        let Some(product) = product else {
             return Ok(false);
         };
-        let (mut rows, mut rest) = (views[0], &views[1..]);
-        if norm {
+        // Every part's operands are bound, as the case was checked.
+        let view = |slot| product.operand(slot, views.len()).map_or(views[0], |i| views[i]);
+        let mut rows = views[0];
+        if product.is_normed() {
             let normed = self.op(Kind::RmsNorm, &[rows], &case.params[..1], &rows)?;
-            rows = self.op(Kind::Mul, &[normed, rest[0]], &[], &rows)?;
-            rest = &rest[1..];
+            rows = self.op(Kind::Mul, &[normed, view(Slot::NormWeight)], &[], &rows)?;
         }
-        let y = rest[rest.len() - 1];
-        match end {
-            End::Product => self.into(Kind::MatMul, &[rows, rest[0], y])?,
-            End::Sum => {
-                let product = self.op(Kind::MatMul, &[rows, rest[0]], &[], &y)?;
-                self.into(Kind::Add, &[product, rest[1], y])?;
-            }
-            End::Gate(act) | End::Gated(act) => {
-                let gate = self.op(Kind::MatMul, &[rows, rest[0]], &[], &y)?;
-                let gate = self.op(act, &[gate], &[], &y)?;
-                let up = match end {
-                    End::Gated(_) => self.op(Kind::MatMul, &[rows, rest[1]], &[], &y)?,
-                    _ => rest[1],
-                };
-                self.into(Kind::Mul, &[gate, up, y])?;
-            }
-            End::Turned | End::TurnedInto | End::Into => {
-                let (tokens, heads) = (rows.layout.rows(), &y.layout.dims()[1..]);
-                let heads = [tokens, heads[0] as usize, heads[1] as usize];
-                let heads = Layout::new(rows.layout.dtype(), &heads)?;
-                let like = TensorView { layout: heads, ..rows };
-                let product = self.product(rows, rest[0], heads)?;
-                let params = &case.params[usize::from(norm)..];
-                match (end, rest) {
-                    (End::Turned, [_, positions, factors, _]) => {
-                        let views = [product, *positions, *factors, y];
-                        record(&mut self.graph, Kind::Rope, &views, params, "op suite")?;
-                    }
-                    (End::TurnedInto, [_, positions, factors, to, _]) => {
-                        let views = [product, *positions, *factors];
-                        let turned = self.op(Kind::Rope, &views, params, &like)?;
-                        self.into(Kind::KvWrite, &[turned, *to, y])?;
-                    }
-                    _ => self.into(Kind::KvWrite, &[product, rest[1], y])?,
+        let y = views[views.len() - 1];
+        let w = view(Slot::Weight);
+        let layout = Layout::new(rows.layout.dtype(), &[rows.layout.rows(), w.layout.rows()])?;
+        let like = TensorView { layout, ..rows };
+        let mut last = Op { kind: Kind::MATMUL, inputs: vec![rows, w], params: vec![], like };
+        if let Some(activation) = product.gate().activation() {
+            let gate = self.result(&last)?;
+            let act = match activation {
+                Activation::Silu => Kind::Silu,
+                Activation::Gelu => Kind::Gelu,
+            };
+            let gate = self.op(act, &[gate], &[], &like)?;
+            let up = match product.gate() {
+                Gate::Weights(_) => {
+                    self.op(Kind::MATMUL, &[rows, view(Slot::UpWeight)], &[], &like)?
                 }
+                _ => view(Slot::Up),
+            };
+            last = Op { kind: Kind::Mul, inputs: vec![gate, up], params: vec![], like };
+        }
+        let Epilogue { add, rope, cache, norm: _ } = product.epilogue();
+        if add {
+            let inputs = vec![self.result(&last)?, view(Slot::Addend)];
+            last = Op { kind: Kind::Add, inputs, params: vec![], like };
+        }
+        if product.epilogue().heads() {
+            let heads = &y.layout.dims()[1..];
+            let heads = [rows.layout.rows(), heads[0] as usize, heads[1] as usize];
+            let layout = Layout::new(rows.layout.dtype(), &heads)?;
+            let mut heads = self.result(&last)?.reinterpret(0, layout)?;
+            let like = TensorView { layout, ..rows };
+            if rope {
+                let inputs = vec![heads, view(Slot::Positions), view(Slot::Factors)];
+                let params = case.params[product.rope_params()..].to_vec();
+                last = Op { kind: Kind::Rope, inputs, params, like };
+                heads = if cache { self.result(&last)? } else { heads };
+            }
+            if cache {
+                let inputs = vec![heads, view(Slot::CacheRows)];
+                last = Op { kind: Kind::KvWrite, inputs, params: vec![], like };
             }
         }
+        let views = [&last.inputs[..], &[y]].concat();
+        record(&mut self.graph, last.kind, &views, &last.params, "op suite")?;
         Ok(true)
     }
 
-    /// Records a product, whose rows are then read as rows of heads.
-    fn product(&mut self, x: TensorView, w: TensorView, heads: Layout) -> Result<TensorView> {
-        let layout = Layout::new(heads.dtype(), &[x.layout.rows(), w.layout.rows()])?;
-        let product = self.op(Kind::MatMul, &[x, w], &[], &TensorView { layout, ..x })?;
-        Ok(product.reinterpret(0, heads)?)
+    /// Records an op with a new result.
+    fn result(&mut self, op: &Op) -> Result<TensorView> {
+        self.op(op.kind, &op.inputs, &op.params, &op.like)
     }
 
     /// Records an op with a new result of the type and shape of `like`.
@@ -96,46 +106,12 @@ impl<'a> Plain<'a> {
         record(&mut self.graph, kind, &[inputs, &[result]].concat(), params, "op suite")?;
         Ok(result)
     }
-
-    fn into(&mut self, kind: Kind, views: &[TensorView]) -> Result<()> {
-        record(&mut self.graph, kind, views, &[], "op suite").map(drop)
-    }
 }
 
-/// What follows the norm, if there is one.
-#[derive(Clone, Copy)]
-enum End {
-    Product,
-    Sum,
-    /// A product through this activation, times an operand.
-    Gate(Kind),
-    /// The same, times another product.
-    Gated(Kind),
-    /// A product, turned.
-    Turned,
-    /// A product, turned and written to a cache.
-    TurnedInto,
-    /// A product, written to a cache.
-    Into,
-}
-
-/// Whether a fused product starts with a norm, and what follows.
-fn parts(kind: Kind) -> Option<(bool, End)> {
-    Some(match kind {
-        Kind::MatMulSiluMul => (false, End::Gate(Kind::Silu)),
-        Kind::MatMulGeluMul => (false, End::Gate(Kind::Gelu)),
-        Kind::MatMulSiluGated => (false, End::Gated(Kind::Silu)),
-        Kind::MatMulGeluGated => (false, End::Gated(Kind::Gelu)),
-        Kind::NormMatMul => (true, End::Product),
-        Kind::NormMatMulAdd => (true, End::Sum),
-        Kind::NormMatMulSiluGated => (true, End::Gated(Kind::Silu)),
-        Kind::NormMatMulGeluGated => (true, End::Gated(Kind::Gelu)),
-        Kind::NormMatMulRope => (true, End::Turned),
-        Kind::NormMatMulRopeKv => (true, End::TurnedInto),
-        Kind::NormMatMulKv => (true, End::Into),
-        Kind::MatMulRope => (false, End::Turned),
-        Kind::MatMulRopeKv => (false, End::TurnedInto),
-        Kind::MatMulKv => (false, End::Into),
-        _ => return None,
-    })
+/// An op whose result goes to memory of its own, or to that of the case if it is the last.
+struct Op {
+    kind: Kind,
+    inputs: Vec<TensorView>,
+    params: Vec<u32>,
+    like: TensorView,
 }

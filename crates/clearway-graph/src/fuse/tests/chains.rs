@@ -2,7 +2,8 @@
 
 use super::setup::{COLS, ROWS, Step, layout};
 use crate::fuse::{FuseReport, Place, Refusal, TestCatalog};
-use crate::node::CapturedOpKind as Kind;
+use crate::op::CapturedOpKind as Kind;
+use crate::testkit::kind;
 use crate::{BarrierReason, CapturedNode, ComputeGraph, DispatchId, Layout, TensorView};
 
 /// Records ops on new values.
@@ -45,7 +46,7 @@ impl List {
 
     pub(super) fn matmul(&mut self, x: TensorView) -> TensorView {
         let w = self.buffer(layout(&[COLS, COLS]));
-        self.op(Kind::MatMul, &[x, w])
+        self.op(Kind::MATMUL, &[x, w])
     }
 
     pub(super) fn weight(&mut self) -> TensorView {
@@ -128,9 +129,9 @@ fn a_residual_goes_into_the_product_first() {
         list
     };
     let (graph, _) = residual().fuse(&mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::MatMulAdd, Kind::RmsNormMul]);
-    let (graph, _) = residual().fuse(&mut TestCatalog::new().without(Kind::MatMulAdd));
-    assert_eq!(kinds(&graph), [Kind::MatMul, Kind::AddRmsNormMul]);
+    assert_eq!(kinds(&graph), [kind("matmul_add"), Kind::RmsNormMul]);
+    let (graph, _) = residual().fuse(&mut TestCatalog::new().without(kind("matmul_add")));
+    assert_eq!(kinds(&graph), [Kind::MATMUL, Kind::AddRmsNormMul]);
 }
 
 #[test]
@@ -140,7 +141,7 @@ fn of_two_products_the_first_operand_is_taken() {
     let (a, b) = (list.matmul(x), list.matmul(x));
     list.op(Kind::Add, &[b, a]);
     let (graph, report) = list.fuse(&mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::MatMul, Kind::MatMulAdd]);
+    assert_eq!(kinds(&graph), [Kind::MATMUL, kind("matmul_add")]);
     assert_eq!(*report.fusions[0].members, [1, 2].map(DispatchId));
 
     // Unless it cannot be: then the second is.

@@ -7,7 +7,7 @@ use std::slice::from_ref;
 
 use rustc_hash::FxHasher;
 
-use crate::node::CapturedOpKind as Kind;
+use crate::op::{CapturedOpKind as Kind, Epilogue, Gate, Product, Slot};
 use crate::testkit::elements;
 use crate::{Access, BufferRange, ComputeGraph, Dispatch, NodeId};
 
@@ -68,10 +68,6 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
     let one = |kind, params: &[u32], inputs: &[Contents], len: usize| {
         compute(kind, params, inputs, &[len]).remove(0)
     };
-    if let (Some(product), [x, g, rest @ ..]) = (behind_norm(kind), inputs) {
-        let normed = one(Kind::RmsNormMul, params, &[x.clone(), g.clone()], x.len());
-        return vec![one(product, &[], &[&[normed], rest].concat(), last)];
-    }
     match (kind, inputs) {
         (Kind::RmsNormMul, [x, w]) => {
             let normed = one(Kind::RmsNorm, params, from_ref(x), last);
@@ -82,55 +78,17 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
             let gate = one(act, &[], from_ref(gate), last);
             vec![one(Kind::Mul, &[], &[gate, up.clone()], last)]
         }
-        (Kind::MatMulAdd, [x, w, c]) => {
-            let product = one(Kind::MatMul, &[], &[x.clone(), w.clone()], last);
-            vec![one(Kind::Add, &[], &[product, c.clone()], last)]
-        }
-        (Kind::MatMulSiluMul | Kind::MatMulGeluMul, [x, w, up]) => {
-            let gate = one(Kind::MatMul, &[], &[x.clone(), w.clone()], last);
-            let mul = if kind == Kind::MatMulSiluMul { Kind::SiluMul } else { Kind::GeluMul };
-            vec![one(mul, &[], &[gate, up.clone()], last)]
-        }
-        (Kind::MatMulSiluGated | Kind::MatMulGeluGated, [x, w, u]) => {
-            let up = one(Kind::MatMul, &[], &[x.clone(), u.clone()], last);
-            let silu = kind == Kind::MatMulSiluGated;
-            let rest = if silu { Kind::MatMulSiluMul } else { Kind::MatMulGeluMul };
-            vec![one(rest, &[], &[x.clone(), w.clone(), up], last)]
+        (Kind::Product(product), _) if product != Product::PLAIN => {
+            let compute = |kind, params: &[u32], inputs: &[&Contents], len| {
+                let inputs: Vec<Contents> = inputs.iter().map(|&input| input.clone()).collect();
+                one(kind, params, &inputs, len)
+            };
+            compute_product(product, params, inputs, lens, compute)
         }
         (Kind::RopeKvWrite, [x, positions, factors, rows, cache]) => {
             let operands = [x.clone(), positions.clone(), factors.clone()];
             let turned = one(Kind::Rope, params, &operands, x.len());
             vec![one(Kind::KvWrite, &[], &[turned, rows.clone(), cache.clone()], last)]
-        }
-        (Kind::MatMulRope, [x, w, positions, factors]) => {
-            let product = one(Kind::MatMul, &[], &[x.clone(), w.clone()], last);
-            let operands = [product, positions.clone(), factors.clone()];
-            vec![one(Kind::Rope, params, &operands, last)]
-        }
-        (Kind::MatMulRopeKv | Kind::MatMulKv, [x, w, positions, rest @ ..]) => {
-            let tokens = positions.len() / size_of::<u32>();
-            let elems = w.len() * tokens / x.len() * tokens;
-            let len = elems * size_of::<f32>();
-            let product = one(Kind::MatMul, &[], &[x.clone(), w.clone()], len);
-            let write = if kind == Kind::MatMulKv { Kind::KvWrite } else { Kind::RopeKvWrite };
-            let operands = [&[product, positions.clone()], rest].concat();
-            vec![one(write, params, &operands, last)]
-        }
-        (Kind::NormMatMulRope, [x, g, w, positions, factors]) => {
-            let operands = [x.clone(), g.clone(), w.clone()];
-            let product = one(Kind::NormMatMul, &params[..1], &operands, last);
-            let operands = [product, positions.clone(), factors.clone()];
-            vec![one(Kind::Rope, &params[1..], &operands, last)]
-        }
-        (Kind::NormMatMulRopeKv | Kind::NormMatMulKv, [x, g, w, positions, rest @ ..]) => {
-            let tokens = positions.len() / size_of::<u32>();
-            let elems = w.len() * tokens / x.len() * tokens;
-            let operands = [x.clone(), g.clone(), w.clone()];
-            let len = elems * size_of::<f32>();
-            let product = one(Kind::NormMatMul, &params[..1], &operands, len);
-            let write = if kind == Kind::NormMatMulKv { Kind::KvWrite } else { Kind::RopeKvWrite };
-            let operands = [&[product, positions.clone()], rest].concat();
-            vec![one(write, &params[1..], &operands, last)]
         }
         (Kind::AddRmsNorm | Kind::AddRmsNormMul, [a, b, rest @ ..]) => {
             let sum = one(Kind::Add, &[], &[a.clone(), b.clone()], last);
@@ -155,15 +113,55 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
     }
 }
 
-/// The product of an op that starts with a norm.
-fn behind_norm(kind: Kind) -> Option<Kind> {
-    match kind {
-        Kind::NormMatMul => Some(Kind::MatMul),
-        Kind::NormMatMulAdd => Some(Kind::MatMulAdd),
-        Kind::NormMatMulSiluGated => Some(Kind::MatMulSiluGated),
-        Kind::NormMatMulGeluGated => Some(Kind::MatMulGeluGated),
-        _ => None,
+/// The outputs of a product with what is fused to it, by the ops it stands for.
+fn compute_product(
+    product: Product,
+    params: &[u32],
+    inputs: &[Contents],
+    lens: &[usize],
+    one: impl Fn(Kind, &[u32], &[&Contents], usize) -> Contents,
+) -> Vec<Contents> {
+    // Inputs are what is read: neither the result nor the sum.
+    let read = |slot| {
+        let mut slots = product.slots().iter().filter(|s| !matches!(s, Slot::Result | Slot::Sum));
+        &inputs[slots.position(|&s| s == slot).unwrap()]
+    };
+    let last = lens.last().copied().unwrap_or(0);
+    let Epilogue { add, rope, cache, norm } = product.epilogue();
+    let mut x = read(Slot::Input).clone();
+    let mut len = last;
+    if cache {
+        let tokens = read(Slot::CacheRows).len() / size_of::<u32>();
+        len = read(Slot::Weight).len() * tokens / x.len() * tokens * size_of::<f32>();
     }
+    if product.is_normed() {
+        x = one(Kind::RmsNormMul, &params[..1], &[&x, read(Slot::NormWeight)], x.len());
+    }
+    let mut y = one(Kind::MATMUL, &[], &[&x, read(Slot::Weight)], len);
+    match product.gate() {
+        Gate::None => {}
+        Gate::Operand(activation) => y = one(activation.mul(), &[], &[&y, read(Slot::Up)], len),
+        Gate::Weights(activation) => {
+            let up = one(Kind::MATMUL, &[], &[&x, read(Slot::UpWeight)], len);
+            y = one(activation.mul(), &[], &[&y, &up], len);
+        }
+    }
+    if add {
+        y = one(Kind::Add, &[], &[&y, read(Slot::Addend)], len);
+    }
+    let params = &params[product.rope_params()..];
+    if rope {
+        let operands = [&y, read(Slot::Positions), read(Slot::Factors)];
+        y = one(Kind::Rope, &params[..4], &operands, len);
+    }
+    if cache {
+        y = one(Kind::KvWrite, &[], &[&y, read(Slot::CacheRows), read(Slot::Cache)], last);
+    }
+    let sum = (norm && lens.len() > 1).then(|| y.clone());
+    if norm {
+        y = one(Kind::RmsNormMul, params, &[&y, read(Slot::NextNormWeight)], last);
+    }
+    sum.into_iter().chain([y]).collect()
 }
 
 fn symbol(of: impl Hash) -> u64 {

@@ -12,7 +12,7 @@ fn fused(graph: &ComputeGraph, whole: bool) -> ((Vec<CapturedNode>, FuseReport),
     let tiled = stage.list.order.is_tiled();
     let finished = stage.run(&mut TestCatalog::new(), &()).unwrap();
     assert!(finished || tiled, "rule by rule always comes to the end");
-    let (nodes, mut report) = stage.finish();
+    let (nodes, mut report, _) = stage.finish();
     report.fusions.sort_by_key(|fusion| (fusion.result, fusion.members.len()));
     ((nodes, report), tiled && finished)
 }

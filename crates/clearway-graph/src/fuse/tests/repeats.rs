@@ -3,8 +3,9 @@
 use super::chains::{List, kinds};
 use super::setup::{COLS, ROWS, Setup, Step, layout};
 use crate::fuse::{FuseReport, RULES, Refusal, TestCatalog};
-use crate::node::CapturedOpKind as Kind;
+use crate::op::CapturedOpKind as Kind;
 use crate::testkit::decoder_like;
+use crate::testkit::kind;
 use crate::verify::verify;
 use crate::{ComputeGraph, DType, DispatchId, HazardKind, Layout, TensorView};
 
@@ -49,7 +50,7 @@ fn every_reader_takes_in_a_copy() {
         list.output(y);
     }
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    let expected = [Kind::NormMatMul, Kind::NormMatMulAdd, Kind::NormMatMulSiluGated];
+    let expected = [kind("norm_matmul"), kind("norm_matmul_add"), kind("norm_matmul_silu_gated")];
     assert_eq!(kinds(&graph), expected, "{report}");
     assert_eq!(report.refusals, []);
     // Nine dispatches became three by eight firings, two of which took in a copy.
@@ -80,7 +81,7 @@ fn one_reader_is_no_repetition() {
     let (_, v) = norm(&mut list);
     list.matmul(v);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::NormMatMul]);
+    assert_eq!(kinds(&graph), [kind("norm_matmul")]);
     assert_eq!((report.repeats, report.fusions[1].repeated), (0, false));
     assert!(serde_json::to_value(&report).unwrap()["fusions"][1].get("repeated").is_none());
 }
@@ -93,7 +94,7 @@ fn a_reader_that_no_rule_names_keeps_all_apart() {
     list.op(Kind::Silu, &[v]);
     list.matmul(v);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MatMul, Kind::Silu, Kind::MatMul]);
+    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MATMUL, Kind::Silu, Kind::MATMUL]);
     assert_eq!(reasons(&report), [(2, second_reader(3)), (4, second_reader(3))]);
     assert_eq!(report.repeats, 0);
 }
@@ -105,10 +106,10 @@ fn a_reader_without_a_kernel_keeps_all_apart() {
     list.matmul(v);
     let (other, bias) = (list.matmul(v), list.weight());
     list.op(Kind::Add, &[other, bias]);
-    let mut catalog = TestCatalog::new().without(Kind::NormMatMulAdd);
+    let mut catalog = TestCatalog::new().without(kind("norm_matmul_add"));
     let (graph, report) = fuse(list, &mut catalog);
-    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MatMul, Kind::MatMulAdd]);
-    let none = Refusal::NoKernel { kind: Kind::NormMatMulAdd };
+    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MATMUL, kind("matmul_add")]);
+    let none = Refusal::NoKernel { kind: kind("norm_matmul_add") };
     assert_eq!(reasons(&report), [(2, second_reader(4)), (4, none)]);
 }
 
@@ -118,7 +119,7 @@ fn a_reader_whose_operands_do_not_fit_keeps_all_apart() {
     let (_, v) = norm(&mut list);
     list.matmul(v);
     let (w, c) = (list.buffer(layout(&[COLS, COLS])), list.buffer(layout(&[2, COLS])));
-    list.op(Kind::MatMulAdd, &[v, w, c]);
+    list.op(kind("matmul_add"), &[v, w, c]);
     let (_, report) = fuse(list, &mut TestCatalog::new());
     let misfit = Refusal::Operand { operand: c.layout, result: layout(&[ROWS, COLS]) };
     assert_eq!(reasons(&report), [(2, second_reader(3)), (3, misfit)]);
@@ -132,7 +133,7 @@ fn a_weight_of_many_rows_is_no_weight_of_a_norm() {
     let v = list.op(Kind::Mul, &[normed, w]);
     list.matmul(v);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MatMul]);
+    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MATMUL]);
     let (operand, result) = (w.layout, v.layout);
     assert_eq!(reasons(&report), [(2, Refusal::Operand { operand, result })]);
 }
@@ -142,7 +143,7 @@ fn a_reader_that_reads_twice_keeps_all_apart() {
     let mut list = List::default();
     let (_, v) = norm(&mut list);
     list.matmul(v);
-    list.op(Kind::MatMul, &[v, v]);
+    list.op(Kind::MATMUL, &[v, v]);
     let (_, report) = fuse(list, &mut TestCatalog::new());
     assert_eq!(reasons(&report), [(2, second_reader(3)), (3, second_reader(3))]);
 }
@@ -166,13 +167,13 @@ fn a_copy_that_would_read_too_late_keeps_all_apart() {
     list.op_into(Kind::Fill, &[], x); // 3
     list.matmul(v); // 4
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MatMul, Kind::Fill, Kind::MatMul]);
+    assert_eq!(kinds(&graph), [Kind::RmsNormMul, Kind::MATMUL, Kind::Fill, Kind::MATMUL]);
     let [(2, first), (4, Refusal::CopyTooLate { hazard })] = &reasons(&report)[..] else {
         panic!("{report}")
     };
     assert_eq!(*first, second_reader(4));
-    let (kind, ids) = (hazard.kind, (hazard.earlier.0, hazard.later.0));
-    assert_eq!((kind, ids), (HazardKind::WriteAfterRead, (1, 3)));
+    let (conflict, ids) = (hazard.kind, (hazard.earlier.0, hazard.later.0));
+    assert_eq!((conflict, ids), (HazardKind::WriteAfterRead, (1, 3)));
     assert_eq!((hazard.buf_id, hazard.p0, hazard.p1), (x.buf_id, 0, BYTES));
     assert!(
         report.to_string().contains("a copy of the producer would come too late, WAR #1 -> #3")
@@ -185,7 +186,7 @@ fn a_copy_that_would_read_too_late_keeps_all_apart() {
     list.matmul(v);
     list.op_into(Kind::Fill, &[], x);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::NormMatMul, Kind::NormMatMul, Kind::Fill], "{report}");
+    assert_eq!(kinds(&graph), [kind("norm_matmul"), kind("norm_matmul"), Kind::Fill], "{report}");
 }
 
 #[test]
@@ -220,9 +221,10 @@ fn nothing_overwrites_what_a_copy_behind_it_reads() {
     list.matmul(v); // 5
     list.op_into(Kind::Fill, &[], z); // 6
     let weight = list.buffer(layout(&[COLS, COLS]));
-    list.op_into(Kind::MatMul, &[w, weight], x); // 7
+    list.op_into(Kind::MATMUL, &[w, weight], x); // 7
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    let all = [Kind::RmsNormMul, Kind::NormMatMul, Kind::NormMatMul, Kind::Fill, Kind::MatMul];
+    let all =
+        [Kind::RmsNormMul, kind("norm_matmul"), kind("norm_matmul"), Kind::Fill, Kind::MATMUL];
     assert_eq!(kinds(&graph), all, "{report}");
     let [(7, Refusal::Crosses { producer, consumer })] = &reasons(&report)[..] else {
         panic!("{report}")
@@ -258,7 +260,7 @@ fn a_gated_pair_reads_one_tensor() {
     let x = list.input();
     gated(&mut list, x, x);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::MatMulGeluGated], "{report}");
+    assert_eq!(kinds(&graph), [kind("matmul_gelu_gated")], "{report}");
     assert_eq!(report.refusals, []);
 }
 
@@ -271,7 +273,7 @@ fn a_gated_pair_of_two_tensors_is_refused() {
         let y = change(&mut list, x);
         gated(&mut list, x, y);
         let (graph, report) = fuse(list, &mut TestCatalog::new());
-        assert_eq!(kinds(&graph), [Kind::MatMul, Kind::MatMulGeluMul], "{report}");
+        assert_eq!(kinds(&graph), [Kind::MATMUL, kind("matmul_gelu_mul")], "{report}");
         let different = Refusal::NotSame { reads: [x, y].into() };
         assert_eq!(reasons(&report), [(3, different)]);
         report.to_string()
@@ -302,7 +304,7 @@ fn a_gated_pair_that_saw_different_bytes_is_refused() {
     let gate = list.op(Kind::Silu, &[gate]);
     list.op(Kind::Mul, &[gate, up]);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::MatMul, Kind::Fill, Kind::MatMulSiluMul]);
+    assert_eq!(kinds(&graph), [Kind::MATMUL, Kind::Fill, kind("matmul_silu_mul")]);
     let [(4, Refusal::Crosses { producer, consumer })] = &reasons(&report)[..] else {
         panic!("{report}")
     };
@@ -313,13 +315,13 @@ fn a_gated_pair_that_saw_different_bytes_is_refused() {
 #[test]
 fn a_decoder_layer_is_five_groups() {
     let layer = [
-        Kind::NormMatMulRope,
-        Kind::NormMatMulRopeKv,
-        Kind::NormMatMulKv,
+        kind("norm_matmul_rope"),
+        kind("norm_matmul_rope_kv"),
+        kind("norm_matmul_kv"),
         Kind::Attention,
-        Kind::MatMulAdd,
-        Kind::NormMatMulSiluGated,
-        Kind::MatMulAdd,
+        kind("matmul_add"),
+        kind("norm_matmul_silu_gated"),
+        kind("matmul_add"),
     ];
     let report = check_layer(&TestCatalog::new(), 5, &layer);
     assert_eq!((report.refusals.len(), report.repeats), (0, 4), "{report}");
@@ -327,19 +329,19 @@ fn a_decoder_layer_is_five_groups() {
 
 #[test]
 fn a_decoder_layer_is_six_groups_where_products_do_not_rotate() {
-    let missing = [Kind::NormMatMulRope, Kind::NormMatMulRopeKv, Kind::NormMatMulKv];
+    let missing = [kind("norm_matmul_rope"), kind("norm_matmul_rope_kv"), kind("norm_matmul_kv")];
     let catalog = missing.into_iter().fold(TestCatalog::new(), TestCatalog::without);
     let layer = [
-        Kind::NormMatMul,
-        Kind::NormMatMul,
-        Kind::NormMatMul,
+        kind("norm_matmul"),
+        kind("norm_matmul"),
+        kind("norm_matmul"),
         Kind::Rope,
         Kind::RopeKvWrite,
         Kind::KvWrite,
         Kind::Attention,
-        Kind::MatMulAdd,
-        Kind::NormMatMulSiluGated,
-        Kind::MatMulAdd,
+        kind("matmul_add"),
+        kind("norm_matmul_silu_gated"),
+        kind("matmul_add"),
     ];
     let report = check_layer(&catalog, 6, &layer);
     let refused: Vec<_> = report.refusals.iter().map(|pair| &pair.reason).collect();
@@ -379,7 +381,7 @@ fn products_of_a_norm_rotate_and_go_into_caches() {
     kv_write(&mut list, v); // 8
     list.output(q);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    let expected = [Kind::NormMatMulRope, Kind::NormMatMulRopeKv, Kind::NormMatMulKv];
+    let expected = [kind("norm_matmul_rope"), kind("norm_matmul_rope_kv"), kind("norm_matmul_kv")];
     assert_eq!((kinds(&graph), report.refusals), (expected.to_vec(), vec![]));
     let members: Vec<Vec<u32>> =
         graph.dispatches().map(|d| d.origins.iter().map(|id| id.0).collect()).collect();
@@ -401,7 +403,7 @@ fn a_product_that_is_read_twice_does_not_rotate() {
     rope(&mut list, k); // 3
     kv_write(&mut list, k); // 4
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::NormMatMul, Kind::Rope, Kind::KvWrite], "{report}");
+    assert_eq!(kinds(&graph), [kind("norm_matmul"), Kind::Rope, Kind::KvWrite], "{report}");
     assert_eq!(reasons(&report), [(3, second_reader(4)), (4, second_reader(3))]);
 }
 
@@ -415,19 +417,19 @@ fn a_rotation_that_is_read_twice_stays_a_result() {
     kv_write(&mut list, rotated); // 4
     list.output(rotated);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::NormMatMulRope, Kind::KvWrite], "{report}");
+    assert_eq!(kinds(&graph), [kind("norm_matmul_rope"), Kind::KvWrite], "{report}");
     assert_eq!(report.refusals, []);
 }
 
 #[test]
-fn a_product_with_a_bias_does_not_rotate() {
+fn a_product_with_a_bias_rotates() {
     let mut list = List::default();
     let (_, v) = norm(&mut list);
     let (product, bias) = (list.matmul(v), list.weight());
     let k = list.op(Kind::Add, &[product, bias]);
     rope(&mut list, k);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::NormMatMulAdd, Kind::Rope], "{report}");
+    assert_eq!(kinds(&graph), [kind("norm_matmul_add_rope")], "{report}");
     assert_eq!(report.refusals, []);
 }
 
@@ -439,7 +441,7 @@ fn a_product_without_a_norm_rotates() {
     rope(&mut list, k);
     kv_write(&mut list, v);
     let (graph, report) = fuse(list, &mut TestCatalog::new());
-    assert_eq!(kinds(&graph), [Kind::MatMulRope, Kind::MatMulKv]);
+    assert_eq!(kinds(&graph), [kind("matmul_rope"), kind("matmul_kv")]);
     assert_eq!(report.refusals, []);
 }
 

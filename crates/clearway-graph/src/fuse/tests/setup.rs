@@ -1,7 +1,7 @@
 //! A producer and a consumer that a rule fuses, taken apart so that a test can spoil one thing.
 
-use crate::fuse::{Rule, TestCatalog};
-use crate::node::CapturedOpKind as Kind;
+use crate::fuse::{RULES, Rule, TestCatalog};
+use crate::op::{CapturedOpKind as Kind, Gate, Product, Slot};
 use crate::{ComputeGraph, DType, DispatchId, KernelContract, Layout, Params, TensorView};
 
 /// Rows of the tensors.
@@ -10,6 +10,12 @@ pub(super) const ROWS: usize = 4;
 pub(super) const COLS: usize = 8;
 /// Bytes of a full tensor.
 pub(super) const BYTES: u64 = (ROWS * COLS * 4) as u64;
+
+/// Every rule that any pair in real buffers can be an example of: those that quantise ask for more
+/// (`round/tests/ahead.rs`).
+pub(super) fn rules() -> impl Iterator<Item = &'static Rule> {
+    RULES.iter().filter(|rule| !rule.quantises)
+}
 
 /// A dispatch to be recorded.
 #[derive(Clone)]
@@ -22,13 +28,15 @@ pub(super) struct Step {
 
 impl Step {
     pub(super) fn new(kind: Kind, views: &[TensorView]) -> Self {
-        let params = match kind {
-            Kind::RmsNorm | Kind::RmsNormMul | Kind::AddRmsNorm | Kind::NormMatMul => {
-                vec![1e-5f32.to_bits()]
-            }
-            Kind::Rope | Kind::RopeKvWrite => vec![4, 1, 10_000f32.to_bits(), 1f32.to_bits()],
-            _ => vec![],
-        };
+        let params = kind.spec().map_or(&[][..], |spec| spec.params).iter();
+        let params = params.map(|param| match param.name {
+            "eps" => 1e-5f32.to_bits(),
+            "n_dims" => 4,
+            "scale" => 1f32.to_bits(),
+            "base" => 10_000f32.to_bits(),
+            _ => 1,
+        });
+        let params = params.collect();
         Self { kind, views: views.to_vec(), params, unknown: false }
     }
 
@@ -186,11 +194,10 @@ fn ids() -> Layout {
 
 fn inputs_of_producer(kind: Kind) -> Vec<Layout> {
     match kind {
-        Kind::MatMul => vec![layout(&[ROWS, 16]), layout(&[COLS, 16])],
+        Kind::Product(product) => inputs_of_product(product, 16),
         Kind::Add | Kind::AddRmsNorm => vec![full(kind), full(kind)],
         Kind::Rope => vec![full(kind), ids(), layout(&[2])],
         Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
-        Kind::NormMatMul => vec![layout(&[ROWS, 16]), layout(&[16]), layout(&[COLS, 16])],
         _ => vec![full(kind)],
     }
 }
@@ -202,14 +209,25 @@ fn inputs_of_consumer(kind: Kind) -> Vec<Layout> {
         Kind::KvWrite => vec![heads(), ids()],
         Kind::Rope => vec![heads(), ids(), layout(&[2])],
         Kind::RopeKvWrite => vec![heads(), ids(), layout(&[2]), ids()],
-        Kind::MatMul => vec![full(kind), layout(&[COLS, COLS])],
-        Kind::MatMulAdd => vec![full(kind), layout(&[COLS, COLS]), full(kind)],
-        Kind::MatMulSiluMul | Kind::MatMulGeluMul => {
-            vec![layout(&[ROWS, 16]), layout(&[COLS, 16]), full(kind)]
+        // What joins them is the operand it is the gate of, else its activations.
+        Kind::Product(product) if matches!(product.gate(), Gate::Operand(_)) => {
+            inputs_of_product(product, 16)
         }
-        Kind::MatMulSiluGated | Kind::MatMulGeluGated => {
-            vec![full(kind), layout(&[COLS, COLS]), layout(&[COLS, COLS])]
-        }
+        Kind::Product(product) => inputs_of_product(product, COLS),
         _ => vec![full(kind), full(kind)],
     }
+}
+
+/// All operands of a product but its result.
+fn inputs_of_product(product: Product, inner: usize) -> Vec<Layout> {
+    let inputs = product.slots().iter().filter(|&&slot| slot != Slot::Result);
+    inputs
+        .map(|slot| match slot {
+            Slot::Input => layout(&[ROWS, inner]),
+            Slot::NormWeight => layout(&[inner]),
+            Slot::Weight | Slot::UpWeight => layout(&[COLS, inner]),
+            Slot::Up | Slot::Addend => layout(&[ROWS, COLS]),
+            slot => panic!("no rule starts or ends with {slot:?}"),
+        })
+        .collect()
 }

@@ -1,9 +1,9 @@
 //! Norms in the product in front of them.
 
-use super::super::norms_ahead;
 use super::{COLS, row, weights};
 use crate::fuse::{Refusal, TestCatalog};
-use crate::node::CapturedOpKind as Kind;
+use crate::op::CapturedOpKind as Kind;
+use crate::testkit::kind;
 use crate::verify::verify;
 use crate::{ComputeGraph, DType, DispatchId, KernelContract, Layout, TensorView};
 
@@ -13,10 +13,8 @@ struct Setup {
     catalog: TestCatalog,
     buffers: usize,
     layout: Layout,
-    /// What the four ops in front give.
-    product: TensorView,
+    /// What the sum in front and the norm with its weight give.
     sum: TensorView,
-    norm: TensorView,
     scaled: TensorView,
 }
 
@@ -31,11 +29,11 @@ impl Setup {
         let mut graph = ComputeGraph::new();
         let [product, sum, norm, scaled] = [(); 4].map(|()| graph.declare_value(layout));
         let catalog = TestCatalog::new();
-        let mut setup = Self { graph, catalog, buffers: 0, layout, product, sum, norm, scaled };
+        let mut setup = Self { graph, catalog, buffers: 0, layout, sum, scaled };
         let [x, w, residual] = [row(32), weights(), layout].map(|layout| setup.buffer(layout));
         let weight = setup.buffer(Layout::new(DType::F32, &[layout.cols()]).unwrap());
         let steps = [
-            (Kind::MatMul, vec![x, w, product]),
+            (Kind::MATMUL, vec![x, w, product]),
             (Kind::Add, vec![residual, product, sum]),
             (Kind::RmsNorm, vec![sum, norm]),
             (Kind::Mul, vec![norm, weight, scaled]),
@@ -62,7 +60,7 @@ impl Setup {
     fn readers(&mut self) {
         for _ in 0..2 {
             let [w, y] = [weights(), row(8)].map(|layout| self.buffer(layout));
-            self.dispatch(Kind::MatMul, &[self.scaled, w, y], &[]);
+            self.dispatch(Kind::MATMUL, &[self.scaled, w, y], &[]);
         }
         self.next_sum();
     }
@@ -82,34 +80,44 @@ impl Setup {
         self.graph.dispatch(kind, &contract, views, params, "").unwrap()
     }
 
-    /// Runs the stage and proves what it gives.
-    #[track_caller]
-    fn ahead(&mut self) -> Vec<Kind> {
+    /// Applies the rules, and proves what they give.
+    fn fuse(&mut self) -> Vec<Kind> {
         let recorded = self.graph.clone();
-        assert_eq!(self.graph.norms_ahead(&mut self.catalog, &()).unwrap(), 1);
+        self.graph.fuse_with(&mut self.catalog, &(), true).unwrap();
         self.graph.place_barriers();
         verify(&recorded, &self.graph, None).unwrap();
         self.graph.dispatches().map(|d| d.kind).collect()
     }
 
-    /// The only reason for which nothing happens.
-    #[track_caller]
-    fn refused(&mut self) -> Refusal {
-        let before = self.graph.nodes().to_vec();
-        let mut report = norms_ahead(&mut self.graph, &mut self.catalog, &()).unwrap();
-        assert_eq!(report.rounded, []);
-        assert_eq!(self.graph.nodes(), before);
-        assert_eq!(report.refusals.len(), 1, "{report}");
-        report.refusals.remove(0).reason
+    fn fired(&self) -> u32 {
+        self.graph.fuse_report().unwrap().fired_by("matmul_add_norm")
     }
 
-    /// Nothing happens, and nobody would expect anything.
+    #[track_caller]
+    fn ahead(&mut self) -> Vec<Kind> {
+        let kinds = self.fuse();
+        assert_eq!(self.fired(), 1);
+        kinds
+    }
+
+    /// The only reason for which the norm stays out of the product in front of it.
+    #[track_caller]
+    fn refused(&mut self) -> Refusal {
+        self.fuse();
+        assert_eq!(self.fired(), 0);
+        let mut refusals = self.graph.round_report().unwrap().refusals.clone();
+        assert_eq!(refusals.len(), 1, "{refusals:?}");
+        let refused = refusals.remove(0);
+        assert_eq!(refused.rule, "matmul_add_norm");
+        refused.reason
+    }
+
+    /// The norm stays out of the product in front of it, and nobody would expect anything else.
     #[track_caller]
     fn ignored(&mut self) {
-        let before = self.graph.nodes().to_vec();
-        assert_eq!(self.graph.norms_ahead(&mut self.catalog, &()).unwrap(), 0);
+        self.fuse();
+        assert_eq!(self.fired(), 0);
         assert_eq!(self.graph.round_report().unwrap().refusals, []);
-        assert_eq!(self.graph.nodes(), before);
     }
 }
 
@@ -117,7 +125,7 @@ impl Setup {
 fn four_ops_become_one_and_the_products_behind_find_it_rounded() {
     let mut setup = Setup::new();
     let kinds = setup.ahead();
-    assert_eq!(kinds, [Kind::MatMulAddNorm, Kind::MatMul, Kind::MatMul, Kind::Add]);
+    assert_eq!(kinds, [kind("matmul_add_norm"), Kind::MATMUL, Kind::MATMUL, Kind::Add]);
     let fused = setup.graph.dispatches().next().unwrap().clone();
     let views: Vec<_> = fused.bindings.iter().map(|view| view.buf_id).collect();
     let (sum, scaled) = (setup.sum.buf_id, setup.scaled.buf_id);
@@ -125,27 +133,25 @@ fn four_ops_become_one_and_the_products_behind_find_it_rounded() {
     assert_eq!(fused.bindings[5].layout, row(COLS).rounded().unwrap());
     assert_eq!((fused.params.to_vec(), fused.id), (vec![7], DispatchId(3)));
     assert_eq!(fused.origins.to_vec(), [0, 1, 2, 3].map(DispatchId));
+    assert_eq!(setup.graph.round(&mut setup.catalog, &()).unwrap(), 1);
     let report = setup.graph.round_report().unwrap();
     assert_eq!(report.rounded[0].readers, [DispatchId(4), DispatchId(5)]);
-    // The rest of the stages takes it from there.
-    setup.graph.fuse(&mut setup.catalog, &()).unwrap();
-    assert_eq!(setup.graph.fuse_report().unwrap().fired(), 0);
 }
 
 #[test]
 fn a_sum_that_nobody_needs_is_not_kept() {
     let mut setup = Setup::with(row(COLS), |_, _, _| {}, None);
     let [w, y] = [weights(), row(8)].map(|layout| setup.buffer(layout));
-    setup.dispatch(Kind::MatMul, &[setup.scaled, w, y], &[]);
+    setup.dispatch(Kind::MATMUL, &[setup.scaled, w, y], &[]);
     let mut output = Setup { graph: setup.graph.clone(), catalog: TestCatalog::new(), ..setup };
-    assert_eq!(output.ahead(), [Kind::MatMulAddNorm, Kind::MatMul]);
+    assert_eq!(output.ahead(), [kind("matmul_add_norm"), Kind::MATMUL]);
     assert_eq!(output.graph.dispatches().next().unwrap().bindings.len(), 5);
     // The host needs it, or nobody but the norm does but it is read twice.
     let mut output = Setup::with(row(COLS), |_, _, _| {}, None);
     output.graph.mark_output(output.sum.value().unwrap()).unwrap();
     let [w, y] = [weights(), row(8)].map(|layout| output.buffer(layout));
-    output.dispatch(Kind::MatMul, &[output.scaled, w, y], &[]);
-    assert_eq!(output.ahead(), [Kind::MatMulAddNorm, Kind::MatMul]);
+    output.dispatch(Kind::MATMUL, &[output.scaled, w, y], &[]);
+    assert_eq!(output.ahead(), [kind("matmul_add_norm"), Kind::MATMUL]);
     assert_eq!(output.graph.dispatches().next().unwrap().bindings.len(), 6);
 }
 
@@ -159,7 +165,7 @@ fn operands_may_stand_either_way_round() {
         };
         let mut setup = Setup::with(row(COLS), swap, None);
         setup.readers();
-        assert_eq!(setup.ahead()[0], Kind::MatMulAddNorm);
+        assert_eq!(setup.ahead()[0], kind("matmul_add_norm"));
         let first = setup.graph.dispatches().next().unwrap().clone();
         let views: Vec<_> = first.bindings.iter().map(|view| view.buf_id).collect();
         assert_eq!(views[..4], [1, 2, 3, 4]);
@@ -167,12 +173,27 @@ fn operands_may_stand_either_way_round() {
 }
 
 #[test]
-fn what_does_not_stand_together_stays_apart() {
+fn without_its_switch_the_rule_takes_no_part() {
+    let mut setup = Setup::new();
+    setup.graph.fuse(&mut setup.catalog, &()).unwrap();
+    assert_eq!(setup.fired(), 0);
+    assert_eq!(setup.graph.round_report(), None);
+    let kinds: Vec<_> = setup.graph.dispatches().map(|d| d.kind).collect();
+    let norm = kind("norm_matmul");
+    assert_eq!(kinds, [kind("matmul_add"), norm, norm, Kind::Add]);
+}
+
+#[test]
+fn what_computes_the_norm_counts_and_not_where_it_stands() {
     for between in 1..4 {
         let mut setup = Setup::with(row(COLS), |_, _, _| {}, Some(between));
         setup.readers();
-        setup.ignored();
+        setup.ahead();
     }
+}
+
+#[test]
+fn a_norm_that_no_product_reads_or_gives_stays_as_it_is() {
     // Nobody multiplies it by weights.
     let mut setup = Setup::with(row(COLS), |_, _, _| {}, None);
     let to = setup.buffer(row(COLS));
@@ -193,9 +214,7 @@ fn what_does_not_stand_together_stays_apart() {
 fn what_others_see_stays_as_it_is() {
     type Which = fn(&Setup) -> TensorView;
     type Mark = fn(&mut ComputeGraph, crate::NodeId) -> crate::Result<()>;
-    let cases: [(Which, Mark, Refusal); 5] = [
-        (|s| s.product, ComputeGraph::mark_output, Refusal::IsOutput),
-        (|s| s.norm, ComputeGraph::mark_output, Refusal::IsOutput),
+    let cases: [(Which, Mark, Refusal); 3] = [
         (|s| s.scaled, ComputeGraph::mark_output, Refusal::IsOutput),
         (|s| s.sum, ComputeGraph::mark_input, Refusal::IsInput),
         (|s| s.scaled, ComputeGraph::mark_input, Refusal::IsInput),
@@ -206,11 +225,11 @@ fn what_others_see_stays_as_it_is() {
         mark(&mut setup.graph, value).unwrap();
         assert_eq!(setup.refused(), reason);
     }
-    for which in [|s: &Setup| s.product, |s: &Setup| s.norm, |s: &Setup| s.scaled] {
-        let mut setup = Setup::new();
-        let (view, to) = (which(&setup), setup.buffer(row(COLS)));
-        let reader = setup.dispatch(Kind::Silu, &[view, to], &[]);
-        assert_eq!(setup.refused(), Refusal::SecondReader { reader });
+    let mut setup = Setup::new();
+    let (view, to) = (setup.scaled, setup.buffer(row(COLS)));
+    let reader = setup.dispatch(Kind::Silu, &[view, to], &[]);
+    assert_eq!(setup.refused(), Refusal::SecondReader { reader });
+    for which in [|s: &Setup| s.sum, |s: &Setup| s.scaled] {
         let mut setup = Setup::new();
         let (view, from) = (which(&setup), setup.buffer(row(COLS)));
         let writer = setup.dispatch(Kind::Silu, &[from, view], &[]);
@@ -228,9 +247,9 @@ fn shapes_are_those_of_one_row_of_whole_chunks() {
     let mut setup = Setup::with(row(40), |_, _, _| {}, None);
     let weights = Layout::new(DType::F32, &[8, 40]).unwrap();
     let [w, y] = [weights, row(8)].map(|layout| setup.buffer(layout));
-    setup.dispatch(Kind::MatMul, &[setup.scaled, w, y], &[]);
-    assert_eq!(setup.refused(), Refusal::NoKernel { kind: Kind::MatMulAddNorm });
-    assert_eq!(setup.catalog.requests, []);
+    setup.dispatch(Kind::MATMUL, &[setup.scaled, w, y], &[]);
+    assert_eq!(setup.refused(), Refusal::NoKernel { kind: kind("matmul_add_norm") });
+    assert!(!setup.catalog.requests.contains(&kind("matmul_add_norm")));
     // A residual that is repeated over rows, and a weight that is no row.
     let two = Layout::new(DType::F32, &[2, COLS]).unwrap();
     for (wrong, at, with) in [(Kind::Add, 0, row(COLS)), (Kind::Mul, 1, two)] {
@@ -247,7 +266,7 @@ fn shapes_are_those_of_one_row_of_whole_chunks() {
 
 #[test]
 fn the_device_is_asked_for_every_kernel() {
-    for missing in [Kind::MatMulAddNorm, Kind::MatMul] {
+    for missing in [kind("matmul_add_norm"), Kind::MATMUL] {
         let mut setup = Setup::new();
         setup.catalog = TestCatalog::new().without(missing);
         assert_eq!(setup.refused(), Refusal::NoKernel { kind: missing });
@@ -262,15 +281,16 @@ fn the_product_of_one_norm_may_be_the_one_in_front_of_the_next() {
     let [w, residual, last] = [square, row(COLS), weights()].map(|l| setup.buffer(l));
     let gain = setup.buffer(Layout::new(DType::F32, &[COLS]).unwrap());
     let y = setup.buffer(row(8));
-    setup.dispatch(Kind::MatMul, &[setup.scaled, w, product], &[]);
+    setup.dispatch(Kind::MATMUL, &[setup.scaled, w, product], &[]);
     setup.dispatch(Kind::Add, &[product, residual, sum], &[]);
     setup.dispatch(Kind::RmsNorm, &[sum, norm], &[7]);
     setup.dispatch(Kind::Mul, &[norm, gain, scaled], &[]);
-    setup.dispatch(Kind::MatMul, &[scaled, last, y], &[]);
+    setup.dispatch(Kind::MATMUL, &[scaled, last, y], &[]);
     let recorded = setup.graph.clone();
-    assert_eq!(setup.graph.norms_ahead(&mut setup.catalog, &()).unwrap(), 2);
+    assert_eq!(setup.graph.fuse_with(&mut setup.catalog, &(), true).unwrap(), 6);
+    assert_eq!(setup.fired(), 2);
     let kinds: Vec<_> = setup.graph.dispatches().map(|d| d.kind).collect();
-    assert_eq!(kinds, [Kind::MatMulAddNorm, Kind::MatMulAddNorm, Kind::MatMul]);
+    assert_eq!(kinds, [kind("matmul_add_norm"), kind("matmul_add_norm"), Kind::MATMUL]);
     let second = setup.graph.dispatches().nth(1).unwrap().clone();
     assert_eq!(second.bindings[0].layout.dtype(), DType::A8, "it finds its activations rounded");
     setup.graph.place_barriers();

@@ -4,12 +4,15 @@
 
 use super::*;
 use crate::fuse::{Bind, RULES, Rule, Source, TestCatalog};
-use crate::node::CapturedOpKind as Kind;
-use crate::testkit::{Rng, Run, Shape, random_graph};
+use crate::op::{Activation, CapturedOpKind as Kind, Epilogue, Gate, Product};
+use crate::testkit::{Rng, Run, Shape, kind, random_graph};
 use crate::{DType, Layout, TensorView};
 
 /// Columns of all tensors: whole chunks, so that values can be rounded.
 const COLS: usize = 32;
+
+/// The product with the norm behind it.
+const AHEAD: Kind = Kind::Product(Product::WITH_NORM);
 
 /// Records plain ops on new values, each with constants of its own.
 struct List {
@@ -56,7 +59,7 @@ impl List {
 
     fn product(&mut self, x: TensorView) -> TensorView {
         let w = self.buffer(floats(&[COLS, COLS]));
-        self.op(Kind::MatMul, &[x, w], self.full())
+        self.op(Kind::MATMUL, &[x, w], self.full())
     }
 
     fn with_buffer(&mut self, kind: Kind, x: TensorView) -> TensorView {
@@ -71,9 +74,9 @@ impl List {
         self.op(Kind::Mul, &[normed, weight], self.full())
     }
 
-    fn gated(&mut self, act: Kind, x: TensorView) -> TensorView {
+    fn gated(&mut self, activation: Activation, x: TensorView) -> TensorView {
         let (gate, up) = (self.product(x), self.product(x));
-        let gate = self.op(act, &[gate], self.full());
+        let gate = self.activated(activation, gate);
         self.op(Kind::Mul, &[gate, up], self.full())
     }
 
@@ -95,60 +98,77 @@ impl List {
 
     /// The ops that a rule makes into one, from the first to the last. What a rule may keep is `kept`.
     fn ops_of(&mut self, rule: &Rule, kept: bool) {
-        let mut x = self.full_buffer();
-        let behind_norm = rule.name.strip_prefix("norm_");
-        if behind_norm.is_some() {
-            x = self.normed(x);
-        }
-        let act = if rule.name.contains("gelu") { Kind::Gelu } else { Kind::Silu };
-        let heads = |list: &Self, x: TensorView| x.reinterpret(0, list.heads()).unwrap();
-        let result = match behind_norm.unwrap_or(rule.name) {
-            "matmul" => self.product(x),
-            "matmul_add" => {
-                let product = self.product(x);
-                self.with_buffer(Kind::Add, product)
+        let x = self.full_buffer();
+        let result = match rule.fused {
+            Kind::Product(product) => self.parts_of(product, kept, x),
+            Kind::RmsNormMul => Some(self.normed(x)),
+            Kind::SiluMul | Kind::GeluMul => {
+                let activation = Activation::ALL.into_iter().find(|a| a.mul() == rule.fused);
+                let gate = self.activated(activation.unwrap(), x);
+                Some(self.with_buffer(Kind::Mul, gate))
             }
-            "rms_norm_mul" => self.normed(x),
-            "silu_mul" | "gelu_mul" => {
-                let gate = self.op(act, &[x], self.full());
-                self.with_buffer(Kind::Mul, gate)
-            }
-            "matmul_silu_mul" | "matmul_gelu_mul" => {
-                let product = self.product(x);
-                let gate = self.op(act, &[product], self.full());
-                self.with_buffer(Kind::Mul, gate)
-            }
-            "matmul_silu_gated" | "matmul_gelu_gated" => self.gated(act, x),
-            "add_rms_norm" | "add_rms_norm_mul" | "add_rms_norm_then_mul" => {
+            Kind::AddRmsNorm | Kind::AddRmsNormMul => {
                 let sum = self.with_buffer(Kind::Add, x);
                 if kept {
                     self.output(sum);
                 }
-                match rule.name {
-                    "add_rms_norm" => self.op(Kind::RmsNorm, &[sum], self.full()),
+                Some(match rule.fused {
+                    Kind::AddRmsNorm => self.op(Kind::RmsNorm, &[sum], self.full()),
                     _ => self.normed(sum),
-                }
+                })
             }
-            "matmul_rope" => {
-                let product = self.product(x);
-                self.rope(heads(self, product))
-            }
-            "rope_kv_write" => {
-                let turned = self.rope(heads(self, x));
-                return self.kv_write(turned);
-            }
-            "matmul_rope_kv" => {
-                let product = self.product(x);
-                let turned = self.rope(heads(self, product));
-                return self.kv_write(turned);
-            }
-            "matmul_kv" => {
-                let product = self.product(x);
-                return self.kv_write(heads(self, product));
+            Kind::RopeKvWrite => {
+                let turned = self.rope(x.reinterpret(0, self.heads()).unwrap());
+                self.kv_write(turned);
+                None
             }
             other => panic!("a rule without a recipe: {other}"),
         };
-        self.output(result);
+        if let Some(result) = result {
+            self.output(result);
+        }
+    }
+
+    /// The ops that are the parts of a product; its result, if it goes into no cache. A norm behind is read by
+    /// another product.
+    fn parts_of(&mut self, product: Product, kept: bool, mut x: TensorView) -> Option<TensorView> {
+        if product.is_normed() {
+            x = self.normed(x);
+        }
+        let mut y = match product.gate() {
+            Gate::None => self.product(x),
+            Gate::Operand(activation) => {
+                let gate = self.product(x);
+                let gate = self.activated(activation, gate);
+                self.with_buffer(Kind::Mul, gate)
+            }
+            Gate::Weights(activation) => self.gated(activation, x),
+        };
+        let Epilogue { add, rope, cache, norm } = product.epilogue();
+        if add {
+            y = self.with_buffer(Kind::Add, y);
+        }
+        if norm {
+            if kept {
+                self.output(y);
+            }
+            let normed = self.normed(y);
+            y = self.product(normed);
+        }
+        if rope || cache {
+            y = y.reinterpret(0, self.heads()).unwrap();
+        }
+        if rope {
+            y = self.rope(y);
+        }
+        if cache {
+            self.kv_write(y);
+        }
+        (!cache).then_some(y)
+    }
+
+    fn activated(&mut self, activation: Activation, x: TensorView) -> TensorView {
+        self.op(activation.op(), &[x], self.full())
     }
 }
 
@@ -169,10 +189,7 @@ struct Case {
 impl Case {
     fn new(recorded: ComputeGraph, mut catalog: TestCatalog, rounds: bool) -> Self {
         let mut last = recorded.clone();
-        if rounds {
-            last.norms_ahead(&mut catalog, &()).unwrap();
-        }
-        last.fuse(&mut catalog, &()).unwrap();
+        last.fuse_with(&mut catalog, &(), rounds).unwrap();
         if rounds {
             last.round(&mut catalog, &()).unwrap();
         }
@@ -228,8 +245,9 @@ fn mutants(dispatch: &Dispatch) -> Vec<(String, Dispatch)> {
         all.push((what, mutant));
     };
     let count = dispatch.bindings.len();
-    let takes = |kind: &&Kind| TestCatalog::contract(**kind, count).is_some();
-    for &kind in KINDS.iter().filter(takes).filter(|&&kind| kind != dispatch.kind) {
+    let takes = |&kind: &Kind| TestCatalog::contract(kind, count).is_some();
+    let kinds = Kind::all().chain([Kind::Custom, Kind::Pinned]).filter(takes);
+    for kind in kinds.filter(|&kind| kind != dispatch.kind) {
         add(format!("kind {kind}"), &|d| (d.kind, d.kernel) = (kind, kind.name().into()));
     }
     for index in 0..dispatch.params.len() {
@@ -292,19 +310,6 @@ fn swap_bindings(dispatch: &mut Dispatch, a: usize, b: usize) {
     }
 }
 
-/// Every kind of op.
-#[rustfmt::skip]
-const KINDS: [Kind; 46] = [
-    Kind::Gather, Kind::RmsNorm, Kind::LayerNorm, Kind::Add, Kind::Mul, Kind::Scale, Kind::Silu, Kind::Gelu,
-    Kind::SiluMul, Kind::GeluMul, Kind::SoftCap, Kind::MatMul, Kind::MatMulExperts, Kind::RouterTopK,
-    Kind::ExpertSum, Kind::Rope, Kind::Softmax, Kind::Attention, Kind::KvWrite, Kind::Copy, Kind::Concat,
-    Kind::ArgMax, Kind::TopK, Kind::Fill, Kind::RmsNormMul, Kind::AddRmsNorm, Kind::AddRmsNormMul,
-    Kind::MatMulAdd, Kind::RopeKvWrite, Kind::MatMulSiluMul, Kind::MatMulGeluMul, Kind::MatMulSiluGated,
-    Kind::MatMulGeluGated, Kind::NormMatMul, Kind::NormMatMulAdd, Kind::NormMatMulSiluGated,
-    Kind::NormMatMulGeluGated, Kind::NormMatMulRope, Kind::NormMatMulRopeKv, Kind::NormMatMulKv,
-    Kind::MatMulRope, Kind::MatMulRopeKv, Kind::MatMulKv, Kind::MatMulAddNorm, Kind::Custom, Kind::Pinned,
-];
-
 #[test]
 fn silu_and_mul_are_not_gelu_mul() {
     let mut list = List::new(1);
@@ -328,7 +333,7 @@ fn silu_and_mul_are_not_gelu_mul() {
 #[test]
 fn every_change_to_what_a_rule_makes_is_reported() {
     let mut tried = 0;
-    for rule in &RULES {
+    for rule in RULES.iter() {
         let keeps = |bind: &Bind| matches!(bind.source, Source::Kept | Source::AlreadyKept);
         let keeps = rule.bindings.iter().any(keeps);
         for (rows, kept) in [(1, false), (COLS, false), (1, true)] {
@@ -341,7 +346,7 @@ fn every_change_to_what_a_rule_makes_is_reported() {
                 "add_rms_norm_then_mul" => TestCatalog::new().without(Kind::RmsNormMul),
                 _ => TestCatalog::new(),
             };
-            let case = Case::new(list.graph, catalog, false);
+            let case = Case::new(list.graph, catalog, rule.quantises);
             assert!(case.last.fuse_report().unwrap().fired_by(rule.name) > 0, "{}", rule.name);
             let [node] = case.fused()[..] else { panic!("{}: one dispatch", rule.name) };
             assert_eq!(case.at(node).kind, rule.fused);
@@ -370,7 +375,7 @@ fn every_change_to_a_copy_of_a_repeated_member_is_reported() {
 
 #[test]
 fn a_member_that_no_rule_asks_for_is_reported() {
-    for rule in &RULES {
+    for rule in RULES.iter() {
         let mut list = List::new(1);
         list.ops_of(rule, false);
         // Nobody can tell whether it runs.
@@ -379,7 +384,7 @@ fn a_member_that_no_rule_asks_for_is_reported() {
             "add_rms_norm_then_mul" => TestCatalog::new().without(Kind::RmsNormMul),
             _ => TestCatalog::new(),
         };
-        let case = Case::new(list.graph, catalog, false);
+        let case = Case::new(list.graph, catalog, rule.quantises);
         let [node] = case.fused()[..] else { panic!("{}: one dispatch", rule.name) };
         let is_fill = |n: &CapturedNode| n.dispatch().is_some_and(|d| d.kind == Kind::Fill);
         let fill = case.last.nodes().iter().position(is_fill).unwrap();
@@ -407,7 +412,7 @@ fn rounded_block() -> Case {
     let product = list.product(x);
     let sum = list.with_buffer(Kind::Add, product);
     let normed = list.normed(sum);
-    let gated = list.gated(Kind::Silu, normed);
+    let gated = list.gated(Activation::Silu, normed);
     let down = list.product(gated);
     let next = list.op(Kind::Add, &[down, sum], list.full());
     let normed = list.normed(next);
@@ -417,8 +422,8 @@ fn rounded_block() -> Case {
     }
     let case = Case::new(list.graph, TestCatalog::new(), true);
     let kinds: Vec<_> = case.last.dispatches().map(|d| d.kind).collect();
-    let ahead = Kind::MatMulAddNorm;
-    assert_eq!(kinds, [ahead, Kind::MatMulSiluGated, ahead, Kind::MatMul, Kind::MatMul]);
+    let ahead = AHEAD;
+    assert_eq!(kinds, [ahead, kind("matmul_silu_gated"), ahead, Kind::MATMUL, Kind::MATMUL]);
     assert_eq!(case.last.round_report().unwrap().rounded.len(), 3);
     case
 }
@@ -482,7 +487,7 @@ fn a_value_that_no_rule_rounds_is_reported() {
     let value = first.value().unwrap();
     let rounded = in_form(&case, value, |layout| layout.rounded()).unwrap();
     let fault = case.must_fail(&rounded, "a product that may not round");
-    let problem = Problem::Rounded { kind: Kind::MatMul, binding: 2 };
+    let problem = Problem::Rounded { kind: Kind::MATMUL, binding: 2 };
     assert_eq!((fault.proof, fault.problem), (Proof::Derivation, problem), "{fault}");
     assert_eq!(
         fault.to_string(),
@@ -493,11 +498,11 @@ fn a_value_that_no_rule_rounds_is_reported() {
 #[test]
 fn a_reader_of_another_kind_or_by_another_binding_finds_no_value_rounded() {
     for (kind, inputs, at) in
-        [(Kind::MatMulExperts, 3, 0), (Kind::Silu, 1, 0), (Kind::MatMulAdd, 3, 2)]
+        [(Kind::MatMulExperts, 3, 0), (Kind::Silu, 1, 0), (kind("matmul_add"), 3, 2)]
     {
         let mut list = List::new(1);
         let x = list.full_buffer();
-        let gated = list.gated(Kind::Silu, x);
+        let gated = list.gated(Activation::Silu, x);
         let mut views = vec![list.full_buffer(); inputs];
         views[at] = gated;
         let y = list.op(kind, &views, list.full());
@@ -520,10 +525,10 @@ fn a_norm_in_front_of_its_products_exists_only_rounded() {
         let was = |layout: Layout| Some(Layout::new(DType::F32, &[1, layout.cols()]).unwrap());
         let list = in_form(&case, value, was).unwrap();
         match case.last.dispatches().find(|d| d.id == rounded.writer).unwrap().kind {
-            Kind::MatMulAddNorm => {
+            AHEAD => {
                 let fault = case.must_fail(&list, "a norm of parts of rows");
-                let problem = Problem::NotRounded { kind: Kind::MatMulAddNorm, binding: 5 };
-                let without_sum = Problem::NotRounded { kind: Kind::MatMulAddNorm, binding: 4 };
+                let problem = Problem::NotRounded { kind: AHEAD, binding: 5 };
+                let without_sum = Problem::NotRounded { kind: AHEAD, binding: 4 };
                 assert!([problem, without_sum].contains(&fault.problem), "{fault}");
                 floats += 1;
             }

@@ -1,6 +1,7 @@
 //! Members that several fused dispatches carry out, and reads that serve two members.
 
 use super::*;
+use crate::testkit::kind;
 
 /// 0 writes a buffer, 1 reads it and makes a value, 2 and 3 read that and write buffers, 4 overwrites
 /// what 1 has read.
@@ -17,7 +18,7 @@ fn shared() -> ComputeGraph {
 /// The recorded dispatches of these ids as one, which carries out those accesses that `keep` names
 /// by dispatch and number.
 fn fusion(recorded: &ComputeGraph, id: u32, members: &[u32], keep: &[(u32, u16)]) -> CapturedNode {
-    let mut node = dispatch_of(id, CapturedOpKind::NormMatMul, &[], true);
+    let mut node = dispatch_of(id, kind("norm_matmul"), &[], true);
     let CapturedNode::Dispatch(fused) = &mut node else { panic!("a dispatch") };
     let fused = Arc::make_mut(fused);
     fused.origins = members.iter().map(|&id| DispatchId(id)).collect();

@@ -1,6 +1,7 @@
 //! A fused kernel gives the bits of its parts where these store f32, whatever the weights' type.
 
 use super::*;
+use clearway_graph::testkit::kind;
 
 const EPS: [f32; 1] = [1e-5];
 
@@ -89,9 +90,9 @@ fn product_and_sum() {
                 let c = rig.random(dtype, &shape);
                 let out = |rig: &mut Rig| rig.output(DType::F32, &[rows, outer]);
                 let (product, expected, fused) = (out(&mut rig), out(&mut rig), out(&mut rig));
-                rig.op(Kind::MatMul, &[x, w, product], &[]);
+                rig.op(Kind::MATMUL, &[x, w, product], &[]);
                 rig.op(Kind::Add, &[product, c, expected], &[]);
-                rig.op(Kind::MatMulAdd, &[x, w, c, fused], &[]).run();
+                rig.op(kind("matmul_add"), &[x, w, c, fused], &[]).run();
                 assert_eq!(rig.bits(fused), rig.bits(expected), "{weights} {dtype} {shape:?}");
             }
         }

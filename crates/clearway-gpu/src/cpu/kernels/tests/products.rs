@@ -12,14 +12,14 @@ fn rows_give_the_same_bits_alone_and_together() {
             let (x, w) = (rig.random(inputs, &[rows, inner]), rig.random(weights, &[outer, inner]));
             let together = rig.output(inputs, &[rows, outer]);
             let alone = rig.output(inputs, &[rows, outer]);
-            rig.op(Kind::MatMul, &[x, w, together], &[]);
+            rig.op(Kind::MATMUL, &[x, w, together], &[]);
             let row = |view: TensorView, row: usize| {
                 let cols = view.layout.cols();
                 let layout = Layout::new(inputs, &[1, cols]).unwrap();
                 view.reinterpret((row * cols * inputs.block_bytes()) as u64, layout).unwrap()
             };
             for i in 0..rows {
-                rig.op(Kind::MatMul, &[row(x, i), w, row(alone, i)], &[]);
+                rig.op(Kind::MATMUL, &[row(x, i), w, row(alone, i)], &[]);
             }
             rig.run();
             assert_eq!(rig.bits(together), rig.bits(alone), "{weights} {inputs}");
@@ -60,7 +60,7 @@ fn experts_give_the_bits_of_a_product_with_their_own_matrix() {
                 let w = w.reinterpret(expert as u64 * layout.span_bytes(), layout).unwrap();
                 let layout = Layout::new(inputs, &[1, outer]).unwrap();
                 let to = to.reinterpret(0, layout).unwrap();
-                rig.op(Kind::MatMul, &[x, w, to], &[]);
+                rig.op(Kind::MATMUL, &[x, w, to], &[]);
             }
             rig.run();
             assert_eq!(rig.bits(y), rig.bits(expected), "{weights} {inputs} {own_rows}");
@@ -75,7 +75,7 @@ fn odd_lengths_are_summed_to_the_end() {
         let ones = vec![1.0; inner];
         let (x, w) = (rig.f32(&ones, &[1, inner]), rig.f32(&ones, &[1, inner]));
         let y = rig.output(DType::F32, &[1, 1]);
-        rig.op(Kind::MatMul, &[x, w, y], &[]).run();
+        rig.op(Kind::MATMUL, &[x, w, y], &[]).run();
         assert_eq!(rig.floats(y), [inner as f32]);
     }
 }

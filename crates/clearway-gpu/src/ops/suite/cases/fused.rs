@@ -1,7 +1,7 @@
 //! Products that hold a norm, a gate or both: few rows, as kernels that fuse them are made for, and
 //! some more.
 
-use clearway_graph::{CapturedOpKind as Kind, DType};
+use clearway_graph::{CapturedOpKind as Kind, DType, Product, Slot};
 
 use super::products::{inner, product};
 use super::{ACTIVATIONS, List, normal};
@@ -66,20 +66,21 @@ fn add_size(
         1 => normal(dtype, &y.shape),
         _ => normal(DType::F32, &y.shape[1..]),
     };
-    for kind in [Kind::MatMulSiluMul, Kind::MatMulGeluMul] {
-        let operands = [x.clone(), w.clone(), up.clone(), y.clone()];
-        list.push_strided_and(kind, &operands, &[], index);
+    let fused = |product: &&Product| {
+        !product.is_basic() && !product.epilogue().heads() && !product.epilogue().norm
+    };
+    for &product in Product::all().iter().filter(fused) {
+        let operand = |&slot: &Slot| match slot {
+            Slot::NormWeight => g.clone(),
+            Slot::Weight => w.clone(),
+            Slot::UpWeight => u.clone(),
+            Slot::Up => up.clone(),
+            Slot::Addend => c.clone(),
+            Slot::Result => y.clone(),
+            _ => x.clone(),
+        };
+        let operands: Vec<_> = product.slots().iter().map(operand).collect();
+        let params = if product.is_normed() { &[EPS][..] } else { &[] };
+        list.push_strided_and(Kind::Product(product), &operands, params, index);
     }
-    for kind in [Kind::MatMulSiluGated, Kind::MatMulGeluGated] {
-        let operands = [x.clone(), w.clone(), u.clone(), y.clone()];
-        list.push_strided_and(kind, &operands, &[], index);
-    }
-    for kind in [Kind::NormMatMulSiluGated, Kind::NormMatMulGeluGated] {
-        let operands = [x.clone(), g.clone(), w.clone(), u.clone(), y.clone()];
-        list.push_strided_and(kind, &operands, &[EPS], index);
-    }
-    let operands = [x.clone(), g.clone(), w.clone(), y.clone()];
-    list.push_strided_and(Kind::NormMatMul, &operands, &[EPS], index);
-    let operands = [x, g, w, c, y];
-    list.push_strided_and(Kind::NormMatMulAdd, &operands, &[EPS], index);
 }

@@ -1,7 +1,7 @@
 //! Products, most with a norm in front, whose heads are turned, written to a cache, or both: every number of
 //! rows that kernels of few rows are made for, and one more.
 
-use clearway_graph::{CapturedOpKind as Kind, DType};
+use clearway_graph::{CapturedOpKind as Kind, DType, Product, Slot};
 
 use super::fused::{EPS, WEIGHTS};
 use super::positional::{FACTORS, NO_FACTORS, cache_rows, rotation};
@@ -66,31 +66,36 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
     let turn = [&[EPS], &rotation(index, n_dims, u32::from(even))[..]].concat();
 
     let y = output(dtype, &[tokens, heads, head]);
-    let operands = [&x, &g, &w, &positions, &factors, &y].map(Clone::clone);
-    list.push_strided_and(Kind::NormMatMulRope, &operands, &turn, index);
-    let operands = [&x, &w, &positions, &factors, &y].map(Clone::clone);
-    list.push_strided_and(Kind::MatMulRope, &operands, &turn[1..], index + 1);
-
     let rows = tokens + 5;
-    for (cache, place) in ACTIVATIONS.into_iter().zip(index..) {
-        let cache = normal(cache, &[rows, heads, head]);
+    let with_heads = Product::all().iter().filter(|product| product.epilogue().heads());
+    for (&product, place) in with_heads.zip(index..) {
+        // Half of the sizes with a bias or residual, which alternate.
+        let epilogue = product.epilogue();
+        if epilogue.add && place.is_multiple_of(2) {
+            continue;
+        }
+        let addend: &[usize] =
+            if place % 4 == 1 { &[heads * head] } else { &[tokens, heads * head] };
+        let cache = normal(ACTIVATIONS[index / 2 % 2], &[rows, heads, head]);
         // Now and then two tokens go to one row.
         let to = match place % 4 {
             3 => Fill::Ids { below: tokens.div_ceil(2) as u32 },
             other => cache_rows(other, rows),
         };
-        let to = input(DType::U32, &[tokens], to);
-        let operands = [&x, &g, &w, &positions, &factors, &to, &cache].map(Clone::clone);
-        list.push_strided_and(Kind::NormMatMulRopeKv, &operands, &turn, place);
-        let operands = [&x, &g, &w, &to, &cache].map(Clone::clone);
-        list.push_strided_and(Kind::NormMatMulKv, &operands, &[EPS], place);
-        // One of the two without a norm.
-        if place.is_multiple_of(2) {
-            let operands = [&x, &w, &positions, &factors, &to, &cache].map(Clone::clone);
-            list.push_strided_and(Kind::MatMulRopeKv, &operands, &turn[1..], place / 2);
-        } else {
-            let operands = [&x, &w, &to, &cache].map(Clone::clone);
-            list.push_strided_and(Kind::MatMulKv, &operands, &[], place / 2);
-        }
+        let operand = |&slot: &Slot| match slot {
+            Slot::NormWeight => g.clone(),
+            Slot::Weight => w.clone(),
+            Slot::Addend => normal(if even { DType::F32 } else { dtype }, addend),
+            Slot::Positions => positions.clone(),
+            Slot::Factors => factors.clone(),
+            Slot::CacheRows => input(DType::U32, &[tokens], to.clone()),
+            Slot::Result => y.clone(),
+            Slot::Cache => cache.clone(),
+            _ => x.clone(),
+        };
+        let operands: Vec<_> = product.slots().iter().map(operand).collect();
+        let params = &turn[usize::from(!product.is_normed())..];
+        let params = if epilogue.rope { params } else { &params[..params.len() - 4] };
+        list.push_strided_and(Kind::Product(product), &operands, params, place);
     }
 }

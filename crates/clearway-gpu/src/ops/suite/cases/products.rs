@@ -1,5 +1,6 @@
 //! Products with weights of every type: matrices, experts, and rows picked from a table.
 
+use clearway_graph::testkit::kind;
 use clearway_graph::{CapturedOpKind as Kind, DType};
 
 use super::{ACTIVATIONS, Fill, List, OperandSpec, Place, input, normal, output};
@@ -72,17 +73,17 @@ fn matmul(list: &mut List) {
         for dtype in ACTIVATIONS {
             for (index, size) in sizes(weight).into_iter().enumerate() {
                 let operands = product(dtype, weight, size);
-                list.push(Kind::MatMul, &operands, &[], Place::Dense);
-                list.push(Kind::MatMul, &operands, &[], Place::cycle(1 + index % 3));
+                list.push(Kind::MATMUL, &operands, &[], Place::Dense);
+                list.push(Kind::MATMUL, &operands, &[], Place::cycle(1 + index % 3));
             }
         }
         // Enough of everything for tiles with borders on all sides.
         let k = if weight.block_elems() == 256 { 512 } else { 288 };
         let operands = product(DType::F32, weight, (67, k, 130));
-        list.push(Kind::MatMul, &operands, &[], Place::Strided);
+        list.push(Kind::MATMUL, &operands, &[], Place::Strided);
     }
     let operands = product(DType::F16, DType::F16, (129, 576, 321));
-    list.push(Kind::MatMul, &operands, &[], Place::Dense);
+    list.push(Kind::MATMUL, &operands, &[], Place::Dense);
 }
 
 fn matmul_add(list: &mut List) {
@@ -92,9 +93,9 @@ fn matmul_add(list: &mut List) {
                 let [x, w, y] = product(dtype, weight, size);
                 let addend = if index % 4 == 1 { dtype } else { DType::F32 };
                 let full = [x.clone(), w.clone(), normal(addend, &y.shape), y.clone()];
-                list.push_strided_and(Kind::MatMulAdd, &full, &[], index / 2);
+                list.push_strided_and(kind("matmul_add"), &full, &[], index / 2);
                 let row = normal(addend, &y.shape[1..]);
-                list.push(Kind::MatMulAdd, &[x, w, row, y], &[], Place::cycle(index / 2));
+                list.push(kind("matmul_add"), &[x, w, row, y], &[], Place::cycle(index / 2));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Products whose activations come rounded, and gated ones that round what they give.
 
-use clearway_graph::{CapturedOpKind as Kind, DType};
+use clearway_graph::testkit::kind;
+use clearway_graph::{CapturedOpKind as Kind, DType, Product, Slot};
 
 use super::fused::EPS;
 use super::positional::{FACTORS, NO_FACTORS, rotation};
@@ -34,16 +35,16 @@ fn read(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
     let (x, w, y) =
         (normal(DType::A8, &[1, k]), normal(weight, &[n, k]), output(DType::F32, &[1, n]));
     let c = normal(DType::F32, &[1, n]);
-    list.push_strided_and(Kind::MatMul, &[x.clone(), w.clone(), y.clone()], &[], index);
-    list.push_strided_and(Kind::MatMulAdd, &[x, w, c, y], &[], index);
+    list.push_strided_and(Kind::MATMUL, &[x.clone(), w.clone(), y.clone()], &[], index);
+    list.push_strided_and(kind("matmul_add"), &[x, w, c, y], &[], index);
 }
 
 fn write(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
     let (x, g) = (normal(DType::F32, &[1, k]), normal(DType::F32, &[k]));
     let (w, u, y) = (normal(weight, &[n, k]), normal(weight, &[n, k]), output(DType::A8, &[1, n]));
     let (plain, norm) = match index % 2 {
-        0 => (Kind::MatMulSiluGated, Kind::NormMatMulGeluGated),
-        _ => (Kind::MatMulGeluGated, Kind::NormMatMulSiluGated),
+        0 => (kind("matmul_silu_gated"), kind("norm_matmul_gelu_gated")),
+        _ => (kind("matmul_gelu_gated"), kind("norm_matmul_silu_gated")),
     };
     list.push_strided_and(plain, &[x.clone(), w.clone(), u.clone(), y.clone()], &[], index);
     list.push_strided_and(norm, &[x, g, w, u, y], &[EPS], index);
@@ -54,8 +55,8 @@ fn both(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
     let x = normal(DType::A8, &[1, k]);
     let (w, u) = (normal(weight, &[n, k]), normal(weight, &[n, k]));
     let kinds = match index % 2 {
-        0 => [Kind::MatMulSiluGated, Kind::MatMulGeluGated, Kind::MatMulSiluMul],
-        _ => [Kind::MatMulGeluGated, Kind::MatMulSiluGated, Kind::MatMulGeluMul],
+        0 => [kind("matmul_silu_gated"), kind("matmul_gelu_gated"), kind("matmul_silu_mul")],
+        _ => [kind("matmul_gelu_gated"), kind("matmul_silu_gated"), kind("matmul_gelu_mul")],
     };
     let [rounded, floats] = [DType::A8, DType::F32].map(|dtype| output(dtype, &[1, n]));
     let operands = [&x, &w, &u, &rounded].map(Clone::clone);
@@ -75,14 +76,23 @@ fn turned(list: &mut List, weight: DType, (k, heads): (usize, usize), index: usi
     let factors = if index.is_multiple_of(2) { NO_FACTORS } else { FACTORS };
     let factors = input(DType::F32, &[n_dims / 2], factors);
     let turn = rotation(index, n_dims as u32, (index % 2) as u32);
-    let y = output(DType::F32, &[1, heads, head]);
-    let operands = [&x, &w, &positions, &factors, &y].map(Clone::clone);
-    list.push_strided_and(Kind::MatMulRope, &operands, &turn, index);
     let to = input(DType::U32, &[1], Fill::Ids { below: 3 });
-    let cache = normal(DType::F16, &[3, heads, head]);
-    let operands = [&x, &w, &positions, &factors, &to, &cache].map(Clone::clone);
-    list.push_strided_and(Kind::MatMulRopeKv, &operands, &turn, index);
-    list.push_strided_and(Kind::MatMulKv, &[x, w, to, cache], &[], index);
+    let reads = |product: &&Product| product.epilogue().heads() && product.may_read_quantised();
+    for &product in Product::all().iter().filter(reads) {
+        let operand = |&slot: &Slot| match slot {
+            Slot::Weight => w.clone(),
+            Slot::Addend => normal(DType::F32, &[heads * head]),
+            Slot::Positions => positions.clone(),
+            Slot::Factors => factors.clone(),
+            Slot::CacheRows => to.clone(),
+            Slot::Result => output(DType::F32, &[1, heads, head]),
+            Slot::Cache => normal(DType::F16, &[3, heads, head]),
+            _ => x.clone(),
+        };
+        let operands: Vec<_> = product.slots().iter().map(operand).collect();
+        let params = if product.epilogue().rope { &turn[..] } else { &[] };
+        list.push_strided_and(Kind::Product(product), &operands, params, index);
+    }
 }
 
 /// The norm of a product and a residual.
@@ -93,9 +103,9 @@ fn norm(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
     let (next, y) = (normal(next, &[n]), output(DType::A8, &[1, n]));
     let sum = output(DType::F32, &[1, n]);
     let operands = [&x, &w, &c, &next, &sum, &y].map(Clone::clone);
-    list.push_strided_and(Kind::MatMulAddNorm, &operands, &[EPS], index);
+    list.push_strided_and(kind("matmul_add_norm"), &operands, &[EPS], index);
     if index.is_multiple_of(2) {
         let operands = [x, w, c, next, y];
-        list.push_strided_and(Kind::MatMulAddNorm, &operands, &[EPS], index);
+        list.push_strided_and(kind("matmul_add_norm"), &operands, &[EPS], index);
     }
 }

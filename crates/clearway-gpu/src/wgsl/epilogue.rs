@@ -1,32 +1,30 @@
-//! What a product of few rows does with its sums, and which rows of weights a team takes for that.
+//! The epilogue of a product of few rows: what it does with its sums, and which rows of weights a team takes for that.
 //!
 //! Kernels call `weight_row` and `has_row` for the rows of a team, `early` when they load their first weights,
 //! `prepare` while these are under way, and `finish_team` once for each row of activations. Those that can give a
 //! rounded result call `close_early` at the start and `close_group` at the end.
 
-use clearway_graph::DType;
+use clearway_graph::{DType, Gate, Product, Slot};
 
 use super::elementwise::MATH;
 use super::{Job, Source, View, rows};
 
 /// Whether a team takes two rows of weights that belong together: those of a pair that is rotated.
 pub(super) fn in_pairs(job: &Job<'_>) -> bool {
-    job.find("factors").is_some()
+    job.slot(Slot::Factors).is_some()
 }
 
 /// Adds the functions for a product that is not of experts.
 pub(super) fn plain<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
     let source = source.body(PLAIN).body(MATH).body(EARLY).body(&extra(job));
-    match job.find("cache") {
+    match job.slot(Slot::Cache) {
         None if in_pairs(job) => rotated(source, job).body(NO_CACHE).body(TO_RESULT),
-        Some(_) if in_pairs(job) => {
-            rotated(source, job).body(&TO_CACHE.replace("$positions", "kv_positions"))
-        }
+        Some(_) if in_pairs(job) => rotated(source, job).body(TO_CACHE),
         Some(_) => source
             .body(ANY_ROWS)
-            .body(&TO_CACHE.replace("$positions", "positions"))
+            .body(TO_CACHE)
             .constant("HEAD", head(job))
-            .body(&finish("store(t, n / HEAD, n % HEAD, sum, row)")),
+            .body(&finish(&format!("store(t, n / HEAD, n % HEAD, {}, row)", value(job)))),
         None => source.body(ANY_ROWS).body(NO_CACHE).body(&one_by_one(job)),
     }
 }
@@ -48,20 +46,21 @@ pub(super) fn experts<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
         .body(&finish("put_y(row_y(expert.row) + n, select(0.0, sum, expert.chosen))"))
 }
 
+/// What a product makes of a sum, of the one with its second weights and of the extra operand.
+fn value(job: &Job<'_>) -> String {
+    let product = job.kind.product();
+    match product.map_or(Gate::None, Product::gate) {
+        Gate::Weights(activation) => format!("{}(sum) * other", activation.name()),
+        Gate::Operand(activation) => format!("{}(sum) * extra", activation.name()),
+        Gate::None if job.slot(Slot::Addend).is_some() => "sum + extra".into(),
+        Gate::None => "sum".into(),
+    }
+}
+
 /// A sum goes to its element of the result.
 fn one_by_one(job: &Job<'_>) -> String {
-    let name = crate::ops::spec(job.kind).map_or("", |spec| spec.name);
-    let activation = if name.contains("gelu") { "gelu" } else { "silu" };
-    let value = if job.find("u").is_some() {
-        format!("{activation}(sum) * other")
-    } else if job.find("up").is_some() {
-        format!("{activation}(sum) * extra")
-    } else if job.find("c").is_some() {
-        "sum + extra".into()
-    } else {
-        "sum".into()
-    };
-    match (rounds(job), job.find("sum")) {
+    let value = value(job);
+    match (rounds(job), job.slot(Slot::Sum)) {
         (true, None) => finish(&format!("results[n % SPAN] = {value}")),
         (true, Some(_)) => finish(&format!(
             "let value = {value};
@@ -83,9 +82,9 @@ fn finish(what: &str) -> String {
 
 /// The operand that a sum meets at the end, if there is one.
 fn extra(job: &Job<'_>) -> String {
-    let text = if job.find("up").is_some() {
+    let text = if job.slot(Slot::Up).is_some() {
         "get_up(row_up(t) + n)"
-    } else if let Some(c) = job.find("c") {
+    } else if let Some(c) = job.slot(Slot::Addend) {
         if job.layout(c).rows() == 1 { "get_c(n)" } else { "get_c(row_c(t) + n)" }
     } else {
         return "const EXTRA = false;\nfn extra_of(t: u32, n: u32) -> f32 { return 0.0; }\n".into();
@@ -100,7 +99,7 @@ pub(super) fn rounds(job: &Job<'_>) -> bool {
 
 /// Adds what a workgroup does when all of its teams are done, and what it asks for early for that.
 pub(super) fn close<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
-    match (rounds(job), job.find("next")) {
+    match (rounds(job), job.slot(Slot::NextNormWeight)) {
         (false, _) => source.body(NOTHING),
         (true, None) => source.view(job.result(), View::Quads).body(AS_IT_IS).body(ROUNDED),
         (true, Some(_)) => source.view(job.result(), View::Quads).body(NORMED).body(ROUNDED),
@@ -108,8 +107,7 @@ pub(super) fn close<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
 }
 
 fn rotated<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
-    // The constant of a norm stands before those of the rotation.
-    let first = usize::from(job.find("g").is_some());
+    let first = job.kind.product().map_or(0, Product::rope_params);
     rows::angles(source, job, first)
         .constant("HEAD", head(job))
         .constant("TURNED", job.params[first] / 2)
@@ -265,8 +263,12 @@ fn finish_team(t: u32, place: u32, team: u32, ends: ptr<function, Ends>, e: ptr<
     if (!has_row(place, team, 0u)) {
         return;
     }
-    let a = (*ends).sums[0];
-    let b = (*ends).sums[1];
+    var a = (*ends).sums[0];
+    var b = (*ends).sums[1];
+    if (EXTRA) {
+        a += (*e).extra[0];
+        b += (*e).extra[1];
+    }
     let pair = pair_of(place, team);
     let head = head_of(place, team);
     let turned = pair < TURNED;
@@ -282,7 +284,7 @@ fn store(t: u32, head: u32, i: u32, v: f32, row: u32) { put_y(at_y(vec4<u32>(0u,
 
 /// Where two tokens have one row the last one wins; a row beyond the cache is left out.
 const TO_CACHE: &str = "
-fn cache_row(t: u32) -> u32 { return get_$positions(t); }
+fn cache_row(t: u32) -> u32 { return get_kv_positions(t); }
 fn store(t: u32, head: u32, i: u32, v: f32, row: u32) {
     var last = row < P.cache.shape.y;
     for (var later = t + 1u; later < COLS; later++) {

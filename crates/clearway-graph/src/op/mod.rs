@@ -1,0 +1,329 @@
+//! The op list: every op with its name, its operands, its constants and what it computes, in one table.
+//!
+//! [`CapturedOpKind`] and everything that follows from a row (names, contracts, operand positions,
+//! documentation) come from the table below. A backend adds an implementation for each kind. It matches on
+//! the kind without a catch-all arm, so that a new op does not compile until every backend has an answer.
+//!
+//! Matrix products are one kind with a [`Product`] in it: what happens to the rows before they are
+//! multiplied, whether the product is gated, and what its epilogue does. Their rows of the table are derived
+//! from the parts (`op/product.rs`).
+
+mod product;
+
+pub use product::{Activation, Epilogue, Gate, Input, Product, Slot};
+
+use serde::{Serialize, Serializer};
+
+use crate::contract::{BindingContract, BindingRole, KernelContract};
+
+/// One op: everything that all backends share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpSpec {
+    /// What it computes.
+    pub kind: CapturedOpKind,
+    /// Name of the op and of its kernels.
+    pub name: &'static str,
+    /// Operands, inputs before outputs.
+    pub operands: &'static [Operand],
+    /// Constants.
+    pub params: &'static [ParamSpec],
+}
+
+/// One operand of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Name in errors, reports and kernel text.
+    pub name: &'static str,
+    /// Read, written, or both.
+    pub role: BindingRole,
+    /// May be left out. An op has at most one such operand.
+    pub optional: bool,
+    /// A weight matrix, which a device may keep in an order of its own.
+    pub matrix: bool,
+    /// Operands this output may lie exactly over: each of their elements is read only to write the
+    /// same element of the output, and before that.
+    pub over: &'static [u16],
+}
+
+/// How a 32-bit constant is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamKind {
+    /// An unsigned integer.
+    U32,
+    /// A float by its bits.
+    F32,
+}
+
+/// One constant of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Name in errors and reports.
+    pub name: &'static str,
+    /// Integer or float.
+    pub kind: ParamKind,
+}
+
+/// Makes the kinds and their rows from the table. A row is documentation, kind, name, operands and
+/// constants.
+macro_rules! ops {
+    ($($(#[doc = $doc:literal])+ $kind:ident $name:literal $operands:tt $params:tt)+) => {
+        /// What a dispatch computes. Fusion rules match on it and backends look their kernels up by it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum CapturedOpKind {
+            $($(#[doc = $doc])+ $kind,)+
+            /// Product with weight matrices, with what is fused to it.
+            Product(Product),
+            /// A user's kernel.
+            Custom,
+            /// A user's kernel with an effect outside memory (a time stamp, a host signal): it keeps its
+            /// place, and nothing crosses it.
+            Pinned,
+        }
+
+        impl CapturedOpKind {
+            /// Every op that is neither a product nor a user's kernel, in the order of the table.
+            pub const PLAIN: &'static [Self] = &[$(Self::$kind),+];
+
+            /// The op's row of the table; `None` for users' kernels.
+            pub fn spec(self) -> Option<&'static OpSpec> {
+                match self {
+                    $(Self::$kind => {
+                        static ROW: OpSpec = OpSpec {
+                            kind: CapturedOpKind::$kind,
+                            name: $name,
+                            operands: &$operands,
+                            params: &$params,
+                        };
+                        Some(&ROW)
+                    })+
+                    Self::Product(product) => Some(product.spec()),
+                    Self::Custom | Self::Pinned => None,
+                }
+            }
+
+            /// A number below [`COUNT`](Self::COUNT) for each kind, for tables.
+            pub fn index(self) -> usize {
+                let kinds = Self::PLAIN.len();
+                match self {
+                    Self::Custom => kinds,
+                    Self::Pinned => kinds + 1,
+                    Self::Product(product) => kinds + 2 + product.index(),
+                    plain => plain.discriminant(),
+                }
+            }
+
+            const fn discriminant(self) -> usize {
+                let mut next = 0;
+                $(
+                    if matches!(self, Self::$kind) {
+                        return next;
+                    }
+                    next += 1;
+                )+
+                next
+            }
+        }
+    };
+}
+
+ops! {
+    /// Rows of a table picked by index (token embedding), times a constant.
+    Gather "gather" [matrix("table"), read("ids"), write("y")] [float("scale")]
+    /// Rows divided by their root mean square.
+    RmsNorm "rms_norm" [read("x"), write("y")] [float("eps")]
+    /// Rows shifted to mean 0 and scaled to variance 1, with weight and bias.
+    LayerNorm "layer_norm" [read("x"), read("w"), read("b"), write("y")] [float("eps")]
+    /// Element-wise sum, the second operand repeated over rows where smaller.
+    Add "add" [read("a"), read("b"), write_over("y", &[0, 1])] []
+    /// Element-wise product, the second operand repeated over rows where smaller.
+    Mul "mul" [read("a"), read("b"), write_over("y", &[0, 1])] []
+    /// Product with a constant.
+    Scale "scale" [read("x"), write_over("y", &[0])] [float("s")]
+    /// `x * sigmoid(x)`.
+    Silu "silu" [read("x"), write_over("y", &[0])] []
+    /// GELU, tanh form.
+    Gelu "gelu" [read("x"), write_over("y", &[0])] []
+    /// `silu(gate) * up`.
+    SiluMul "silu_mul" [read("gate"), read("up"), write_over("y", &[0, 1])] []
+    /// `gelu(gate) * up`.
+    GeluMul "gelu_mul" [read("gate"), read("up"), write_over("y", &[0, 1])] []
+    /// `cap * tanh(x / cap)`.
+    SoftCap "soft_cap" [read("x"), write_over("y", &[0])] [float("cap")]
+    /// Product with the weight matrices of the experts chosen per row.
+    MatMulExperts "matmul_experts" [read("x"), matrix("w"), read("ids"), write("y")] []
+    /// The best experts of each row and their weights.
+    RouterTopK "router_top_k" [read("logits"), write("ids"), write("weights")] [int("mode"), int("renorm"), float("scale")]
+    /// Sum of expert results by weight.
+    ExpertSum "expert_sum" [read("x"), read("weights"), write("y")] []
+    /// Rotary position embedding.
+    Rope "rope" [read("x"), read("positions"), read("factors"), write("y")] [int("n_dims"), int("mode"), float("base"), float("scale")]
+    /// Softmax of rows with scale and mask.
+    Softmax "softmax" [read("x"), read("mask"), write("y")] [float("scale")]
+    /// Causal grouped-query attention over a KV cache.
+    Attention "attention" [read("q"), read("k"), read("v"), read("positions"), write("y")] [float("scale"), int("window"), float("softcap")]
+    /// Rows written into a KV cache at positions known only on the device.
+    KvWrite "kv_write" [read("x"), read("positions"), update("cache")] []
+    /// Copy, cast, transpose: any layout to any layout.
+    Copy "copy" [read("x"), write("y")] []
+    /// Two tensors joined along the innermost dimension.
+    Concat "concat" [read("a"), read("b"), write("y")] []
+    /// Index of the largest element of each row.
+    ArgMax "arg_max" [read("x"), write("ids")] []
+    /// Largest elements of each row with their indices.
+    TopK "top_k" [read("x"), write("values"), write("ids")] []
+    /// Every element set to a constant.
+    Fill "fill" [write("y")] [float("value")]
+    /// Fused: rms_norm, then product with the weight.
+    RmsNormMul "rms_norm_mul" [read("x"), read("w"), write("y")] [float("eps")]
+    /// Fused: sum, then rms_norm of it; the sum is kept where it is needed.
+    AddRmsNorm "add_rms_norm" [read("a"), read("b"), write_if_read("sum"), write("y")] [float("eps")]
+    /// Fused: sum, then rms_norm of it, then product with the weight; the sum is kept where it is needed.
+    AddRmsNormMul "add_rms_norm_mul" [read("a"), read("b"), read("w"), write_if_read("sum"), write("y")] [float("eps")]
+    /// Fused: rotary embedding written straight into the KV cache.
+    RopeKvWrite "rope_kv_write" [read("x"), read("positions"), read("factors"), read("kv_positions"), update("cache")] [int("n_dims"), int("mode"), float("base"), float("scale")]
+}
+
+const fn read(name: &'static str) -> Operand {
+    Operand { name, role: BindingRole::Read, optional: false, matrix: false, over: &[] }
+}
+
+const fn matrix(name: &'static str) -> Operand {
+    Operand { matrix: true, ..read(name) }
+}
+
+const fn write(name: &'static str) -> Operand {
+    write_over(name, &[])
+}
+
+const fn write_over(name: &'static str, over: &'static [u16]) -> Operand {
+    Operand { name, role: BindingRole::Write, optional: false, matrix: false, over }
+}
+
+const fn write_if_read(name: &'static str) -> Operand {
+    Operand { optional: true, ..write(name) }
+}
+
+const fn update(name: &'static str) -> Operand {
+    Operand { role: BindingRole::ReadWrite, ..read(name) }
+}
+
+const fn float(name: &'static str) -> ParamSpec {
+    ParamSpec { name, kind: ParamKind::F32 }
+}
+
+const fn int(name: &'static str) -> ParamSpec {
+    ParamSpec { name, kind: ParamKind::U32 }
+}
+
+impl CapturedOpKind {
+    /// Plain product with a weight matrix (matrix-vector for one row).
+    pub const MATMUL: Self = Self::Product(Product::PLAIN);
+
+    /// How many kinds there are.
+    pub const COUNT: usize = Self::PLAIN.len() + 2 + Product::COUNT;
+
+    /// Every op of the table: plain ones, then products.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::PLAIN.iter().copied().chain(Product::all().iter().map(|&p| Self::Product(p)))
+    }
+
+    /// The kind of this number; a user's kernel if there is none.
+    pub(crate) fn of_index(index: u8) -> Self {
+        let mut kinds = Self::all().chain([Self::Pinned]);
+        kinds.find(|kind| kind.index() == usize::from(index)).unwrap_or(Self::Custom)
+    }
+
+    /// The product, if this is one.
+    pub const fn product(self) -> Option<Product> {
+        match self {
+            Self::Product(product) => Some(product),
+            _ => None,
+        }
+    }
+
+    /// Whether a node of this kind may be moved. One that may not also stops others from crossing.
+    pub const fn is_reorderable(self) -> bool {
+        !matches!(self, Self::Pinned)
+    }
+
+    /// Lower-case name, as used in text forms and for kernels.
+    pub fn name(self) -> &'static str {
+        match (self, self.spec()) {
+            (_, Some(spec)) => spec.name,
+            (Self::Pinned, None) => "pinned",
+            (_, None) => "custom",
+        }
+    }
+}
+
+impl OpSpec {
+    /// How many operands may be bound: fewest and most.
+    pub fn arity(&self) -> (usize, usize) {
+        let optional = self.operands.iter().filter(|operand| operand.optional).count();
+        (self.operands.len() - optional, self.operands.len())
+    }
+
+    /// The operands of a call that binds `bound` of them: without the optional one if that is left
+    /// out. `None` if the op takes no such number.
+    pub fn bound(&self, bound: usize) -> Option<impl Iterator<Item = &'static Operand>> {
+        let (fewest, most) = self.arity();
+        let with_optional = bound == most;
+        (with_optional || bound == fewest)
+            .then(|| self.operands.iter().filter(move |o| with_optional || !o.optional))
+    }
+
+    /// Operand `index` of a call that binds `bound` of them.
+    pub fn operand(&self, bound: usize, index: usize) -> Option<&'static Operand> {
+        self.bound(bound)?.nth(index)
+    }
+
+    /// Positions of the weight matrices, which come before any optional operand.
+    pub fn matrices(&self) -> impl Iterator<Item = usize> {
+        self.operands.iter().enumerate().filter(|(_, o)| o.matrix).map(|(index, _)| index)
+    }
+
+    /// The contract of a call that binds `bound` operands; `None` if the op takes no such number.
+    pub fn contract(&self, bound: usize) -> Option<KernelContract> {
+        let bindings =
+            self.bound(bound)?.map(|o| BindingContract::new(o.name, o.role).over(o.over));
+        Some(KernelContract::new(self.name, bindings.collect::<Vec<_>>()))
+    }
+}
+
+impl std::fmt::Display for CapturedOpKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for CapturedOpKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_a_name_and_a_number_of_its_own() {
+        let kinds: Vec<_> =
+            CapturedOpKind::all().chain([CapturedOpKind::Custom, CapturedOpKind::Pinned]).collect();
+        assert_eq!(kinds.len(), CapturedOpKind::COUNT);
+        let names: std::collections::BTreeSet<_> = kinds.iter().map(|kind| kind.name()).collect();
+        let mut numbers: Vec<_> = kinds.iter().map(|kind| kind.index()).collect();
+        numbers.sort_unstable();
+        assert_eq!(names.len(), kinds.len());
+        assert_eq!(numbers, (0..kinds.len()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn operands_behind_an_optional_one_move_up_without_it() {
+        let spec = CapturedOpKind::AddRmsNormMul.spec().unwrap();
+        assert_eq!(spec.arity(), (4, 5));
+        let name = |bound, index| spec.operand(bound, index).map(|operand| operand.name);
+        assert_eq!((name(5, 3), name(4, 3)), (Some("sum"), Some("y")));
+        assert_eq!((name(4, 4), name(3, 0)), (None, None));
+    }
+}

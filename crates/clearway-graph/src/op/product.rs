@@ -1,0 +1,463 @@
+//! A matrix product with what is fused to it, described by its parts.
+//!
+//! | part | values | what it does |
+//! |---|---|---|
+//! | input | plain, normed | divides each row by its root mean square and multiplies it by a weight first |
+//! | gate | none, operand, weights | multiplies the activated product by an operand, or by a second product of the same rows |
+//! | epilogue | add | adds a residual of the result's shape, or a bias of one row |
+//! | | rope | rotates the heads of each row |
+//! | | cache | writes the heads into a KV cache instead of a result |
+//! | | norm | multiplies by the weight of the norm behind and leaves each chunk's mean square with it |
+//!
+//! [`Product::new`] says which parts go together. Names, operands and constants follow from the parts, and so
+//! do the fusion rules, checks, references, kernels and test cases of the layers above.
+//!
+//! Quantisation for the next product is no part of its own: the element type of the result says it
+//! ([`DType::A8`](crate::DType::A8)).
+
+use std::sync::LazyLock;
+
+use super::{
+    CapturedOpKind, OpSpec, Operand, ParamSpec, float, int, matrix, read, update, write,
+    write_if_read,
+};
+
+/// A matrix product and what is fused to it. Only combinations that kernels exist for can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Product {
+    input: Input,
+    gate: Gate,
+    epilogue: Epilogue,
+}
+
+/// What happens to a product's rows before they are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Input {
+    /// Nothing.
+    Plain,
+    /// Each row is divided by its root mean square and multiplied by a weight.
+    Normed,
+}
+
+/// What the product is the gate of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Gate {
+    /// Of nothing: it is the result.
+    None,
+    /// Of an operand: the activated product is multiplied by it.
+    Operand(Activation),
+    /// Of a second product of the same rows with other weights.
+    Weights(Activation),
+}
+
+/// The function a gate goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU, tanh form.
+    Gelu,
+}
+
+/// What is done with each element of a product before it is stored, in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Epilogue {
+    /// A residual or bias is added.
+    pub add: bool,
+    /// Heads are rotated.
+    pub rope: bool,
+    /// Heads are written into a KV cache, which takes the place of the result.
+    pub cache: bool,
+    /// The norm of the row follows. A kernel has no more than some elements of a row at a time, so that this
+    /// exists only for a result that is quantised and carries what its rows are still to be divided by.
+    pub norm: bool,
+}
+
+/// What an operand of a product is for. Operands are bound in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Slot {
+    /// The rows that are multiplied.
+    Input,
+    /// Weight of the norm in front.
+    NormWeight,
+    /// The weight matrix; of a gated product that of the gate.
+    Weight,
+    /// The second weight matrix of a gated product.
+    UpWeight,
+    /// What a gate is multiplied by.
+    Up,
+    /// What is added.
+    Addend,
+    /// Rotary positions.
+    Positions,
+    /// Rotary frequency factors.
+    Factors,
+    /// Cache rows that are written.
+    CacheRows,
+    /// Weight of the norm behind.
+    NextNormWeight,
+    /// The sum before the norm behind, where somebody needs it.
+    Sum,
+    /// The result.
+    Result,
+    /// The cache that takes the place of the result.
+    Cache,
+}
+
+impl Slot {
+    /// How the slot is bound.
+    const fn operand(self) -> Operand {
+        match self {
+            Self::Input => read("x"),
+            Self::NormWeight => read("g"),
+            Self::Weight => matrix("w"),
+            Self::UpWeight => matrix("u"),
+            Self::Up => read("up"),
+            Self::Addend => read("c"),
+            Self::Positions => read("positions"),
+            Self::Factors => read("factors"),
+            Self::CacheRows => read("kv_positions"),
+            Self::NextNormWeight => read("next"),
+            Self::Sum => write_if_read("sum"),
+            Self::Result => write("y"),
+            Self::Cache => update("cache"),
+        }
+    }
+
+    const ALL: [Self; 13] = [
+        Self::Input,
+        Self::NormWeight,
+        Self::Weight,
+        Self::UpWeight,
+        Self::Up,
+        Self::Addend,
+        Self::Positions,
+        Self::Factors,
+        Self::CacheRows,
+        Self::NextNormWeight,
+        Self::Sum,
+        Self::Result,
+        Self::Cache,
+    ];
+}
+
+impl Activation {
+    /// Every activation.
+    pub const ALL: [Self; 2] = [Self::Silu, Self::Gelu];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::Gelu => "gelu",
+        }
+    }
+
+    /// The op that is the function alone.
+    pub const fn op(self) -> CapturedOpKind {
+        match self {
+            Self::Silu => CapturedOpKind::Silu,
+            Self::Gelu => CapturedOpKind::Gelu,
+        }
+    }
+
+    /// The op that multiplies an activated gate by an operand.
+    pub const fn mul(self) -> CapturedOpKind {
+        match self {
+            Self::Silu => CapturedOpKind::SiluMul,
+            Self::Gelu => CapturedOpKind::GeluMul,
+        }
+    }
+}
+
+impl Gate {
+    /// The function the gate goes through, if there is a gate.
+    pub const fn activation(self) -> Option<Activation> {
+        match self {
+            Self::None => None,
+            Self::Operand(activation) | Self::Weights(activation) => Some(activation),
+        }
+    }
+}
+
+impl Epilogue {
+    /// Whether the result is stored as it is.
+    pub const NONE: Self = Self { add: false, rope: false, cache: false, norm: false };
+
+    /// Whether rows are stored as heads.
+    pub const fn heads(self) -> bool {
+        self.rope || self.cache
+    }
+}
+
+impl Product {
+    /// The plain product.
+    pub const PLAIN: Self =
+        Self { input: Input::Plain, gate: Gate::None, epilogue: Epilogue::NONE };
+
+    /// The product that adds a residual and carries out the norm behind it.
+    pub const WITH_NORM: Self =
+        Self { epilogue: Epilogue { add: true, norm: true, ..Epilogue::NONE }, ..Self::PLAIN };
+
+    /// How many products there are.
+    pub const COUNT: usize = 23;
+
+    /// The product with these parts; `None` if they do not go together:
+    ///
+    /// - a gated product has no epilogue, and one that is the gate of an operand no norm in front;
+    /// - the norm behind needs a sum in front of it, and stands alone otherwise.
+    pub const fn new(input: Input, gate: Gate, epilogue: Epilogue) -> Option<Self> {
+        let Epilogue { add, rope, cache, norm } = epilogue;
+        let plain = matches!(input, Input::Plain);
+        let allowed = match gate {
+            Gate::None => !norm || (add && plain && !rope && !cache),
+            Gate::Operand(_) => plain && !(add || rope || cache || norm),
+            Gate::Weights(_) => !(add || rope || cache || norm),
+        };
+        if allowed { Some(Self { input, gate, epilogue }) } else { None }
+    }
+
+    /// What happens to the rows before they are multiplied.
+    pub const fn input(self) -> Input {
+        self.input
+    }
+
+    /// What it is the gate of.
+    pub const fn gate(self) -> Gate {
+        self.gate
+    }
+
+    /// What is done with each element before it is stored.
+    pub const fn epilogue(self) -> Epilogue {
+        self.epilogue
+    }
+
+    /// Whether rows are normed before they are multiplied.
+    pub const fn is_normed(self) -> bool {
+        matches!(self.input, Input::Normed)
+    }
+
+    /// The same product behind a norm.
+    pub const fn behind_norm(self) -> Option<Self> {
+        match self.input {
+            Input::Plain => Self::new(Input::Normed, self.gate, self.epilogue),
+            Input::Normed => None,
+        }
+    }
+
+    /// The same product with another gate.
+    pub const fn with_gate(self, gate: Gate) -> Option<Self> {
+        Self::new(self.input, gate, self.epilogue)
+    }
+
+    /// The same product with another epilogue.
+    pub const fn with_epilogue(self, epilogue: Epilogue) -> Option<Self> {
+        Self::new(self.input, self.gate, epilogue)
+    }
+
+    /// Whether a kernel may find the rows quantised.
+    pub const fn may_read_quantised(self) -> bool {
+        matches!(self.input, Input::Plain)
+    }
+
+    /// Whether a kernel may quantise the result for the product that reads it.
+    pub const fn may_quantise(self) -> bool {
+        matches!(self.gate, Gate::Weights(_)) || self.epilogue.norm
+    }
+
+    /// Every product.
+    pub fn all() -> &'static [Self] {
+        &TABLE.products
+    }
+
+    /// Place in [`all`](Self::all).
+    pub fn index(self) -> usize {
+        usize::from(TABLE.index[self.code()])
+    }
+
+    /// The row of the op table that follows from the parts.
+    pub fn spec(self) -> &'static OpSpec {
+        &TABLE.specs[self.index()]
+    }
+
+    /// What each operand is for, in the order in which they are bound, the optional one included.
+    pub fn slots(self) -> &'static [Slot] {
+        &TABLE.slots[self.index()]
+    }
+
+    /// The operand in this slot, of a call that binds `bound` operands.
+    pub fn operand(self, slot: Slot, bound: usize) -> Option<usize> {
+        let slots = self.slots();
+        let left_out = bound < slots.len();
+        if left_out && slot == Slot::Sum {
+            return None;
+        }
+        let mut bound_slots = slots.iter().filter(|&&s| !(left_out && s == Slot::Sum));
+        bound_slots.position(|&s| s == slot)
+    }
+
+    /// The slot of operand `index`, of a call that binds `bound` operands.
+    pub fn slot(self, index: usize, bound: usize) -> Option<Slot> {
+        self.slots().iter().copied().find(|&slot| self.operand(slot, bound) == Some(index))
+    }
+
+    /// Whether nothing but a residual or bias is fused to it: kernels for any number of rows exist.
+    pub fn is_basic(self) -> bool {
+        let only_add = Epilogue { add: self.epilogue.add, ..Epilogue::NONE };
+        self == Self { epilogue: only_add, ..Self::PLAIN }
+    }
+
+    /// The first constant of the rotation.
+    pub const fn rope_params(self) -> usize {
+        self.is_normed() as usize
+    }
+
+    fn has(self, slot: Slot) -> bool {
+        let Epilogue { add, rope, cache, norm } = self.epilogue;
+        match slot {
+            Slot::Input | Slot::Weight => true,
+            Slot::NormWeight => self.is_normed(),
+            Slot::UpWeight => matches!(self.gate, Gate::Weights(_)),
+            Slot::Up => matches!(self.gate, Gate::Operand(_)),
+            Slot::Addend => add,
+            Slot::Positions | Slot::Factors => rope,
+            Slot::CacheRows | Slot::Cache => cache,
+            Slot::NextNormWeight | Slot::Sum => norm,
+            Slot::Result => !cache,
+        }
+    }
+
+    fn name(self) -> String {
+        let Epilogue { add, rope, cache, norm } = self.epilogue;
+        let gate = match self.gate {
+            Gate::None => String::new(),
+            Gate::Operand(activation) => format!("_{}_mul", activation.name()),
+            Gate::Weights(activation) => format!("_{}_gated", activation.name()),
+        };
+        let part = |there: bool, name| if there { name } else { "" };
+        [
+            part(self.is_normed(), "norm_"),
+            "matmul",
+            &gate,
+            part(add, "_add"),
+            part(rope, "_rope"),
+            part(cache, "_kv"),
+            part(norm, "_norm"),
+        ]
+        .concat()
+    }
+
+    fn params(self) -> Vec<ParamSpec> {
+        let mut params = Vec::new();
+        if self.is_normed() || self.epilogue.norm {
+            params.push(float("eps"));
+        }
+        if self.epilogue.rope {
+            params.extend([int("n_dims"), int("mode"), float("base"), float("scale")]);
+        }
+        params
+    }
+
+    /// A number below [`CODES`] for each combination of parts, allowed or not.
+    const fn code(self) -> usize {
+        let gate = match self.gate {
+            Gate::None => 0,
+            Gate::Operand(activation) => 1 + 2 * activation as usize,
+            Gate::Weights(activation) => 2 + 2 * activation as usize,
+        };
+        let Epilogue { add, rope, cache, norm } = self.epilogue;
+        let flags = [self.is_normed(), add, rope, cache, norm];
+        let (mut code, mut flag) = (gate, 0);
+        while flag < flags.len() {
+            code = 2 * code + flags[flag] as usize;
+            flag += 1;
+        }
+        code
+    }
+}
+
+/// Combinations of parts, allowed or not.
+const CODES: usize = (1 + 2 * Activation::ALL.len()) << 5;
+
+/// What follows from the parts of each product.
+struct Table {
+    products: Vec<Product>,
+    specs: Vec<OpSpec>,
+    slots: Vec<Vec<Slot>>,
+    /// By code.
+    index: [u8; CODES],
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    let gates = Activation::ALL.into_iter().flat_map(|a| [Gate::Operand(a), Gate::Weights(a)]);
+    let gates: Vec<_> = [Gate::None].into_iter().chain(gates).collect();
+    let mut table = Table { products: vec![], specs: vec![], slots: vec![], index: [0; CODES] };
+    for input in [Input::Plain, Input::Normed] {
+        for &gate in &gates {
+            for flags in 0..16 {
+                let flag = |bit: u32| flags >> bit & 1 == 1;
+                let epilogue =
+                    Epilogue { add: flag(0), rope: flag(1), cache: flag(2), norm: flag(3) };
+                let Some(product) = Product::new(input, gate, epilogue) else { continue };
+                table.index[product.code()] = table.products.len() as u8;
+                let slots: Vec<_> = Slot::ALL.into_iter().filter(|&s| product.has(s)).collect();
+                // The table lives as long as the program.
+                table.specs.push(OpSpec {
+                    kind: CapturedOpKind::Product(product),
+                    name: product.name().leak(),
+                    operands: slots.iter().map(|slot| slot.operand()).collect::<Vec<_>>().leak(),
+                    params: product.params().leak(),
+                });
+                table.slots.push(slots);
+                table.products.push(product);
+            }
+        }
+    }
+    table
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(input: Input, gate: Gate, epilogue: Epilogue) -> Product {
+        Product::new(input, gate, epilogue).unwrap()
+    }
+
+    fn operands(product: Product) -> Vec<&'static str> {
+        product.spec().operands.iter().map(|operand| operand.name).collect()
+    }
+
+    #[test]
+    fn rows_of_the_table_follow_from_the_parts() {
+        assert_eq!(Product::all().len(), Product::COUNT);
+        for (index, product) in Product::all().iter().enumerate() {
+            assert_eq!(product.index(), index, "{product:?}");
+            assert_eq!(product.spec().operands.len(), product.slots().len());
+        }
+        let heads = Epilogue { rope: true, cache: true, ..Epilogue::NONE };
+        let heads = product(Input::Normed, Gate::None, heads);
+        assert_eq!(heads.spec().name, "norm_matmul_rope_kv");
+        let names = ["x", "g", "w", "positions", "factors", "kv_positions", "cache"];
+        assert_eq!(operands(heads), names);
+        assert_eq!(heads.spec().params.len(), 5);
+        let ahead = Epilogue { add: true, norm: true, ..Epilogue::NONE };
+        let ahead = product(Input::Plain, Gate::None, ahead);
+        assert_eq!(operands(ahead), ["x", "w", "c", "next", "sum", "y"]);
+        assert_eq!(ahead.operand(Slot::Result, 5), Some(4));
+        assert_eq!(ahead.operand(Slot::Sum, 5), None);
+        assert_eq!(ahead.operand(Slot::Sum, 6), Some(4));
+    }
+
+    #[test]
+    fn parts_that_do_not_go_together_make_no_product() {
+        let all = Epilogue { add: true, rope: true, cache: true, norm: true };
+        let only = |epilogue| Product::new(Input::Plain, Gate::None, epilogue);
+        assert_eq!(only(all), None);
+        assert_eq!(only(Epilogue { norm: true, ..Epilogue::NONE }), None);
+        let gate = Gate::Weights(Activation::Silu);
+        assert_eq!(Product::new(Input::Plain, gate, Epilogue { add: true, ..all }), None);
+        let operand = Gate::Operand(Activation::Silu);
+        assert_eq!(Product::new(Input::Normed, operand, Epilogue::NONE), None);
+    }
+}
