@@ -59,6 +59,20 @@ pub enum EngineError {
     /// These sampling options need the host between tokens.
     #[error("tokens cannot be chosen on the device with these options; use eval and a sampler")]
     NotOnDevice,
+    /// There is no such adapter of the weights.
+    #[error("adapter {adapter} is not loaded: weights have no adapters")]
+    NoAdapter {
+        /// The adapter that was asked for.
+        adapter: u32,
+    },
+    /// The sampling options leave no token to choose.
+    #[error(
+        "no token may come after {position} tokens: mask and biases close the whole vocabulary"
+    )]
+    NoToken {
+        /// Tokens of the text.
+        position: usize,
+    },
     /// The cache cannot have this size.
     #[error("a context of {wanted} tokens is not possible")]
     Context {

@@ -7,15 +7,19 @@
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
 //! | `finite` | logits that are no numbers, and where they began |
-//! | `sample` | logits to a token |
-//! | `traffic` | bytes one token fetches |
+//! | [`sampling`] | a row of sampling data, and the order in which it acts |
+//! | `sample` | logits to a token on the host |
+//! | `choose` | logits to a token on the device |
 //! | `token_loop` | tokens chosen and fed back on the device |
+//! | `traffic` | bytes one token fetches |
 
 mod check;
+mod choose;
 mod convert;
 mod error;
 mod finite;
 mod sample;
+pub mod sampling;
 mod shape;
 mod token_loop;
 mod traffic;
@@ -24,7 +28,8 @@ mod vocab;
 pub use convert::Conversion;
 pub use error::EngineError;
 pub use finite::{BadTensor, Origin};
-pub use sample::{Sampler, SamplerOptions};
+pub use sample::{LogProbs, Sampler};
+pub use sampling::{Penalties, Sampling, TokenMask};
 pub use shape::model_shape;
 pub use traffic::TokenBytes;
 pub use vocab::{chat_template, tokenizer};
