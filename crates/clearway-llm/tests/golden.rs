@@ -15,7 +15,7 @@ use clearway::cpu::{CpuDevice, CpuOptions};
 use clearway::vulkan::{VulkanDevice, VulkanOptions};
 use clearway::{CompileOptions, Device, GpuError};
 use clearway_graph::testkit::skip;
-use clearway_llm::engine::{Engine, EngineOptions, Sampler, Sampling, tokenizer};
+use clearway_llm::engine::{Engine, EngineOptions, Rows, Sampler, Sampling, tokenizer};
 use clearway_llm::gguf::Gguf;
 use clearway_llm::text::EncodeOptions;
 use serde::Deserialize;
@@ -216,7 +216,8 @@ impl Golden {
     fn check_prefill(&mut self, cases: usize) {
         self.check("at once", cases, |engine, case| {
             let text = [&case.tokens[..], &case.greedy[..STEPS - 1]].concat();
-            engine.eval_each(&text, STEPS).unwrap()
+            let rows: Vec<usize> = (text.len() - STEPS..text.len()).collect();
+            engine.eval_rows(&text, Rows::List(&rows)).unwrap()
         });
     }
 

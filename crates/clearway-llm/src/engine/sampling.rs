@@ -164,7 +164,7 @@ impl Sampling {
     /// Whether the likeliest token is taken.
     pub(super) fn is_greedy(&self) -> bool {
         // A temperature that is no number, or so small that dividing by it overflows, is 0.
-        !(self.temperature >= f32::MIN_POSITIVE)
+        self.temperature.is_nan() || self.temperature < f32::MIN_POSITIVE
     }
 
     /// Whether a device can choose tokens by this row without the host.

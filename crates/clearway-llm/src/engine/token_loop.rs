@@ -203,7 +203,7 @@ impl Engine {
         let (tokens, positions) = (device.alloc(4)?, device.alloc(4)?);
         let ring = device.alloc_mailbox(4 * RING as u64)?;
         let row = device.alloc(4 * DRAW_WORDS as u64)?;
-        let mut bound = self.bind(&recorded, &tokens, &positions)?;
+        let mut bound = self.bind(&recorded, &tokens, &positions, None)?;
         let find = |name: &str| recorded.externals.iter().position(|e| e.name == name);
         let (Some(token_id), Some(position_id)) = (find(TOKENS), find(POSITIONS)) else {
             return Err(EngineError::NotOnDevice);
@@ -225,7 +225,7 @@ impl Engine {
         let id = choose::record(graph, choice, recorded.logits, row_view, position_view)?;
         choose::record_advance(graph, [id, token_view, position_view, ring_view])?;
         let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
-        let step = Step { graph, recorded, tokens, positions };
+        let step = Step { graph, recorded, tokens, positions, rows: None };
         Ok(TokenLoop { step, ring, row, choice, together: 1 })
     }
 }
