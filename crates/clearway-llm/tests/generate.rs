@@ -216,7 +216,7 @@ fn every_end_is_told() {
 }
 
 #[test]
-fn a_stop_is_heard_between_parts_of_a_prompt_and_between_tokens() {
+fn a_stop_is_heard_between_batches_of_a_prompt_and_between_tokens() {
     let mut model = load(cpu(), 1024);
     let asked = Cell::new(0);
     let stop_at = |count: usize| {
@@ -230,14 +230,14 @@ fn a_stop_is_heard_between_parts_of_a_prompt_and_between_tokens() {
     let long = "y".repeat(600);
     let mut reply = model.complete(&long, &endless(9)).unwrap().stop_when(stop_at(2));
     assert!(reply.next().is_none());
-    assert_eq!((reply.end(), reply.usage().prompt.tokens), (Some(&End::Stopped), 512));
+    assert_eq!((reply.end(), reply.usage().prompt.tokens), (Some(&End::Stopped), 256));
     drop(reply);
-    assert_eq!(model.tokens().len(), 512);
+    assert_eq!(model.tokens().len(), 256);
     // What was read is not read again.
     let mut reply = model.complete(&long, &endless(9)).unwrap().stop_when(stop_at(4));
     reply.by_ref().for_each(|piece| assert!(piece.is_ok()));
     let usage = reply.usage();
-    assert_eq!((usage.cached, usage.prompt.tokens, usage.tokens), (512, 88, 3));
+    assert_eq!((usage.cached, usage.prompt.tokens, usage.tokens), (256, 344, 2));
     assert_eq!(reply.end(), Some(&End::Stopped));
 }
 

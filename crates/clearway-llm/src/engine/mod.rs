@@ -227,12 +227,34 @@ impl Engine {
     /// [`EngineError::Empty`], [`EngineError::ContextFull`], [`EngineError::TokenOutOfRange`] before
     /// anything is computed; [`EngineError::NotFinite`]; what the device reports.
     pub fn eval(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let logits = self.eval_unless(tokens, &mut || false)?;
+        Ok(logits.unwrap_or_default())
+    }
+
+    /// As [`eval`](Self::eval); `stop` is asked before each batch that the device reads at once. `None` where it said so:
+    /// then [`position`](Self::position) says how many tokens were read.
+    ///
+    /// # Errors
+    /// As [`eval`](Self::eval).
+    pub fn eval_unless(
+        &mut self,
+        tokens: &[u32],
+        stop: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Vec<f32>>> {
         self.check(tokens)?;
         let mut logits = Vec::new();
-        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
+        for batch in self.batches(tokens) {
+            if stop() {
+                return Ok(None);
+            }
             logits = self.step(batch, &[batch.len() - 1])?;
         }
-        Ok(logits)
+        Ok(Some(logits))
+    }
+
+    /// The parts in which the device reads tokens.
+    fn batches<'t>(&self, tokens: &'t [u32]) -> std::slice::Chunks<'t, u32> {
+        tokens.chunks(self.executor.device().batch_tokens())
     }
 
     /// Reads tokens into the cache as [`eval`](Self::eval) does; returns the logits after chosen ones, in the order in which
@@ -256,7 +278,7 @@ impl Engine {
         }
         let mut found = vec![Vec::new(); wanted.len()];
         let mut first = 0;
-        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
+        for batch in self.batches(tokens) {
             let here = first..first + batch.len();
             let places: Vec<usize> =
                 (0..wanted.len()).filter(|&place| here.contains(&wanted[place])).collect();

@@ -7,9 +7,6 @@ use super::stop::Stops;
 use crate::engine::{Engine, EngineError, LogProbs, Result, Sampler, Sampling, TokenStream};
 use crate::text::{ChatMessage, DecodeOptions, StreamDecoder, Tokenizer};
 
-/// Prompt tokens that are read between two looks at whether to stop.
-const PROMPT_PART: usize = 512;
-
 /// Some whole characters of a reply.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
@@ -138,7 +135,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Asks `stop` before each token, and between parts of a long prompt, whether to end here.
+    /// Asks `stop` before each token, and between batches of a long prompt, whether to end here.
     #[must_use]
     pub fn stop_when(mut self, stop: impl FnMut() -> bool + 'a) -> Self {
         self.stop_when = Some(Box::new(stop));
@@ -236,19 +233,14 @@ impl<'a> Reply<'a> {
     /// Reads the prompt; returns the logits after it, or `None` if it was stopped.
     fn read_prompt(&mut self) -> Result<Option<Vec<f32>>> {
         let started = Instant::now();
-        let mut logits = Vec::new();
-        let prompt = std::mem::take(&mut self.prompt);
-        for part in prompt[self.read.len()..].chunks(PROMPT_PART) {
-            if self.is_stopped() {
-                return Ok(None);
-            }
-            logits = self.engine.eval(part)?;
-            self.read.extend(part);
-            self.usage.prompt.tokens += part.len();
-            self.usage.prompt.time = started.elapsed();
-        }
+        let Self { engine, prompt, stop_when, .. } = self;
+        let stop = &mut || stop_when.as_mut().is_some_and(|stop| stop());
+        let logits = engine.eval_unless(&prompt[self.usage.cached..], stop)?;
+        self.read.extend_from_slice(&self.prompt[self.usage.cached..self.engine.position()]);
         self.started = Instant::now();
-        Ok(Some(logits))
+        let tokens = self.read.len() - self.usage.cached;
+        self.usage.prompt = Pace { tokens, time: self.started - started };
+        Ok(logits)
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32> {
