@@ -49,9 +49,10 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     if wants(Part::Build) {
         lint(&root, &mut outcome);
     }
+    let mut model = None;
     if only != Some(Part::Build) {
         let selection = only.map_or(&["--workspace"][..], Part::selection);
-        test(&root, seed, selection, &needs, &mut outcome)?;
+        model = test(&root, seed, selection, &needs, &mut outcome)?;
     }
     if wants(Part::Core) {
         let mut tests = outside(&root);
@@ -64,10 +65,18 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
         race(&root, seed, &mut outcome)?;
     }
     for (part, example) in examples(&root)? {
-        if wants(part) {
-            let path = format!("examples/{example}");
-            outcome.step(part, &format!("example {example}"), &mut built(&root, &path));
+        if !wants(part) {
+            continue;
         }
+        let mut command = built(&root, &format!("examples/{example}"));
+        if part == Part::Golden {
+            // That there is no model was said before.
+            let Some(model) = &model else { continue };
+            command.arg(model);
+            let build = ["build", "--workspace", "--all-features", "--example", &example];
+            outcome.step(Part::Build, &format!("build of {example}"), &mut cargo(&root, &build));
+        }
+        outcome.step(part, &format!("example {example}"), &mut command);
     }
     println!("\n{}", size::summary(&root)?);
     outcome.demand(&needs);
@@ -129,13 +138,14 @@ fn dependencies(root: &Path, outcome: &mut Outcome) {
     }
 }
 
+/// Runs the tests; returns the file of the default model where they need it.
 fn test(
     root: &Path,
     seed: u64,
     selection: &[&str],
     needs: &[Need],
     outcome: &mut Outcome,
-) -> Result<()> {
+) -> Result<Option<PathBuf>> {
     let command = |more: &[&str]| {
         let mut command = cargo(root, &["test", "--all-features", "--no-fail-fast"]);
         command.args(selection).args(more).env("CLEARWAY_SEED", seed.to_string());
@@ -144,9 +154,9 @@ fn test(
     outcome.step(Part::Build, "build of tests", &mut command(&["--no-run"]));
     let mut tests = command(&[]);
     tests.env("CLEARWAY_NEED", needs::variable(&outcome.demanded(needs)));
-    if needs.contains(&Need::Golden)
-        && let Some(model) = default_model(root, outcome)
-    {
+    let needed = needs.contains(&Need::Golden);
+    let model = needed.then(|| default_model(root, outcome)).flatten();
+    if let Some(model) = &model {
         tests.env("CLEARWAY_GOLDEN_MODEL", model);
     }
     let (suites, content) = run::tests("tests", &mut tests)?;
@@ -155,7 +165,7 @@ fn test(
         // A binary that did not build, or that died before it could report.
         outcome.fail("cargo test");
     }
-    Ok(())
+    Ok(model)
 }
 
 /// The tests of a crate outside the workspace, which has the public API only and no unsafe code. What it
@@ -201,12 +211,16 @@ fn default_model(root: &Path, outcome: &mut Outcome) -> Option<PathBuf> {
     }
 }
 
-/// Names of all examples, with the part each belongs to.
+/// Names of all examples, with the part each belongs to. Those of `clearway-llm` take a model.
 fn examples(root: &Path) -> Result<Vec<(Part, String)>> {
     let mut found = Vec::new();
     for krate in std::fs::read_dir(root.join("crates"))? {
         let krate = krate?;
-        let part = if krate.file_name() == "clearway-gpu" { Part::Ops } else { Part::Core };
+        let part = match krate.file_name().to_str() {
+            Some("clearway-gpu") => Part::Ops,
+            Some("clearway-llm") => Part::Golden,
+            _ => Part::Core,
+        };
         let Ok(files) = std::fs::read_dir(krate.path().join("examples")) else { continue };
         for file in files {
             let path = file?.path();

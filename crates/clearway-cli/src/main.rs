@@ -88,7 +88,10 @@ fn main() -> ExitCode {
             interrupt::ending().map_or(ExitCode::SUCCESS, Into::into)
         }
         Err(error) => {
-            out::error(&format!("{error:#}"));
+            match generate::advice(&error) {
+                Some(advice) => out::error(&format!("{error:#}; {advice}")),
+                None => out::error(&format!("{error:#}")),
+            }
             match is_interrupt(&error) || interrupt::ending().is_some() {
                 true => interrupt::status().into(),
                 false => ExitCode::FAILURE,

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::builder::FalseyValueParser as Falsey;
 use clearway::{DType, Device};
-use clearway_llm::engine::{Engine, EngineOptions};
+use clearway_llm::Model;
+use clearway_llm::engine::{ContextReason, Engine, EngineOptions};
 use clearway_llm::fetch::{Cache, ModelName};
 use clearway_llm::gguf::Gguf;
 
 use crate::device::DeviceArgs;
+use crate::interrupt;
 use crate::out::note;
 use crate::progress::{Bar, FetchBar};
 use crate::shape::{OFF, Switches};
-use crate::{interrupt, memory};
 
 /// Which model.
 #[derive(clap::Args)]
@@ -30,7 +31,7 @@ pub struct NameArgs {
 pub struct ModelArgs {
     #[command(flatten)]
     pub name: NameArgs,
-    /// Tokens the model can look at; the model's own context, at most 4096, without it.
+    /// Tokens the model can look at; without it the model's own context where memory has room, at most 32768.
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     pub ctx_size: Option<usize>,
     #[command(flatten)]
@@ -79,6 +80,15 @@ impl ModelArgs {
         let device = self.device.open()?;
         Ok((load(gguf, device.clone(), self.engine.options(self.ctx_size))?, device))
     }
+
+    /// Puts the model on its device, with its vocabulary.
+    pub fn model(&self, gguf: &Gguf) -> Result<(Model, Arc<dyn Device>)> {
+        let device = self.device.open()?;
+        let options = self.engine.options(self.ctx_size);
+        let model = loading(gguf, |progress| Model::new(gguf, device.clone(), options, progress))?;
+        say_about(model.engine());
+        Ok((model, device))
+    }
 }
 
 impl EngineArgs {
@@ -105,16 +115,31 @@ impl CacheArgs {
 
 /// Puts a model on a device, if it fits.
 pub fn load(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Engine> {
-    memory::Needed::by(gguf, options.context, options.cache_dtype)?.check(&*device)?;
+    let engine = loading(gguf, |progress| Engine::with_progress(gguf, device, options, progress))?;
+    say_about(&engine);
+    Ok(engine)
+}
+
+/// Shows how much of a file is loaded.
+fn loading<T>(
+    gguf: &Gguf,
+    load: impl FnOnce(&mut dyn FnMut(u64)) -> clearway_llm::engine::Result<T>,
+) -> Result<T> {
     let total = gguf.tensor_bytes();
     let bar = Bar::new("loading");
-    let mut progress = |done| bar.at(done, Some(total));
-    let engine = Engine::with_progress(gguf, device, options, &mut progress)?;
-    drop(bar);
+    Ok(load(&mut |done| bar.at(done, Some(total)))?)
+}
+
+/// Says what is not as the file has it.
+fn say_about(engine: &Engine) {
     for conversion in engine.conversions() {
         note!("{conversion}");
     }
-    Ok(engine)
+    let reason = engine.context_reason();
+    if matches!(reason, ContextReason::Memory | ContextReason::Limit) {
+        let (context, most) = (engine.context(), engine.shape().context);
+        note!("context: {context} of {most} tokens, {reason}; -c changes it");
+    }
 }
 
 /// Maps the file of a model, which is fetched if it is not there.

@@ -1,6 +1,7 @@
 //! How tokens are chosen: the flags that `run` and `chat` share.
 
-use clearway_llm::engine::{Sampler, SamplerOptions};
+use clearway_llm::Sampling as Row;
+use clearway_llm::engine::Penalties;
 
 /// How tokens are chosen.
 #[derive(clap::Args)]
@@ -26,16 +27,18 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// A sampler at the start of its seed.
-    pub fn sampler(&self) -> Sampler {
-        Sampler::new(SamplerOptions {
+    /// The row of sampling data of a text of at most `budget` tokens.
+    pub fn row(&self, budget: usize) -> Row {
+        Row {
+            seed: self.seed,
             temperature: self.temp,
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            seed: self.seed,
-        })
+            penalties: Penalties { repeat: self.repeat_penalty, ..Penalties::default() },
+            budget,
+            ..Row::default()
+        }
     }
 }
 

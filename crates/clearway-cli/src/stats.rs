@@ -3,23 +3,23 @@
 use std::time::Duration;
 
 use clearway::Device;
+use clearway_llm::Usage;
 use clearway_llm::engine::Engine;
 use console::Style;
 
 use crate::device::describe;
-use crate::generate::Answer;
 use crate::memory;
 use crate::out::{self, note};
 
 /// Load, prefill and decode, peak memory and device.
-pub fn print(load: Duration, answer: &Answer, device: &dyn Device) {
+pub fn print(load: Duration, usage: &Usage, device: &dyn Device) {
     // Dim on a terminal, plain elsewhere.
     let dim = Style::new().dim();
     let line = |name: &str, text: String| {
         out::note_styled(&dim, &format!("{name:<8}{text}"));
     };
     line("load", format!("{:>9.0} ms", load.as_secs_f64() * 1e3));
-    for (name, pace) in [("prefill", answer.prefill), ("decode", answer.decode)] {
+    for (name, pace) in [("prefill", usage.prompt), ("decode", usage.decode)] {
         let plural = if pace.tokens == 1 { "" } else { "s" };
         line(name, format!("{:>9.1} tok/s  ({} token{plural})", pace.rate(), pace.tokens));
     }

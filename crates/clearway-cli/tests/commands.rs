@@ -162,6 +162,44 @@ fn a_full_context_is_said_and_the_chat_goes_on() {
 }
 
 #[test]
+fn a_context_that_nobody_asked_for_is_explained() {
+    let (folder, m) = model("unasked");
+    let shown = json(&["show", &m, "--json"]);
+    let memory = &shown["memory"];
+    assert_eq!((&memory["context"], &memory["model_context"]), (&1024.into(), &1024.into()));
+    assert_eq!(memory["context_reason"], "all that the model allows");
+    let text = stdout(&clearway(&["show", &m, "-c", "100"]));
+    assert!(text.contains("100 of 1024 tokens, as asked"), "{text}");
+    let run = ["run", "-m", &m, "-p", "Hi", "-n", "1"];
+    assert!(!stderr(&clearway(&run)).contains("context"), "there is nothing to say");
+
+    let mut bytes = std::fs::read(&m).unwrap();
+    let key = b"llama.context_length";
+    let at = bytes.windows(key.len()).position(|part| part == key).unwrap() + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&100_000_u32.to_le_bytes());
+    let long = folder.path("long.gguf");
+    std::fs::write(&long, bytes).unwrap();
+    let long = long.to_str().unwrap();
+    let run = ["run", "-m", long, "-p", "Hi", "-n", "1"];
+    let notes = stderr(&clearway(&run));
+    let said = "context: 32768 of 100000 tokens, the most that is taken unasked; -c changes it";
+    assert!(notes.contains(said), "{notes}");
+    let notes = stderr(&clearway(&[&run[..], &["-c", "64"]].concat()));
+    assert!(!notes.contains("context:"), "{notes}");
+}
+
+#[test]
+fn a_depth_moves_prompts_and_generation() {
+    let (_folder, m) = model("depth");
+    let bench = ["bench", "-m", &m, "-p", "8", "-n", "4", "-r", "1", "-d", "16"];
+    let measured = json(&[&bench[..], &["--json"]].concat());
+    let depths: Vec<_> = measured.as_array().unwrap().iter().map(|t| &t["n_depth"]).collect();
+    assert_eq!(depths, [16, 16]);
+    let table = stdout(&clearway(&bench));
+    assert!(table.contains("pp8 @ d16") && table.contains("tg4 @ d16"), "{table}");
+}
+
+#[test]
 fn bench_measures_every_length() {
     let folder = Folder::new("bench");
     let path = folder.path("m.gguf");

@@ -1,5 +1,5 @@
 //! Model files end to end: tiny GGUF files against numpy's logits, and files that are wrong.
-#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+#![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use clearway::{
 };
 use clearway_graph::FusedRequest;
 use clearway_llm::engine::{
-    Engine, EngineError, EngineOptions, Sampler, SamplerOptions, tokenizer,
+    Engine, EngineError, EngineOptions, Rows, Sampler, Sampling, tokenizer,
 };
 use clearway_llm::gguf::{Gguf, GgufWriter};
 use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
@@ -161,7 +161,8 @@ fn batches_of_any_length_give_the_bits_of_single_tokens() {
         assert_eq!(engine.eval(&tokens[..length]).unwrap(), alone[length - 1], "{length} tokens");
         assert_eq!(engine.position(), length);
         engine.clear();
-        let each = engine.eval_each(&tokens[..length], 5).unwrap();
+        let rows: Vec<usize> = (length.saturating_sub(5)..length).collect();
+        let each = engine.eval_rows(&tokens[..length], Rows::List(&rows)).unwrap();
         assert_eq!(each, alone[length.saturating_sub(5)..length], "the last 5 of {length}");
         assert_eq!(engine.position(), length);
         // What stands in for missing tokens leaves nothing behind.
@@ -179,17 +180,17 @@ fn tokens_fed_back_on_a_device_are_those_the_host_chooses() {
     let gguf = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
     let vulkan = clearway::testkit::open_vulkan(VulkanOptions::default()).unwrap();
     let vulkan = vulkan.map(|device| Arc::new(device) as Arc<dyn Device>);
-    let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
+    let greedy = Sampling::greedy();
     for device in [cpu()].into_iter().chain(vulkan) {
         let name = device.info().name.clone();
         let options = EngineOptions { context: Some(256), ..EngineOptions::default() };
         let mut engine = Engine::new(&gguf, device.clone(), options).unwrap();
         let prompt = [5, 17, 40];
         let mut logits = engine.eval(&prompt).unwrap();
-        let mut expected = vec![Sampler::new(greedy).sample(&logits)];
+        let mut expected = vec![Sampler::new(greedy.clone()).sample(&logits, &[]).unwrap()];
         for step in 0..COUNT {
             logits = engine.eval(&expected[step..]).unwrap();
-            expected.push(Sampler::new(greedy).sample(&logits));
+            expected.push(Sampler::new(greedy.clone()).sample(&logits, &[]).unwrap());
         }
         let generate = |engine: &mut Engine, from: usize, count: usize, end: u32| {
             let mut found = Vec::new();
@@ -216,6 +217,131 @@ fn tokens_fed_back_on_a_device_are_those_the_host_chooses() {
         assert_eq!(rest, expected[end + 1..], "{name}");
         println!("{name}: the stop was token {end}");
     }
+}
+
+#[test]
+fn a_drawn_text_depends_neither_on_grouping_nor_on_who_drew() {
+    const COUNT: usize = 60;
+    let (_, shape) = &shapes()[0];
+    let gguf = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
+    let vulkan = clearway::testkit::open_vulkan(VulkanOptions::default()).unwrap();
+    let vulkan = vulkan.map(|device| Arc::new(device) as Arc<dyn Device>);
+    for device in [cpu()].into_iter().chain(vulkan) {
+        let name = device.info().name.clone();
+        let options = EngineOptions { context: Some(256), ..EngineOptions::default() };
+        let mut engine = Engine::new(&gguf, device.clone(), options).unwrap();
+        let prompt = [5, 17, 40];
+        let drawn = Sampling { temperature: 1.5, seed: 9, ..Sampling::default() };
+        engine.prepare(&drawn).unwrap();
+        // A step that is compiled anew takes memory.
+        let allocations = || device.host_work().map(|work| work.allocations);
+        let before = allocations();
+        for sampling in [
+            drawn.clone(),
+            Sampling { temperature: 0.7, min_p: 0.0, top_k: 7, ..drawn.clone() },
+            Sampling { seed: 10, top_p: 0.5, ..drawn.clone() },
+            Sampling::greedy(),
+        ] {
+            engine.clear();
+            let generate = |engine: &mut Engine, token: u32, count: usize| {
+                let mut found = Vec::new();
+                let keep = &mut |token| {
+                    found.push(token);
+                    true
+                };
+                engine.generate(token, count, &sampling, keep).unwrap();
+                found
+            };
+            let at_once = generate(&mut engine, prompt[0], COUNT);
+            engine.clear();
+            let mut text = vec![prompt[0]];
+            for group in [1, 2, 1, 30, 26] {
+                let last = text[text.len() - 1];
+                text.extend(generate(&mut engine, last, group));
+                // A step that is done again gives the same token.
+                engine.truncate(text.len() - 2);
+                let [input, output] = text[text.len() - 2..] else { panic!("{text:?}") };
+                assert_eq!(generate(&mut engine, input, 1), [output], "{name} {sampling:?}");
+            }
+            assert_eq!(text[1..], at_once, "{name} {sampling:?}");
+            assert_eq!(allocations(), before, "{name}: sampling is data");
+        }
+        let mut sampler = Sampler::new(drawn.clone());
+        let mut text = prompt.to_vec();
+        engine.clear();
+        let mut logits = engine.eval(&prompt).unwrap();
+        for _ in 0..COUNT {
+            text.push(sampler.sample(&logits, &text).unwrap());
+            logits = engine.eval(&text[text.len() - 1..]).unwrap();
+        }
+        engine.truncate(prompt.len());
+        let mut found = Vec::new();
+        let keep = &mut |token| {
+            found.push(token);
+            true
+        };
+        engine.generate(text[prompt.len()], COUNT - 1, &drawn, keep).unwrap();
+        assert_eq!(found, text[prompt.len() + 1..], "{name}");
+        let mut all = found.clone();
+        all.sort_unstable();
+        all.dedup();
+        assert!(all.len() > 5, "{name}: {all:?} is not drawn");
+    }
+}
+
+#[test]
+fn logits_of_chosen_tokens_are_those_of_single_steps() {
+    let (_, shape) = &shapes()[3];
+    let gguf = Gguf::from_bytes(file("qwen3", shape, |_| ())).unwrap();
+    let vulkan = clearway::testkit::open_vulkan(VulkanOptions::default()).unwrap();
+    let vulkan = vulkan.map(|device| Arc::new(device) as Arc<dyn Device>);
+    for device in [cpu()].into_iter().chain(vulkan) {
+        let name = device.info().name.clone();
+        let options = EngineOptions { context: Some(300), ..EngineOptions::default() };
+        let mut engine = Engine::new(&gguf, device, options).unwrap();
+        let tokens: Vec<u32> = (0..300).map(|i| i * 37 % 96).collect();
+        let alone: Vec<Vec<f32>> = tokens.iter().map(|&t| engine.eval(&[t]).unwrap()).collect();
+        let mut check = |length: usize, rows: Rows<'_>, expected: &[usize]| {
+            engine.clear();
+            let found = engine.eval_rows(&tokens[..length], rows).unwrap();
+            assert_eq!(engine.position(), length);
+            assert_eq!(found.len(), expected.len(), "{name}: {rows:?} of {length}");
+            for (found, &row) in found.iter().zip(expected) {
+                let largest = alone[row].iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+                let off = found.iter().zip(&alone[row]).map(|(a, b)| (a - b).abs());
+                let off = off.fold(0.0, f32::max);
+                // Sums may run in another order where several tokens are read together.
+                assert!(off <= 2e-3 * largest, "{name}: row {row} of {rows:?} of {length}: {off}");
+            }
+        };
+        check(20, Rows::Last, &[19]);
+        check(20, Rows::All, &(0..20).collect::<Vec<_>>());
+        // In any order, some twice, over several batches, and none at all.
+        for (length, list) in [
+            (20, &[3, 0, 19, 3][..]),
+            (20, &[4]),
+            (300, &[299, 0, 255, 256, 257, 17]),
+            (300, &[130]),
+            (7, &[]),
+            (1, &[0, 0, 0]),
+        ] {
+            check(length, Rows::List(list), list);
+        }
+        engine.clear();
+        let refused = engine.eval_rows(&tokens[..4], Rows::List(&[1, 4]));
+        assert!(matches!(refused, Err(EngineError::RowOutOfRange { row: 4, tokens: 4 })));
+        assert_eq!(engine.position(), 0);
+    }
+}
+
+#[test]
+fn an_adapter_is_refused() {
+    let (_, shape) = &shapes()[0];
+    let gguf = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
+    let mut engine = Engine::new(&gguf, cpu(), options()).unwrap();
+    let adapted = Sampling { adapter: Some(3), ..Sampling::greedy() };
+    let refused = engine.generate(1, 1, &adapted, &mut |_| true);
+    assert!(matches!(refused, Err(EngineError::NoAdapter { adapter: 3 })));
 }
 
 #[test]

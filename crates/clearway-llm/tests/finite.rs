@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::{VulkanDevice, VulkanOptions};
 use clearway::{DType, Device, quant};
-use clearway_llm::engine::{Engine, EngineError, EngineOptions, Origin, SamplerOptions};
+use clearway_llm::engine::{Engine, EngineError, EngineOptions, Origin, Sampling};
 use clearway_llm::gguf::{Gguf, GgufWriter};
 use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
 
@@ -92,9 +92,8 @@ fn origin(error: &EngineError) -> (usize, Origin) {
 }
 
 /// Ways to choose on the device.
-fn choices() -> [SamplerOptions; 2] {
-    let drawn = SamplerOptions { temperature: 0.8, ..SamplerOptions::default() };
-    [SamplerOptions { temperature: 0.0, ..drawn }, drawn]
+fn choices() -> [Sampling; 2] {
+    [Sampling::greedy(), Sampling::default()]
 }
 
 #[test]

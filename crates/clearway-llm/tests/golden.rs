@@ -15,7 +15,7 @@ use clearway::cpu::{CpuDevice, CpuOptions};
 use clearway::vulkan::{VulkanDevice, VulkanOptions};
 use clearway::{CompileOptions, Device, GpuError};
 use clearway_graph::testkit::skip;
-use clearway_llm::engine::{Engine, EngineOptions, Sampler, SamplerOptions, tokenizer};
+use clearway_llm::engine::{Engine, EngineOptions, Rows, Sampler, Sampling, tokenizer};
 use clearway_llm::gguf::Gguf;
 use clearway_llm::text::EncodeOptions;
 use serde::Deserialize;
@@ -212,7 +212,8 @@ impl Golden {
     fn check_prefill(&mut self, cases: usize) {
         self.check("at once", cases, |engine, case| {
             let text = [&case.tokens[..], &case.greedy[..STEPS - 1]].concat();
-            engine.eval_each(&text, STEPS).unwrap()
+            let rows: Vec<usize> = (text.len() - STEPS..text.len()).collect();
+            engine.eval_rows(&text, Rows::List(&rows)).unwrap()
         });
     }
 
@@ -260,8 +261,7 @@ impl Golden {
                 looped.push(token);
                 true
             };
-            let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
-            engine.generate(first, 3, &options, keep).unwrap();
+            engine.generate(first, 3, &Sampling::greedy(), keep).unwrap();
             assert_eq!(engine.position(), case.tokens.len() + 3);
             engine.truncate(case.tokens.len());
             let mut stepped = vec![first];
@@ -275,6 +275,5 @@ impl Golden {
 
 /// The token of the best logit.
 fn greedy(logits: &[f32]) -> u32 {
-    let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
-    Sampler::new(options).sample(logits)
+    Sampler::new(Sampling::greedy()).sample(logits, &[]).unwrap()
 }

@@ -1,14 +1,15 @@
 //! `clearway bench`
 
+mod micro;
 mod table;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clearway::{Device, GraphExecutor, HostWork};
-use clearway_llm::engine::{Engine, SamplerOptions, TokenBytes};
+use clearway_llm::Sampling;
+use clearway_llm::engine::{Engine, TokenBytes};
 
-use super::micro;
 use crate::device::DeviceArgs;
 use crate::model::{self, EngineArgs, NameArgs};
 use crate::out;
@@ -54,7 +55,7 @@ pub struct Args {
         value_delimiter = ','
     )]
     n_gen: Vec<usize>,
-    /// Tokens in the cache before generation starts.
+    /// Tokens in the cache before each test starts.
     #[arg(short = 'd', long = "n-depth", value_name = "N", default_value_t = 0)]
     n_depth: usize,
     /// Temperature of generated tokens; 0 takes the likeliest. Others are drawn with top-k 40 and
@@ -203,8 +204,7 @@ impl Bench<'_> {
         let token = |i: usize| (i as u64).wrapping_mul(2_654_435_761) % vocab;
         let tokens: Vec<u32> = (1..=test.tokens()).map(|i| token(i) as u32).collect();
         engine.clear();
-        let generates = matches!(test, Test::Generate(_));
-        if generates && self.args.n_depth > 0 {
+        if self.args.n_depth > 0 {
             let text: Vec<u32> = (1..=self.args.n_depth).map(|i| token(i) as u32).collect();
             engine.eval(&text)?;
         }
@@ -212,9 +212,8 @@ impl Bench<'_> {
         match test {
             Test::Generate(count) if engine.feeds_back() => {
                 let temperature = self.args.temp;
-                let options =
-                    SamplerOptions { temperature, min_p: 0.0, ..SamplerOptions::default() };
-                engine.generate(tokens[0], count, &options, &mut |_| true)?;
+                let sampling = Sampling { temperature, min_p: 0.0, ..Sampling::default() };
+                engine.generate(tokens[0], count, &sampling, &mut |_| true)?;
             }
             Test::Prompt(_) => {
                 engine.eval(&tokens)?;

@@ -5,15 +5,14 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clearway::Device;
-use clearway_llm::engine::{self, Engine, EngineError, Sampler};
 use clearway_llm::fetch::Cache;
-use clearway_llm::text::{ChatMessage, ChatOptions, ChatTemplate, Tokenizer};
+use clearway_llm::{Chat, End, Error, Sampling as Row, Usage};
 use console::Style;
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use serde_json::json;
 
-use crate::generate::{self, Answer, End, Talker};
+use crate::generate;
 use crate::model::ModelArgs;
 use crate::out::{self, note, say};
 use crate::sampling::Sampling;
@@ -65,28 +64,18 @@ enum Line<'a> {
 pub fn run(args: &Args) -> Result<()> {
     let gguf = args.model.name.open()?;
     let started = Instant::now();
-    let tokenizer = engine::tokenizer(&gguf)?;
-    let template = engine::chat_template(&gguf, &tokenizer)?;
-    let (mut engine, device) = args.model.engine(&gguf)?;
-    let sampler = args.sampling.sampler();
-    generate::prepare(&mut engine, &sampler)?;
+    let (mut model, device) = args.model.model(&gguf)?;
+    let sampling = args.sampling.row(args.n_predict);
+    model.prepare(&sampling)?;
     let load = started.elapsed();
     interrupt::catch();
-    let mut chat = Chat {
-        messages: Vec::new(),
-        system: args.system.as_deref(),
-        template,
-        tokenizer: &tokenizer,
-        cached: Vec::new(),
-        engine: &mut engine,
-        sampler,
-        limit: args.n_predict,
-    };
+    let mut chat = Talk { chat: model.chat()?, system: args.system.as_deref(), sampling };
     chat.clear();
     let quiet = !console::user_attended();
     if !quiet {
         let name = &args.model.name.model;
-        note!("{name} with {} tokens of context; /help shows the commands", chat.engine.context());
+        let context = chat.context();
+        note!("{name} with {context} tokens of context; /help shows the commands");
     }
     let history = Cache::of_user().ok().map(|cache| cache.folder().join("chat-history"));
     let mut editor = editor(history.as_deref())?;
@@ -116,10 +105,10 @@ pub fn run(args: &Args) -> Result<()> {
             },
             Line::Unknown(word) => note!("there is no {word}; /help shows the commands"),
             Line::Say(text) => {
-                if let Some(answer) = chat.say(text)?
+                if let Some(usage) = chat.say(text)?
                     && args.stats
                 {
-                    stats::print(load, &answer, &*device as &dyn Device);
+                    stats::print(load, &usage, &*device as &dyn Device);
                 }
             }
         }
@@ -156,45 +145,42 @@ fn parse(line: &str) -> Line<'_> {
     }
 }
 
-/// A conversation and the model's memory of it.
-struct Chat<'a> {
-    messages: Vec<ChatMessage>,
+/// A conversation and how its replies are made.
+struct Talk<'a> {
+    chat: Chat<'a>,
     system: Option<&'a str>,
-    template: ChatTemplate,
-    tokenizer: &'a Tokenizer,
-    /// Tokens in the cache. A turn evaluates only what comes after those it shares with them.
-    cached: Vec<u32>,
-    engine: &'a mut Engine,
-    sampler: Sampler,
-    limit: usize,
+    sampling: Row,
 }
 
-impl Chat<'_> {
+impl Talk<'_> {
     fn clear(&mut self) {
-        let system = self.system.map(|text| ChatMessage::new("system", text));
-        self.messages = system.into_iter().collect();
-        self.engine.clear();
-        self.cached.clear();
+        self.chat.clear();
+        if let Some(text) = self.system {
+            self.chat.system(text);
+        }
+    }
+
+    fn context(&self) -> usize {
+        self.chat.model().engine().context()
     }
 
     /// One turn. `None` if there was no room for it; then the conversation is as before.
-    fn say(&mut self, text: &str) -> Result<Option<Answer>> {
-        self.messages.push(ChatMessage::new("user", text));
-        let answer = match self.turn() {
-            Ok(answer) => answer,
-            Err(error) if is_full(&error) => {
-                self.messages.pop();
+    fn say(&mut self, text: &str) -> Result<Option<Usage>> {
+        self.chat.user(text);
+        let reply = self.chat.reply(&self.sampling);
+        let (usage, end) = match reply.map(|reply| generate::write(reply, false)) {
+            Ok(written) => written?,
+            Err(error @ Error::ContextFull { .. }) => {
+                self.chat.pop();
                 note!(
-                    "no room for this: {error:#}. /clear starts anew, or start chat with a larger -c"
+                    "no room for this: {error}. /clear starts anew, or start chat with a larger -c"
                 );
                 return Ok(None);
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
-        self.messages.push(ChatMessage::new("assistant", &answer.text));
-        match &answer.end {
-            End::Done => {}
-            End::Stopped => {
+        match end {
+            Some(End::Stopped) => {
                 // Ctrl-C ends the answer, other signals the chat.
                 if interrupt::ending().is_some() {
                     return Err(interrupt::Interrupted.into());
@@ -202,55 +188,31 @@ impl Chat<'_> {
                 interrupt::forget();
                 out::note_styled(&Style::new().dim(), "(stopped)");
             }
-            End::Full(_) => note!(
-                "the context of {} tokens is full: the answer ends here. /clear starts anew, or \
-                 start chat with a larger -c",
-                self.engine.context()
+            Some(End::ContextFull { context }) => note!(
+                "the context of {context} tokens is full: the answer ends here. /clear starts anew, or start chat with a \
+                 larger -c"
             ),
+            _ => {}
         }
-        Ok(Some(answer))
-    }
-
-    fn turn(&mut self) -> Result<Answer> {
-        let prompt = self.template.render(&self.messages, &ChatOptions::default())?;
-        let tokens = self.tokenizer.encode_chat(&prompt)?;
-        // The last token is always evaluated: its logits are the answer's beginning.
-        let reusable = &tokens[..tokens.len().saturating_sub(1)];
-        let shared = reusable.iter().zip(&self.cached).take_while(|(a, b)| a == b).count();
-        self.engine.truncate(shared);
-        self.cached.truncate(shared);
-        let mut talker = Talker {
-            engine: &mut *self.engine,
-            tokenizer: self.tokenizer,
-            sampler: &mut self.sampler,
-            limit: self.limit,
-        };
-        let mut out = out::Answer::new(false);
-        let answer = talker.answer(&tokens[shared..], &mut |text| out.write(text))?;
-        out.write("\n")?;
-        self.cached.extend_from_slice(&tokens[shared..][..answer.prefill.tokens]);
-        self.cached.extend_from_slice(&answer.tokens);
-        Ok(answer)
+        Ok(Some(usage))
     }
 
     fn save(&self, file: &Path) -> Result<()> {
         let text = if file.extension().is_some_and(|extension| extension == "json") {
             let messages: Vec<_> = self
-                .messages
+                .chat
+                .messages()
                 .iter()
                 .map(|message| json!({ "role": message.role, "content": message.content }))
                 .collect();
             serde_json::to_string_pretty(&json!({ "messages": messages }))? + "\n"
         } else {
-            let turns = self.messages.iter().map(|m| format!("{}: {}\n", m.role, m.content.trim()));
+            let turns =
+                self.chat.messages().iter().map(|m| format!("{}: {}\n", m.role, m.content.trim()));
             turns.collect::<Vec<_>>().join("\n")
         };
         out::file(file, &text)
     }
-}
-
-fn is_full(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(EngineError::ContextFull { .. }))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! `clearway eval`
 
 use anyhow::{Context, Result, bail};
-use clearway_llm::engine::{Sampler, SamplerOptions};
+use clearway_llm::Sampling;
+use clearway_llm::engine::{EngineError, Sampler};
 use serde_json::json;
 
 use crate::model::ModelArgs;
@@ -49,12 +50,12 @@ pub fn run(args: &Args) -> Result<()> {
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
     let logsumexp = f64::from(max) + sum.ln();
 
-    let mut sampler =
-        Sampler::new(SamplerOptions { temperature: 0.0, ..SamplerOptions::default() });
+    let mut sampler = Sampler::new(Sampling::greedy());
     let mut greedy = Vec::new();
     let mut next = logits;
     for index in 0..args.n_predict {
-        let token = sampler.sample(&next);
+        let position = engine.position();
+        let token = sampler.sample(&next, &[]).ok_or(EngineError::NoToken { position })?;
         greedy.push(token);
         if index + 1 < args.n_predict {
             next = engine.eval(&[token])?;

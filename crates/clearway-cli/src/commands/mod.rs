@@ -6,7 +6,6 @@ pub mod devices;
 pub mod eval;
 pub mod inspect;
 pub mod list;
-pub mod micro;
 pub mod plan;
 pub mod pull;
 pub mod run;

@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use clearway_llm::engine;
-use clearway_llm::text::{ChatMessage, ChatOptions, EncodeOptions};
+use clearway_llm::{End, Error};
 
-use crate::generate::{self, End, Talker};
+use crate::generate;
 use crate::model::ModelArgs;
-use crate::out::{self, note};
+use crate::out::note;
 use crate::sampling::Sampling;
 use crate::{interrupt, stats};
 
@@ -60,35 +59,29 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let gguf = args.model.name.open()?;
     let started = Instant::now();
-    let tokenizer = engine::tokenizer(&gguf)?;
-    let tokens = if args.raw {
-        tokenizer.encode(&prompt, EncodeOptions::PROMPT)?
-    } else {
-        let template = engine::chat_template(&gguf, &tokenizer)?;
-        let messages = [ChatMessage::new("user", &prompt)];
-        tokenizer.encode_chat(&template.render(&messages, &ChatOptions::default())?)?
-    };
-    let (mut engine, device) = args.model.engine(&gguf)?;
-    let mut sampler = args.sampling.sampler();
-    generate::prepare(&mut engine, &sampler)?;
+    let (mut model, device) = args.model.model(&gguf)?;
+    let sampling = args.sampling.row(args.n_predict);
+    model.prepare(&sampling)?;
     let load = started.elapsed();
     interrupt::catch();
-    let (engine, limit) = (&mut engine, args.n_predict);
-    let mut talker =
-        Talker { engine: &mut *engine, tokenizer: &tokenizer, sampler: &mut sampler, limit };
-    let mut out = out::Answer::new(args.raw);
-    let answer = talker.answer(&tokens, &mut |text| out.write(text))?;
-    out.write("\n")?;
-    if let End::Full(full) = &answer.end {
-        note!("stopped: {full}");
+    let (usage, end) = if args.raw {
+        generate::write(model.complete(&prompt, &sampling)?, true)?
+    } else {
+        let mut chat = model.chat()?;
+        chat.user(prompt);
+        generate::write(chat.reply(&sampling)?, false)?
+    };
+    if let Some(End::ContextFull { context }) = end {
+        let full = Error::ContextFull { wanted: context + 1, context };
+        note!("stopped: {full}; raise it with -c");
     }
-    stats::print(load, &answer, &*device);
+    stats::print(load, &usage, &*device);
     if args.stats {
-        stats::print_step(engine);
+        stats::print_step(model.engine());
     }
-    match answer.end {
-        End::Stopped => Err(interrupt::Interrupted.into()),
-        End::Done | End::Full(_) => Ok(()),
+    match end {
+        Some(End::Stopped) => Err(interrupt::Interrupted.into()),
+        _ => Ok(()),
     }
 }
 

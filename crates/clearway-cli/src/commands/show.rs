@@ -1,14 +1,16 @@
 //! `clearway show`
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::Result;
-use clearway::CompileOptions;
+use clearway::{CompileOptions, Device};
+use clearway_llm::engine::Footprint;
 use clearway_llm::fetch::ModelName;
 use clearway_llm::gguf::Gguf;
 use serde_json::json;
 
-use crate::memory::{Needed, size};
+use crate::memory::size;
 use crate::model::CacheArgs;
 use crate::out::{self, say};
 use crate::shape::Step;
@@ -24,7 +26,7 @@ pub struct Args {
     /// Model: a GGUF file, smollm2:135m, or hf:USER/REPO[:FILE].
     #[arg(value_name = "MODEL", env = "CLEARWAY_MODEL", default_value_t = ModelName::default())]
     model: ModelName,
-    /// Tokens of context to count memory for; the model's own, at most 4096, without it.
+    /// Tokens of context to count memory for; without it what `run` would choose on the device `auto` means.
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     ctx_size: Option<usize>,
     #[command(flatten)]
@@ -46,26 +48,38 @@ pub fn run(args: &Args) -> Result<()> {
         entry.0 += 1;
         entry.1 += tensor.bytes().len() as u64;
     }
-    let needs = Needed::by(&gguf, args.ctx_size, args.cache.dtype()).and_then(|needed| {
+    let (devices, _) = device::all();
+    let memory = devices.first().map_or(0, |device| device.info().memory_bytes);
+    let needs = Footprint::new(&gguf, args.ctx_size, args.cache.dtype(), memory);
+    let needs = needs.map_err(anyhow::Error::from).and_then(|needed| {
         let arena = arena(&needed)?;
         Ok((needed, arena))
     });
-    if args.json { print_object(&gguf, &types, &needs) } else { print(args, &gguf, &types, &needs) }
+    match args.json {
+        true => print_object(&gguf, &types, &needs, &devices),
+        false => print(args, &gguf, &types, &needs, &devices),
+    }
 }
 
 /// Bytes of the arena of a decode step. That of a prefill step grows with the tokens it reads; a
 /// cache beyond the model's own context, which may be too large to record, adds nothing.
-fn arena(needed: &Needed) -> Result<u64> {
-    let rows = needed.context.min(needed.shape.context);
+fn arena(needed: &Footprint) -> Result<u64> {
+    let rows = needed.context.min(needed.shape.context).max(1);
     let ctx_size = u32::try_from(rows).unwrap_or(u32::MAX);
     let step = Step { shape: needed.shape.clone(), tokens: 1, ctx_size };
     let compiled = step.compile(&step.record()?, &CompileOptions::default())?;
     Ok(compiled.stats().arena_bytes)
 }
 
-type Needs = Result<(Needed, u64)>;
+type Needs = Result<(Footprint, u64)>;
 
-fn print(args: &Args, gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
+fn print(
+    args: &Args,
+    gguf: &Gguf,
+    types: &Types,
+    needs: &Needs,
+    devices: &[Arc<dyn Device>],
+) -> Result<()> {
     let parts = if gguf.parts() > 1 { format!(", {} files", gguf.parts()) } else { String::new() };
     let bytes = size(gguf.file_bytes());
     say!("{} (GGUF {}, {bytes}{parts})", args.model, gguf.version())?;
@@ -90,17 +104,24 @@ fn print(args: &Args, gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
         needed.context,
         needed.cache_dtype
     )?;
+    let (context, most, reason) = (needed.context, needed.shape.context, needed.reason);
+    say!("  {:<8} {context:>10} of {most} tokens, {reason}", "context")?;
     say!("  {:<8} {:>10} for a decode step", "arena", size(*arena))?;
-    for device in device::all().0 {
+    for device in devices {
         let info = device.info();
-        let fits = if needed.check(&*device).is_ok() { "fits" } else { "does not fit" };
+        let fits = if needed.check(&**device).is_ok() { "fits" } else { "does not fit" };
         let (wanted, has) = (size(needed.total() + arena), size(info.memory_bytes));
         say!("  {:<8} {wanted:>10} of {has}: {fits}", info.name)?;
     }
     Ok(())
 }
 
-fn print_object(gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
+fn print_object(
+    gguf: &Gguf,
+    types: &Types,
+    needs: &Needs,
+    devices: &[Arc<dyn Device>],
+) -> Result<()> {
     let metadata: serde_json::Map<_, _> = gguf
         .metadata()
         .iter()
@@ -113,7 +134,6 @@ fn print_object(gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
     let memory = match needs {
         Err(error) => json!({ "error": format!("{error:#}") }),
         Ok((needed, arena)) => {
-            let (devices, _) = device::all();
             let fits = devices.iter().map(|device| {
                 let fits = needed.check(&**device).is_ok();
                 let info = device.info();
@@ -125,6 +145,8 @@ fn print_object(gguf: &Gguf, types: &Types, needs: &Needs) -> Result<()> {
                 "cache_type": needed.cache_dtype.to_string(),
                 "arena_bytes": arena,
                 "context": needed.context,
+                "context_reason": needed.reason.to_string(),
+                "model_context": needed.shape.context,
                 "devices": fits.collect::<Vec<_>>(),
             })
         }

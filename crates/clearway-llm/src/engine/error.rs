@@ -1,6 +1,9 @@
 //! What can go wrong between a model file and its text.
 
+use clearway::DType;
+
 use super::finite::{self, Origin};
+use super::memory::Bytes;
 use crate::gguf::GgufError;
 use crate::text::TextError;
 
@@ -59,6 +62,50 @@ pub enum EngineError {
     /// These sampling options need the host between tokens.
     #[error("tokens cannot be chosen on the device with these options; use eval and a sampler")]
     NotOnDevice,
+    /// There is no such adapter of the weights.
+    #[error("adapter {adapter} is not loaded: weights have no adapters")]
+    NoAdapter {
+        /// The adapter that was asked for.
+        adapter: u32,
+    },
+    /// The sampling options leave no token to choose.
+    #[error(
+        "no token may come after {position} tokens: mask and biases close the whole vocabulary"
+    )]
+    NoToken {
+        /// Tokens of the text.
+        position: usize,
+    },
+    /// The device has too little memory.
+    #[error(
+        "the model is too large for `{device}`: it needs {} for weights and {} for a context of {context} tokens in \
+         {cache_dtype}, but the device has {}",
+        Bytes(*weights), Bytes(*cache), Bytes(*memory)
+    )]
+    TooLarge {
+        /// Name of the device.
+        device: String,
+        /// Bytes of the weights.
+        weights: u64,
+        /// Bytes of the cache.
+        cache: u64,
+        /// Rows of the cache.
+        context: usize,
+        /// Type of the cache's elements.
+        cache_dtype: DType,
+        /// Bytes the device has.
+        memory: u64,
+    },
+    /// A saved text cannot be put back.
+    #[error("the saved text cannot be used: {what}")]
+    Saved {
+        /// Why not.
+        what: &'static str,
+    },
+    /// The model could not be fetched.
+    #[cfg(feature = "fetch")]
+    #[error(transparent)]
+    Fetch(#[from] crate::fetch::FetchError),
     /// The cache cannot have this size.
     #[error("a context of {wanted} tokens is not possible")]
     Context {
@@ -66,7 +113,7 @@ pub enum EngineError {
         wanted: usize,
     },
     /// The text does not fit the cache.
-    #[error("the text needs {wanted} tokens, but the context holds {context}; raise it with -c")]
+    #[error("the text needs {wanted} tokens, but the context holds {context}")]
     ContextFull {
         /// Tokens the text would have.
         wanted: usize,
@@ -80,6 +127,14 @@ pub enum EngineError {
         position: usize,
         /// Where it began, if the step does the same when it is computed one op after another.
         origin: Option<Origin>,
+    },
+    /// Logits were asked for after a token that was not given.
+    #[error("there is no token {row} among {tokens} to give logits for")]
+    RowOutOfRange {
+        /// Index of the token.
+        row: usize,
+        /// Tokens there are.
+        tokens: usize,
     },
     /// A token id the vocabulary does not have.
     #[error("token {token} does not exist; the vocabulary has {vocab}")]

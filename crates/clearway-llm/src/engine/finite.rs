@@ -65,9 +65,7 @@ impl fmt::Display for Origin {
 pub(super) fn words(origin: Option<&Origin>) -> String {
     match origin {
         Some(origin) => origin.to_string(),
-        None => "no op gives such numbers when the step is computed without fusion; --no-fuse may help, and a report of \
-                 this is welcome"
-            .into(),
+        None => "no op gives such numbers when the step is computed without fusion".into(),
     }
 }
 

@@ -6,17 +6,25 @@
 //! | `check` | hyper-parameters against the tensors of the file |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
+//! | `memory` | how much memory a model needs, and how large a context it gets |
+//! | `state` | the rows of the cache as bytes |
 //! | `finite` | logits that are no numbers, and where they began |
-//! | `sample` | logits to a token |
-//! | `traffic` | bytes one token fetches |
+//! | [`sampling`] | a row of sampling data, and the order in which it acts |
+//! | `sample` | logits to a token on the host |
+//! | `choose` | logits to a token on the device |
 //! | `token_loop` | tokens chosen and fed back on the device |
+//! | `traffic` | bytes one token fetches |
 
 mod check;
+mod choose;
 mod convert;
 mod error;
 mod finite;
+mod memory;
 mod sample;
+pub mod sampling;
 mod shape;
+mod state;
 mod token_loop;
 mod traffic;
 mod vocab;
@@ -24,8 +32,11 @@ mod vocab;
 pub use convert::Conversion;
 pub use error::EngineError;
 pub use finite::{BadTensor, Origin};
-pub use sample::{Sampler, SamplerOptions};
+pub use memory::{Bytes, ContextReason, Footprint};
+pub use sample::{LogProbs, Sampler};
+pub use sampling::{Penalties, Sampling, TokenMask};
 pub use shape::model_shape;
+pub(crate) use token_loop::TokenStream;
 pub use traffic::TokenBytes;
 pub use vocab::{chat_template, tokenizer};
 
@@ -38,20 +49,22 @@ use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
+    self, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions,
+    TOKENS,
 };
 
 /// Shorthand for results of this module.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
 /// Numbers of tokens that steps are compiled for. A batch in between takes the next one, so a prompt
-/// of any length needs few graphs and computes at most half as many tokens too many.
+/// of any length needs few graphs. What is computed too much is largest for 9 tokens, which run as 16; from 17 tokens on it
+/// is less than half of them.
 const BATCHES: [usize; 14] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384];
 
 /// How to open a model.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
-    /// Rows of the KV cache; `None` for the model's own context, at most 4096.
+    /// Rows of the KV cache; `None` for as many as [`Footprint::new`] finds right.
     pub context: Option<usize>,
     /// Element type of the KV cache.
     pub cache_dtype: DType,
@@ -69,12 +82,24 @@ impl Default for EngineOptions {
     }
 }
 
+/// Tokens of an evaluation that get logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows<'a> {
+    /// The last: what generation needs.
+    Last,
+    /// Every one.
+    All,
+    /// Those with these indices, in this order.
+    List(&'a [usize]),
+}
+
 /// A model on a device, in the middle of a text.
 pub struct Engine {
     executor: GraphExecutor,
     shape: ModelShape,
     options: EngineOptions,
     context: usize,
+    reason: ContextReason,
     /// The file, to look into where a step goes wrong. It shares the pages that the caller has mapped.
     file: Gguf,
     weight_dtypes: FxHashMap<String, DType>,
@@ -91,6 +116,8 @@ struct Step {
     recorded: ModelGraph,
     tokens: Buffer,
     positions: Buffer,
+    /// Which tokens get logits, where the step asks.
+    rows: Option<Buffer>,
 }
 
 impl Step {
@@ -119,8 +146,10 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
-        let shape = model_shape(gguf)?;
-        let context = options.context.unwrap_or_else(|| shape.context.min(4096));
+        let memory = device.info().memory_bytes;
+        let footprint = Footprint::new(gguf, options.context, options.cache_dtype, memory)?;
+        footprint.check(&*device)?;
+        let Footprint { shape, context, reason, .. } = footprint;
         if context == 0 || context > u32::MAX as usize {
             return Err(EngineError::Context { wanted: context });
         }
@@ -133,6 +162,7 @@ impl Engine {
             shape,
             options,
             context,
+            reason,
             file: gguf.clone(),
             weight_dtypes,
             conversions: Vec::new(),
@@ -153,6 +183,11 @@ impl Engine {
     /// Rows of the cache: tokens the model can look at.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// Why the cache has so many rows.
+    pub fn context_reason(&self) -> ContextReason {
+        self.reason
     }
 
     /// Tokens in the cache.
@@ -192,34 +227,69 @@ impl Engine {
     /// [`EngineError::Empty`], [`EngineError::ContextFull`], [`EngineError::TokenOutOfRange`] before
     /// anything is computed; [`EngineError::NotFinite`]; what the device reports.
     pub fn eval(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        self.check(tokens)?;
-        let mut logits = Vec::new();
-        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
-            logits = self.step(batch, Logits::Last)?;
-        }
-        Ok(logits)
+        let logits = self.eval_unless(tokens, &mut || false)?;
+        Ok(logits.unwrap_or_default())
     }
 
-    /// Reads tokens into the cache as [`eval`](Self::eval) does; returns the logits after each of the last
-    /// `count`, or after all where there are fewer.
+    /// As [`eval`](Self::eval); `stop` is asked before each batch that the device reads at once. `None` where it said so:
+    /// then [`position`](Self::position) says how many tokens were read.
     ///
     /// # Errors
     /// As [`eval`](Self::eval).
-    pub fn eval_each(&mut self, tokens: &[u32], count: usize) -> Result<Vec<Vec<f32>>> {
+    pub fn eval_unless(
+        &mut self,
+        tokens: &[u32],
+        stop: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Vec<f32>>> {
         self.check(tokens)?;
-        let vocab = self.shape.vocab;
-        let mut kept = Vec::new();
-        let mut left = tokens.len();
-        for batch in tokens.chunks(self.executor.device().batch_tokens()) {
-            left -= batch.len();
-            let logits = self.step(batch, Logits::All)?;
-            // Rows that stand in for missing tokens come first.
-            let rows = logits.rchunks_exact(vocab).take(batch.len()).enumerate();
-            let wanted = rows.take_while(|(behind, _)| left + behind < count);
-            let wanted: Vec<Vec<f32>> = wanted.map(|(_, row)| row.to_vec()).collect();
-            kept.extend(wanted.into_iter().rev());
+        let mut logits = Vec::new();
+        for batch in self.batches(tokens) {
+            if stop() {
+                return Ok(None);
+            }
+            logits = self.step(batch, &[batch.len() - 1])?;
         }
-        Ok(kept)
+        Ok(Some(logits))
+    }
+
+    /// The parts in which the device reads tokens.
+    fn batches<'t>(&self, tokens: &'t [u32]) -> std::slice::Chunks<'t, u32> {
+        tokens.chunks(self.executor.device().batch_tokens())
+    }
+
+    /// Reads tokens into the cache as [`eval`](Self::eval) does; returns the logits after chosen ones, in the order in which
+    /// they are named. Logits of others are not computed.
+    ///
+    /// # Errors
+    /// [`EngineError::RowOutOfRange`] before anything is computed; as [`eval`](Self::eval).
+    pub fn eval_rows(&mut self, tokens: &[u32], rows: Rows<'_>) -> Result<Vec<Vec<f32>>> {
+        self.check(tokens)?;
+        let every: Vec<usize>;
+        let wanted = match rows {
+            Rows::Last => return Ok(vec![self.eval(tokens)?]),
+            Rows::All => {
+                every = (0..tokens.len()).collect();
+                &every
+            }
+            Rows::List(rows) => rows,
+        };
+        if let Some(&row) = wanted.iter().find(|&&row| row >= tokens.len()) {
+            return Err(EngineError::RowOutOfRange { row, tokens: tokens.len() });
+        }
+        let mut found = vec![Vec::new(); wanted.len()];
+        let mut first = 0;
+        for batch in self.batches(tokens) {
+            let here = first..first + batch.len();
+            let places: Vec<usize> =
+                (0..wanted.len()).filter(|&place| here.contains(&wanted[place])).collect();
+            let rows: Vec<usize> = places.iter().map(|&place| wanted[place] - first).collect();
+            let logits = self.step(batch, &rows)?;
+            for (place, row) in places.into_iter().zip(logits.chunks_exact(self.shape.vocab)) {
+                found[place] = row.to_vec();
+            }
+            first = here.end;
+        }
+        Ok(found)
     }
 
     /// Whether tokens can be read at all.
@@ -239,23 +309,30 @@ impl Engine {
         Ok(())
     }
 
-    fn step(&mut self, tokens: &[u32], logits: Logits) -> Result<Vec<f32>> {
-        let size = BATCHES
-            .into_iter()
-            .find(|&size| size >= tokens.len())
-            .unwrap_or_else(|| self.executor.device().batch_tokens());
-        if !self.options.replay {
-            self.steps.clear();
-        }
-        let key = (size, logits);
-        let step = match self.steps.remove(&key) {
-            Some(step) => step,
-            None => self.compile(size, logits)?,
-        };
-        let step = self.steps.entry(key).or_insert(step);
+    /// Reads a batch; returns the logits after chosen tokens of it, one row after another.
+    fn step(&mut self, tokens: &[u32], rows: &[usize]) -> Result<Vec<f32>> {
+        let fitting = |count: usize| BATCHES.into_iter().find(|&size| size >= count);
+        let most = self.executor.device().batch_tokens();
+        let size = fitting(tokens.len()).unwrap_or(most);
         // What is missing is the first token again, at its own place: it writes the same bits to the
         // same row of the cache, and the last token stays the last.
         let missing = size - tokens.len();
+        let kind = match (rows, fitting(rows.len())) {
+            // Somebody has to be last, if nobody asks for logits.
+            ([], _) => Logits::Last,
+            (&[row], _) if row + 1 == tokens.len() => Logits::Last,
+            (_, Some(count)) if count < size => Logits::Rows(count),
+            _ => Logits::All,
+        };
+        if !self.options.replay {
+            self.steps.clear();
+        }
+        let key = (size, kind);
+        let step = match self.steps.remove(&key) {
+            Some(step) => step,
+            None => self.compile(size, kind)?,
+        };
+        let step = self.steps.entry(key).or_insert(step);
         let first = self.position as u32;
         let repeated = std::iter::repeat_n(first, missing);
         let positions: Vec<u32> = repeated.chain(first..).take(size).collect();
@@ -263,12 +340,26 @@ impl Engine {
         let padded: Vec<u32> = repeated.chain(tokens.iter().copied()).collect();
         step.tokens.write_slice(0, &padded)?;
         step.positions.write_slice(0, &positions)?;
+        if let (Logits::Rows(count), Some(buffer)) = (kind, &step.rows) {
+            // Rows that nobody asks for are the last again.
+            let mut ids: Vec<u32> = rows.iter().map(|&row| (missing + row) as u32).collect();
+            ids.resize(count, size as u32 - 1);
+            buffer.write_slice(0, &ids)?;
+        }
         step.graph.run()?;
-        let logits = step.graph.read_f32(step.recorded.logits)?;
+        let mut logits = step.graph.read_f32(step.recorded.logits)?;
         if !finite::is_sound(&logits) {
             return Err(self.not_finite(tokens));
         }
         self.position += tokens.len();
+        let vocab = self.shape.vocab;
+        if kind == Logits::All {
+            let all = std::mem::take(&mut logits);
+            for row in rows.iter().map(|row| (missing + row) * vocab) {
+                logits.extend_from_slice(&all[row..row + vocab]);
+            }
+        }
+        logits.truncate(rows.len() * vocab);
         Ok(logits)
     }
 
@@ -298,9 +389,13 @@ impl Engine {
         let device = self.executor.device();
         let ids = device.alloc(tokens as u64 * 4)?;
         let positions = device.alloc(tokens as u64 * 4)?;
-        let bound = self.bind(&recorded, &ids, &positions)?;
+        let rows = match logits {
+            Logits::Rows(count) => Some(device.alloc(count as u64 * 4)?),
+            Logits::Last | Logits::All => None,
+        };
+        let bound = self.bind(&recorded, &ids, &positions, rows.as_ref())?;
         let graph = self.executor.compile(&recorded.graph, &bound, options)?;
-        Ok(Step { graph, recorded, tokens: ids, positions })
+        Ok(Step { graph, recorded, tokens: ids, positions, rows })
     }
 
     /// Where the tensors lie that a step only names.
@@ -309,12 +404,14 @@ impl Engine {
         recorded: &ModelGraph,
         tokens: &Buffer,
         positions: &Buffer,
+        rows: Option<&Buffer>,
     ) -> Result<FxHashMap<usize, (Buffer, u64)>> {
         let mut bound = FxHashMap::default();
         for (id, external) in recorded.externals.iter().enumerate() {
             let buffer = match &*external.name {
                 TOKENS => tokens,
                 POSITIONS => positions,
+                LOGIT_ROWS => rows.ok_or_else(|| missing(LOGIT_ROWS))?,
                 name => self.buffers.get(name).ok_or_else(|| missing(name))?,
             };
             bound.insert(id, (buffer.clone(), 0));

@@ -1,19 +1,26 @@
 //! Generation that stays on the device: the token a step chose is the next step's input.
 //!
-//! One graph holds a whole step: embedding, layers, head, the choice of a token, and a small kernel
-//! that hands the token and the next position to the step after it. The host hands over several steps
-//! at a time, the next ones before the last ones are done, and reads their tokens from a ring.
+//! One graph holds a whole step: embedding, layers, head, the choice of a token, and a small kernel that hands the token
+//! and the next position to the step after it. The host hands over several steps at a time, the next ones before the last
+//! ones are done, and reads their tokens from a ring.
+//!
+//! **What a step that must be done again restores.** A step is a function of its input token, its position, the cache rows
+//! before that position and the row of sampling data. It writes the cache row of its position, which nothing before it
+//! reads. Random numbers are a hash of seed and position. So token and position are all there is to restore: a step that
+//! runs again with both writes the same cache row and chooses the same token.
+//!
+//! **Steps behind a step that chose none do nothing.** A step gives [`NO_INDEX`] where no token can be chosen. It then
+//! leaves token and position as they are. Steps that were handed over behind it compute the same step again: they write the
+//! same cache row, give `NO_INDEX` and leave token and position in turn. When the last of them is done, both buffers hold
+//! what the host needs to run the step again, and no cache row after it was touched.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use clearway::cpu::{CpuKernel, Grid};
-use clearway::{
-    BindingContract, BindingRole, Buffer, CapturedOpKind, CustomKernel, DType, KernelContract,
-    Layout, NO_INDEX, TensorView,
-};
+use clearway::{Buffer, DType, Layout, NO_INDEX, TensorView, Ticket};
 
-use super::sample::SamplerOptions;
+use super::choose::{self, Choice};
+use super::sampling::{DRAW_WORDS, Sampling};
 use super::{Engine, EngineError, Result, Step};
 use crate::model::{Logits, POSITIONS, TOKENS};
 
@@ -25,43 +32,14 @@ const AHEAD: usize = 2;
 const RING: usize = AHEAD * TOGETHER;
 /// How long steps that are handed over together may take: text must still flow.
 const PATIENCE: Duration = Duration::from_millis(60);
-/// Best tokens among which the device draws at most; they are looked at one by one.
-const MOST_DRAWN: usize = 160;
-
-const ADVANCE: &str = "clearway.advance";
-const DRAW: &str = "clearway.draw";
-
-/// How the device chooses tokens.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Choice {
-    /// The most likely.
-    Greedy,
-    /// Drawn from the most likely.
-    Drawn { temperature: f32, top_k: usize, top_p: f32, min_p: f32 },
-}
-
-impl Choice {
-    /// The choice that does what these options say; `None` where only the host can.
-    pub(super) fn of(options: &SamplerOptions) -> Option<Self> {
-        let SamplerOptions { temperature, top_k, top_p, min_p, repeat_penalty, .. } = *options;
-        if repeat_penalty != 1.0 {
-            return None;
-        }
-        if temperature <= 0.0 {
-            return Some(Self::Greedy);
-        }
-        let bounded = (1..=MOST_DRAWN).contains(&top_k);
-        bounded.then_some(Self::Drawn { temperature, top_k, top_p, min_p })
-    }
-}
 
 /// A compiled step that feeds itself.
 pub(super) struct TokenLoop {
     step: Step,
     ring: Buffer,
-    /// State of the random numbers, for draws.
-    random: Buffer,
-    pub(super) choice: Choice,
+    /// The row of sampling data, for draws.
+    row: Buffer,
+    choice: Choice,
     /// Steps that are handed over together next, by how long the last ones took.
     together: usize,
 }
@@ -72,23 +50,40 @@ impl TokenLoop {
     }
 }
 
+/// Tokens that come from a [`TokenLoop`]. What is under way when it is dropped is forgotten.
+pub(crate) struct TokenStream {
+    /// Runs that were handed over, and how many steps each has.
+    under_way: VecDeque<(Ticket, usize)>,
+    /// Tokens that the host has read and not passed on.
+    ready: VecDeque<u32>,
+    /// Steps that were not handed over yet.
+    left: usize,
+    /// Steps that are handed over next.
+    next: usize,
+    /// When the last run was done.
+    last: Instant,
+    /// The input of the step whose token is passed on next.
+    input: u32,
+}
+
 impl Engine {
     /// Whether generation should stay on the device.
     pub fn feeds_back(&self) -> bool {
         self.options.replay && self.executor.device().host_is_far()
     }
 
-    /// Compiles what [`generate`](Self::generate) runs for these options, so that the first tokens need
-    /// not wait for it. Does nothing where only the host can choose tokens as they say.
+    /// Compiles what [`generate`](Self::generate) runs for such a row, so that the first tokens need not wait for it. Does
+    /// nothing where only the host can choose tokens as the row says. A step that is compiled serves other rows, too:
+    /// temperature, seed and cuts are data.
     ///
     /// # Errors
     /// What the device reports.
-    pub fn prepare(&mut self, options: &SamplerOptions) -> Result<()> {
-        match Choice::of(options) {
-            Some(choice) if self.looped.as_ref().is_none_or(|looped| looped.choice != choice) => {
+    pub fn prepare(&mut self, sampling: &Sampling) -> Result<()> {
+        match Choice::of(sampling) {
+            Some(wanted) if !self.looped.as_ref().is_some_and(|l| l.choice.serves(wanted)) => {
                 // Two would need twice the memory.
                 self.looped = None;
-                self.looped = Some(self.compile_loop(choice)?);
+                self.looped = Some(self.compile_loop(wanted)?);
                 Ok(())
             }
             _ => Ok(()),
@@ -98,96 +93,117 @@ impl Engine {
     /// Reads `token` into the cache and generates `count` tokens after it, all on the device. `seen` gets
     /// each of them as soon as the host has it and says whether to go on. What the device generates
     /// beyond a stop is forgotten; work that comes later waits for it: about a tenth of a second, or
-    /// two steps that are slower.
+    /// two steps that are slower. Stop tokens, stop strings and budget of the row are not looked at: `seen` and `count`
+    /// say when to stop.
     ///
     /// # Errors
-    /// [`EngineError::ContextFull`] where the context ends first, with what was generated lost;
-    /// [`EngineError::TokenOutOfRange`]; [`EngineError::NotFinite`]; what the device reports.
+    /// Before anything is computed: [`EngineError::NotOnDevice`], [`EngineError::TokenOutOfRange`],
+    /// [`EngineError::ContextFull`] where the context has no room for all `count`. In between, with every token
+    /// before it passed to `seen`: [`EngineError::NotFinite`]; what the device reports.
     pub fn generate(
         &mut self,
         token: u32,
         count: usize,
-        options: &SamplerOptions,
+        sampling: &Sampling,
         seen: &mut dyn FnMut(u32) -> bool,
     ) -> Result<()> {
-        if Choice::of(options).is_none() {
+        let mut stream = self.begin(token, count, sampling)?;
+        while let Some(token) = self.next_token(&mut stream)? {
+            if !seen(token) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to generate as [`generate`](Self::generate) does.
+    pub(crate) fn begin(
+        &mut self,
+        token: u32,
+        count: usize,
+        sampling: &Sampling,
+    ) -> Result<TokenStream> {
+        sampling.check()?;
+        if Choice::of(sampling).is_none() {
             return Err(EngineError::NotOnDevice);
         }
         let vocab = self.shape.vocab;
         if token as usize >= vocab {
             return Err(EngineError::TokenOutOfRange { token, vocab });
         }
-        let wanted = self.position + count;
+        let wanted = self.position.saturating_add(count);
         if wanted > self.context {
             return Err(EngineError::ContextFull { wanted, context: self.context });
         }
-        self.prepare(options)?;
-        let Some(mut looped) = self.looped.take() else { return Err(EngineError::NotOnDevice) };
-        let outcome = self
-            .begin_loop(&looped, token, options.seed)
-            .and_then(|()| self.run_loop(&mut looped, token, count, seen));
-        self.looped = Some(looped);
-        outcome
-    }
-
-    /// Writes what the first step reads.
-    fn begin_loop(&self, looped: &TokenLoop, token: u32, seed: u64) -> Result<()> {
+        self.prepare(sampling)?;
+        let Some(looped) = &self.looped else { return Err(EngineError::NotOnDevice) };
         looped.step.tokens.write_slice(0, &[token])?;
         looped.step.positions.write_slice(0, &[self.position as u32])?;
-        let fresh = (self.position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed;
-        looped.random.write_slice(0, &[fresh as u32 | 1, (fresh >> 32) as u32])?;
-        Ok(())
+        looped.row.write_slice(0, &sampling.draw().to_words())?;
+        Ok(TokenStream {
+            under_way: VecDeque::with_capacity(AHEAD),
+            ready: VecDeque::with_capacity(TOGETHER),
+            left: count,
+            // The first tokens come sooner: they show that something happens.
+            next: looped.together.div_ceil(4),
+            last: Instant::now(),
+            input: token,
+        })
     }
 
-    fn run_loop(
-        &mut self,
-        looped: &mut TokenLoop,
-        mut input: u32,
-        count: usize,
-        go_on: &mut dyn FnMut(u32) -> bool,
-    ) -> Result<()> {
-        let mut under_way = VecDeque::with_capacity(AHEAD);
-        let mut left = count;
-        // The first tokens come sooner: they show that something happens.
-        let mut next = looped.together.div_ceil(4);
-        let mut last = Instant::now();
-        loop {
-            while left > 0 && under_way.len() < AHEAD {
-                let steps = left.min(next);
-                under_way.push_back((looped.step.graph.start(steps)?, steps));
-                left -= steps;
-                next = looped.together;
-            }
-            let Some((runs, steps)) = under_way.pop_front() else { return Ok(()) };
-            looped.step.graph.finish(runs)?;
-            looped.together = fitting(last.elapsed() / steps as u32);
-            last = Instant::now();
-            let ring: Vec<u32> = looped.ring.peek_vec(0, RING)?;
-            for _ in 0..steps {
-                let token = ring[self.position % RING];
-                if token == NO_INDEX {
-                    // The steps behind it read no token, and nobody wants what they write.
-                    for (runs, _) in under_way {
+    /// The next token of a stream that began last; `None` after the last.
+    pub(crate) fn next_token(&mut self, stream: &mut TokenStream) -> Result<Option<u32>> {
+        if stream.ready.is_empty() {
+            self.refill(stream)?;
+        }
+        match stream.ready.pop_front() {
+            None => Ok(None),
+            Some(NO_INDEX) => {
+                let runs = std::mem::take(&mut stream.under_way);
+                stream.left = 0;
+                stream.ready.clear();
+                if let Some(looped) = &mut self.looped {
+                    for (runs, _) in runs {
                         looped.step.graph.finish(runs)?;
                     }
-                    return Err(self.not_finite(&[input]));
                 }
+                Err(self.not_finite(&[stream.input]))
+            }
+            Some(token) => {
                 self.position += 1;
-                input = token;
-                if !go_on(token) {
-                    return Ok(());
-                }
+                stream.input = token;
+                Ok(Some(token))
             }
         }
     }
 
+    /// Keeps the device busy, waits for the first runs and reads their tokens.
+    fn refill(&mut self, stream: &mut TokenStream) -> Result<()> {
+        let Some(looped) = &mut self.looped else { return Ok(()) };
+        while stream.left > 0 && stream.under_way.len() < AHEAD {
+            let steps = stream.left.min(stream.next);
+            stream.under_way.push_back((looped.step.graph.start(steps)?, steps));
+            stream.left -= steps;
+            stream.next = looped.together;
+        }
+        let Some((runs, steps)) = stream.under_way.pop_front() else { return Ok(()) };
+        looped.step.graph.finish(runs)?;
+        looped.together = fitting(stream.last.elapsed() / steps as u32);
+        stream.last = Instant::now();
+        let ring: Vec<u32> = looped.ring.peek_vec(0, RING)?;
+        let slots = self.position..self.position + steps;
+        stream.ready.extend(slots.map(|position| ring[position % RING]));
+        Ok(())
+    }
+
     fn compile_loop(&mut self, choice: Choice) -> Result<TokenLoop> {
-        self.register_kernels()?;
+        choose::register(&self.executor)?;
         let mut recorded = self.record(1, Logits::Last)?;
         let device = self.executor.device().clone();
         let (tokens, positions) = (device.alloc(4)?, device.alloc(4)?);
-        let (ring, random) = (device.alloc_mailbox(4 * RING as u64)?, device.alloc(8)?);
-        let mut bound = self.bind(&recorded, &tokens, &positions)?;
+        let ring = device.alloc_mailbox(4 * RING as u64)?;
+        let row = device.alloc(4 * DRAW_WORDS as u64)?;
+        let mut bound = self.bind(&recorded, &tokens, &positions, None)?;
         let find = |name: &str| recorded.externals.iter().position(|e| e.name == name);
         let (Some(token_id), Some(position_id)) = (find(TOKENS), find(POSITIONS)) else {
             return Err(EngineError::NotOnDevice);
@@ -201,48 +217,16 @@ impl Engine {
             Ok(TensorView { buf_id, buf_len: buffer.len(), offset: 0, layout })
         };
         let ring_view = external(0, &ring, RING)?;
-        let random_view = external(1, &random, 2)?;
+        let row_view = external(1, &row, DRAW_WORDS)?;
         bound.insert(ring_view.buf_id, (ring.clone(), 0));
-        bound.insert(random_view.buf_id, (random.clone(), 0));
+        bound.insert(row_view.buf_id, (row.clone(), 0));
 
         let graph = &mut recorded.graph;
-        let id = graph.declare_value(Layout::new(DType::U32, &[1])?);
-        let logits = recorded.logits;
-        match choice {
-            Choice::Greedy => {
-                clearway::record(graph, CapturedOpKind::ArgMax, &[logits, id], &[], "choose")?;
-            }
-            Choice::Drawn { temperature, top_k, top_p, min_p } => {
-                let kept = top_k.min(self.shape.vocab);
-                let best = graph.declare_value(Layout::new(DType::F32, &[1, kept])?);
-                let ids = graph.declare_value(Layout::new(DType::U32, &[1, kept])?);
-                clearway::record(graph, CapturedOpKind::TopK, &[logits, best, ids], &[], "choose")?;
-                let views = [best, ids, random_view, id];
-                let params = [temperature.to_bits(), top_p.to_bits(), min_p.to_bits()];
-                graph.dispatch(
-                    CapturedOpKind::Custom,
-                    &draw_contract(),
-                    &views,
-                    &params,
-                    "draw",
-                )?;
-            }
-        }
-        let views = [id, token_view, position_view, ring_view];
-        graph.dispatch(CapturedOpKind::Custom, &advance_contract(), &views, &[], "advance")?;
+        let id = choose::record(graph, choice, recorded.logits, row_view, position_view)?;
+        choose::record_advance(graph, [id, token_view, position_view, ring_view])?;
         let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
-        let step = Step { graph, recorded, tokens, positions };
-        Ok(TokenLoop { step, ring, random, choice, together: 1 })
-    }
-
-    fn register_kernels(&self) -> Result<()> {
-        for kernel in [advance_kernel(), draw_kernel()] {
-            match self.executor.register(kernel) {
-                Ok(()) | Err(clearway::Error::Gpu(clearway::GpuError::DuplicateKernel { .. })) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+        let step = Step { graph, recorded, tokens, positions, rows: None };
+        Ok(TokenLoop { step, ring, row, choice, together: 1 })
     }
 }
 
@@ -253,166 +237,14 @@ fn fitting(step: Duration) -> usize {
     if steps < 8 { steps } else { steps / 8 * 8 }
 }
 
-fn advance_contract() -> KernelContract {
-    KernelContract::new(
-        ADVANCE,
-        [
-            BindingContract::new("id", BindingRole::Read),
-            BindingContract::new("tokens", BindingRole::ReadWrite),
-            BindingContract::new("positions", BindingRole::ReadWrite),
-            BindingContract::new("ring", BindingRole::ReadWrite),
-        ],
-    )
-}
-
-/// The chosen token becomes the next input and goes into the ring; the position moves on.
-fn advance_kernel() -> CustomKernel {
-    let cpu = CpuKernel::new(
-        |_, _| Grid::rows(1, 1),
-        |piece| {
-            let id = piece.src::<u32>(0)[0];
-            let position = piece.dst_row::<u32>(2, 0)[0];
-            piece.dst_row::<u32>(2, 0)[0] = position.wrapping_add(1);
-            piece.dst_row::<u32>(1, 0)[0] = id;
-            piece.dst_row::<u32>(3, 0)[position as usize % RING] = id;
-        },
-    );
-    let wgsl = "
-@compute @workgroup_size(1)
-fn main() {
-    let id = get_o0(0u);
-    let position = get_o2(0u);
-    put_o2(0u, position + 1u);
-    put_o1(0u, id);
-    put_o3(position % P.o3.shape.w, id);
-}
-";
-    CustomKernel::new(advance_contract()).with_cpu(cpu).with_wgsl(wgsl, |_, _| [1, 1, 1])
-}
-
-fn draw_contract() -> KernelContract {
-    KernelContract::new(
-        DRAW,
-        [
-            BindingContract::new("best", BindingRole::Read),
-            BindingContract::new("ids", BindingRole::Read),
-            BindingContract::new("random", BindingRole::ReadWrite),
-            BindingContract::new("id", BindingRole::Write),
-        ],
-    )
-}
-
-/// Draws one of the best tokens, which come in falling order: softmax at the temperature, cut where
-/// the rest is below `min_p` of the best or the kept share reaches `top_p`. [`NO_INDEX`] where the best is not finite.
-fn draw_kernel() -> CustomKernel {
-    let cpu = CpuKernel::new(
-        |_, _| Grid::rows(1, 1),
-        |piece| {
-            let (temperature, top_p, min_p) = (piece.float(0), piece.float(1), piece.float(2));
-            let (best, ids) = (piece.src::<f32>(0), piece.src::<u32>(1));
-            if !best[0].is_finite() {
-                piece.dst_row::<u32>(3, 0)[0] = NO_INDEX;
-                return;
-            }
-            let weight = |logit: f32| ((logit - best[0]) / temperature).exp();
-            let mut total = 0.0;
-            for &logit in best {
-                total += weight(logit);
-            }
-            let (mut kept, mut count) = (0.0, 0);
-            for &logit in best {
-                if count > 0 && (kept >= top_p * total || weight(logit) < min_p) {
-                    break;
-                }
-                kept += weight(logit);
-                count += 1;
-            }
-            let state = piece.dst_row::<u32>(2, 0);
-            let share = next_share(state);
-            let (mut sum, mut chosen) = (0.0, count - 1);
-            for (index, &logit) in best[..count].iter().enumerate() {
-                sum += weight(logit);
-                if sum > share * kept {
-                    chosen = index;
-                    break;
-                }
-            }
-            piece.dst_row::<u32>(3, 0)[0] = ids[chosen];
-        },
-    );
-    let wgsl = "
-fn weight(i: u32) -> f32 { return exp((get_o0(i) - get_o0(0u)) / argf(0u)); }
-@compute @workgroup_size(1)
-fn main() {
-    let count = P.o0.shape.w;
-    if ((bitcast<u32>(get_o0(0u)) & 0x7f800000u) == 0x7f800000u) {
-        put_o3(0u, 0xffffffffu);
-        return;
-    }
-    var total = 0.0;
-    for (var i = 0u; i < count; i++) { total += weight(i); }
-    var kept = 0.0;
-    var used = 0u;
-    for (var i = 0u; i < count; i++) {
-        if (i > 0u && (kept >= argf(1u) * total || weight(i) < argf(2u))) { break; }
-        kept += weight(i);
-        used += 1u;
-    }
-    // One step of a 32-bit permuted congruential generator for 24 bits of a share.
-    let state = get_o2(0u) * 747796405u + (get_o2(1u) | 1u);
-    put_o2(0u, state);
-    let word = ((state >> ((state >> 28u) + 4u)) ^ state) * 277803737u;
-    let share = f32(((word >> 22u) ^ word) >> 8u) / 16777216.0;
-    var sum = 0.0;
-    var chosen = used - 1u;
-    for (var i = 0u; i < used; i++) {
-        sum += weight(i);
-        if (sum > share * kept) { chosen = i; break; }
-    }
-    put_o3(0u, get_o1(chosen));
-}
-";
-    CustomKernel::new(draw_contract()).with_cpu(cpu).with_wgsl(wgsl, |_, _| [1, 1, 1])
-}
-
-/// The next number in 0..1 of a permuted congruential generator, the same as the WGSL above.
-fn next_share(state: &mut [u32]) -> f32 {
-    let next = state[0].wrapping_mul(747_796_405).wrapping_add(state[1] | 1);
-    state[0] = next;
-    let word = ((next >> ((next >> 28) + 4)) ^ next).wrapping_mul(277_803_737);
-    (((word >> 22) ^ word) >> 8) as f32 / 16_777_216.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shares_fill_the_unit_interval_evenly() {
-        let mut state = [12345, 678];
-        let mut counts = [0_u32; 10];
-        for _ in 0..100_000 {
-            let share = next_share(&mut state);
-            assert!((0.0..1.0).contains(&share));
-            counts[(share * 10.0) as usize] += 1;
-        }
-        assert!(counts.iter().all(|&count| (9_600..10_400).contains(&count)), "{counts:?}");
-    }
 
     #[test]
     fn steps_are_handed_over_as_long_as_text_still_flows() {
         let of = |micros: u64| fitting(Duration::from_micros(micros));
         let steps = [0, 700, 2_200, 7_000, 10_000, 100_000].map(of);
         assert_eq!(steps, [TOGETHER, TOGETHER, 24, 8, 6, 1]);
-    }
-
-    #[test]
-    fn the_host_is_asked_where_the_device_cannot_choose() {
-        let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
-        assert_eq!(Choice::of(&options), Some(Choice::Greedy));
-        let penalised = SamplerOptions { repeat_penalty: 1.1, ..options };
-        assert_eq!(Choice::of(&penalised), None);
-        let unbounded = SamplerOptions { temperature: 0.8, top_k: 0, ..options };
-        assert_eq!(Choice::of(&unbounded), None);
     }
 }

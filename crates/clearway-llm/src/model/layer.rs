@@ -5,7 +5,7 @@ use clearway::{
 };
 
 use super::shape::{Arch, Experts, ModelShape};
-use super::{Logits, POSITIONS, ROPE_FACTORS, RecordOptions, Result, TOKENS};
+use super::{LOGIT_ROWS, Logits, POSITIONS, ROPE_FACTORS, RecordOptions, Result, TOKENS};
 
 /// Records the parts of a model one after another.
 pub(super) struct Layers<'a> {
@@ -69,6 +69,11 @@ impl<'a> Layers<'a> {
             Logits::Last => {
                 let row = Layout::new(DType::F32, &[1, self.shape.embd])?;
                 x.reinterpret(row.span_bytes() * (self.options.tokens as u64 - 1), row)?
+            }
+            Logits::Rows(count) => {
+                let rows = self.ops.external(LOGIT_ROWS, DType::U32, &[count])?;
+                self.ops.set_label("logit_rows");
+                self.ops.gather(x, rows, 1.0)?
             }
         };
         self.ops.set_label("output_norm");

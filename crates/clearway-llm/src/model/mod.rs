@@ -23,6 +23,8 @@ pub enum Logits {
     Last,
     /// Every token.
     All,
+    /// So many tokens, in the order in which [`LOGIT_ROWS`] names them: no others cost anything.
+    Rows(usize),
 }
 
 /// How to record a step.
@@ -57,7 +59,7 @@ impl RecordOptions<'_> {
 pub struct ModelGraph {
     /// The recorded list.
     pub graph: ComputeGraph,
-    /// Tensors it names but does not hold: weights, caches, `tokens`, `positions`. The identity of
+    /// Tensors it names but does not hold: weights, caches, `tokens`, `positions`, perhaps `logit_rows`. The identity of
     /// each is its index.
     pub externals: Vec<External>,
     /// The logits, f32, one row for each token asked for.
@@ -68,6 +70,9 @@ pub struct ModelGraph {
 pub const TOKENS: &str = "tokens";
 /// Name of the external tensor with the step's positions, `u32[T]`.
 pub const POSITIONS: &str = "positions";
+/// Name of the external tensor with the indices of the step's tokens that get logits, `u32[N]`, in steps recorded with
+/// [`Logits::Rows`].
+pub const LOGIT_ROWS: &str = "logit_rows";
 /// Name of the external tensor that divides rotary frequencies; ones where a model has none.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 

@@ -16,6 +16,8 @@ pub struct About {
     parameters: u64,
     device: String,
     threads: Option<usize>,
+    /// Tokens in the cache before each test.
+    depth: usize,
 }
 
 /// A table whose rows come as they are measured, in Markdown as llama-bench prints it.
@@ -43,7 +45,13 @@ impl About {
             parameters: gguf.tensors().map(|t| t.dims().iter().product::<usize>() as u64).sum(),
             device: device.to_owned(),
             threads: (device == "cpu").then_some(threads),
+            depth: args.n_depth,
         }
+    }
+
+    /// Name of a test, with its depth where there is one, as llama-bench has it.
+    fn test(&self, name: &str) -> String {
+        if self.depth == 0 { name.to_owned() } else { format!("{name} @ d{}", self.depth) }
     }
 
     pub fn object(&self, measured: &Measured) -> Value {
@@ -54,6 +62,7 @@ impl About {
             "device": self.device,
             "threads": self.threads,
             "test": measured.test.name(),
+            "n_depth": self.depth,
             "avg_ts": measured.mean(),
             "stddev_ts": measured.deviation(),
             "samples_ts": measured.samples,
@@ -111,7 +120,7 @@ impl Table {
             number("params", 8),
             words("device", 10),
             number("threads", 7),
-            number("test", 7),
+            number("test", about.test("tg1024").len().max(7)),
             number("t/s", 18),
             number("phases", 6),
             number("barriers", 8),
@@ -182,7 +191,7 @@ fn cells(about: &About, measured: &Measured) -> [String; 12] {
         parameters(about.parameters),
         about.device.clone(),
         cell(about.threads.map(|threads| threads.to_string())),
-        measured.test.name(),
+        about.test(&measured.test.name()),
         format!("{:.2} ± {:.2}", measured.mean(), measured.deviation()),
         cell(decode.map(|decode| decode.phases.to_string())),
         cell(decode.map(|decode| decode.barriers.to_string())),
@@ -209,7 +218,7 @@ mod tests {
 
     fn about() -> About {
         let (model, device) = ("a model of a long name q4_1".to_owned(), "vulkan:0".to_owned());
-        About { model, bytes: 3 << 30, parameters: 8_030_000_000, device, threads: None }
+        About { model, bytes: 3 << 30, parameters: 8_030_000_000, device, threads: None, depth: 0 }
     }
 
     fn generated() -> Measured {
@@ -252,6 +261,15 @@ mod tests {
                 "tg128: 2.5 us of the CPU time of a token are those of the thread that generates"
             ]
         );
+    }
+
+    #[test]
+    fn a_depth_is_part_of_the_name_of_every_test() {
+        let about = About { depth: 4096, ..about() };
+        let prompt = Measured { test: Test::Prompt(512), samples: vec![1.0], decode: None };
+        assert_eq!(cells(&about, &prompt)[5], "pp512 @ d4096");
+        assert_eq!(cells(&about, &generated())[5], "tg128 @ d4096");
+        assert_eq!(about.object(&prompt)["n_depth"], 4096);
     }
 
     #[test]

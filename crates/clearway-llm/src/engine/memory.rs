@@ -1,0 +1,185 @@
+//! How much memory a model needs, and how large a context it gets.
+
+use std::fmt;
+
+use clearway::{DType, Device};
+
+use super::{EngineError, Result, model_shape};
+use crate::gguf::Gguf;
+use crate::model::{self, ModelShape, RecordOptions};
+
+/// Largest context that nobody asked for: more takes gigabytes that few texts need.
+const MOST_UNASKED: usize = 32_768;
+/// Context that a model gets even where memory is short, if the file allows it.
+const LEAST_UNASKED: usize = 4096;
+/// The cache of a context that nobody asked for takes at most this part of the memory beside the weights.
+const MEMORY_SHARE: u64 = 4;
+
+/// What a model needs on a device, before steps are compiled.
+#[derive(Clone, Debug)]
+pub struct Footprint {
+    /// Shape of the model.
+    pub shape: ModelShape,
+    /// Rows of the cache.
+    pub context: usize,
+    /// Why there are so many.
+    pub reason: ContextReason,
+    /// Type of the cache's elements.
+    pub cache_dtype: DType,
+    /// Bytes of the weights.
+    pub weights: u64,
+    /// Bytes of the KV cache.
+    pub cache: u64,
+}
+
+/// Why a context has its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextReason {
+    /// It was asked for.
+    Asked,
+    /// The model was trained for so many tokens.
+    File,
+    /// The model allows more, and memory has no room for it.
+    Memory,
+    /// The model allows more, and more is only taken when it is asked for.
+    Limit,
+}
+
+impl fmt::Display for ContextReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Asked => "as asked",
+            Self::File => "all that the model allows",
+            Self::Memory => "as many as fit beside the weights",
+            Self::Limit => "the most that is taken unasked",
+        })
+    }
+}
+
+impl Footprint {
+    /// What a file needs with a cache of this type on a device that has so many bytes, 0 where that is not known. Without
+    /// `context`, the model gets the context it was trained for where a quarter of the memory beside the weights holds it,
+    /// at most 32,768 tokens, and never less than 4,096 that it allows.
+    ///
+    /// # Errors
+    /// A model that is not supported.
+    pub fn new(
+        gguf: &Gguf,
+        context: Option<usize>,
+        cache_dtype: DType,
+        memory_bytes: u64,
+    ) -> Result<Self> {
+        let shape = model_shape(gguf)?;
+        let dtype = |name: &str| gguf.find_tensor(name).map_or(DType::F32, |t| t.dtype());
+        let options =
+            RecordOptions { weight_dtype: &dtype, cache_dtype, ..RecordOptions::new(1, 1) };
+        let (mut weights, mut row) = (0_u64, 0_u64);
+        for external in model::record(&shape, &options)?.externals {
+            let bytes = external.view.layout.span_bytes();
+            if external.name.starts_with("cache.") {
+                row = row.saturating_add(bytes);
+            } else if gguf.find_tensor(&external.name).is_some() {
+                weights = weights.saturating_add(bytes);
+            }
+        }
+        let room = memory_bytes.saturating_sub(weights) / MEMORY_SHARE;
+        let (context, reason) = match context {
+            Some(context) => (context, ContextReason::Asked),
+            None => unasked(shape.context, room / row.max(1)),
+        };
+        let cache = row.saturating_mul(context as u64);
+        Ok(Self { shape, context, reason, cache_dtype, weights, cache })
+    }
+
+    /// Weights and cache.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.cache)
+    }
+
+    /// An error if the device cannot hold it. A device that does not tell its memory is tried.
+    ///
+    /// # Errors
+    /// [`EngineError::TooLarge`].
+    pub fn check(&self, device: &dyn Device) -> Result<()> {
+        let info = device.info();
+        if info.memory_bytes == 0 || self.total() <= info.memory_bytes {
+            return Ok(());
+        }
+        Err(EngineError::TooLarge {
+            device: info.name.clone(),
+            weights: self.weights,
+            cache: self.cache,
+            context: self.context,
+            cache_dtype: self.cache_dtype,
+            memory: info.memory_bytes,
+        })
+    }
+}
+
+/// The context where nobody asks for one, by what the file allows and how many rows memory has room for.
+fn unasked(file: usize, room: u64) -> (usize, ContextReason) {
+    let room = usize::try_from(room).unwrap_or(usize::MAX).max(LEAST_UNASKED);
+    let file = file.max(1);
+    if file <= room.min(MOST_UNASKED) {
+        return (file, ContextReason::File);
+    }
+    match room < MOST_UNASKED {
+        // Whole thousands, as people count contexts.
+        true => (room / 1024 * 1024, ContextReason::Memory),
+        false => (MOST_UNASKED, ContextReason::Limit),
+    }
+}
+
+/// A number of bytes as people read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const STEP: f64 = 1024.0;
+        let mut amount = self.0 as f64;
+        let mut unit = "B";
+        for larger in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
+            if amount < STEP {
+                break;
+            }
+            (amount, unit) = (amount / STEP, larger);
+        }
+        let text =
+            if unit == "B" { format!("{} B", self.0) } else { format!("{amount:.1} {unit}") };
+        f.pad(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_the_unit_that_suits_them() {
+        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")]
+        {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        assert_eq!(Bytes(u64::MAX).to_string(), "16384.0 PiB");
+        assert_eq!(format!("{:>8}", Bytes(7)), "     7 B");
+    }
+
+    #[test]
+    fn a_context_is_the_models_own_where_memory_has_room() {
+        use ContextReason::{File, Limit, Memory};
+        for (file, room, chosen) in [
+            (2048, 0, (2048, File)),
+            (8192, 100_000, (8192, File)),
+            (8192, 8192, (8192, File)),
+            (8192, 8191, (7168, Memory)),
+            (8192, 0, (4096, Memory)),
+            (131_072, 9_999_999, (32_768, Limit)),
+            (131_072, 20_000, (19_456, Memory)),
+            (0, 10, (1, File)),
+            (usize::MAX, u64::MAX, (32_768, Limit)),
+        ] {
+            assert_eq!(unasked(file, room), chosen, "{file} tokens, room for {room}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The rows of the KV cache as bytes, to be kept and put back.
+
+use super::{Engine, EngineError, Result};
+use crate::model::Logits;
+
+/// What of a cache belongs to one tensor: its name and the bytes of one row.
+type CacheTensor = (String, u64);
+
+impl Engine {
+    /// Bytes that one token takes in the cache.
+    pub(crate) fn cache_row_bytes(&self) -> Result<u64> {
+        Ok(self.cache_tensors()?.iter().map(|(_, row)| row).sum())
+    }
+
+    /// The rows of the cache that are in use, tensor after tensor.
+    pub(crate) fn read_cache(&self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for (name, row) in self.cache_tensors()? {
+            let length = row * self.position as u64;
+            bytes.extend(self.buffer(&name)?.read_vec::<u8>(0, length as usize)?);
+        }
+        Ok(bytes)
+    }
+
+    /// Puts rows back that [`read_cache`](Self::read_cache) gave after so many tokens.
+    pub(crate) fn write_cache(&mut self, position: usize, mut bytes: &[u8]) -> Result<()> {
+        if position > self.context {
+            return Err(EngineError::ContextFull { wanted: position, context: self.context });
+        }
+        let tensors = self.cache_tensors()?;
+        let row: u64 = tensors.iter().map(|(_, row)| row).sum();
+        if row.checked_mul(position as u64) != Some(bytes.len() as u64) {
+            return Err(EngineError::Saved {
+                what: "its cache has another size than this model's",
+            });
+        }
+        // What is there is overwritten from its first row on.
+        self.position = 0;
+        for (name, row) in tensors {
+            let (own, rest) = bytes.split_at((row * position as u64) as usize);
+            self.buffer(&name)?.write_slice(0, own)?;
+            bytes = rest;
+        }
+        self.position = position;
+        Ok(())
+    }
+
+    fn cache_tensors(&self) -> Result<Vec<CacheTensor>> {
+        let recorded = self.record(1, Logits::Last)?;
+        let caches = recorded.externals.iter().filter(|e| e.name.starts_with("cache."));
+        // A row of the cache is a row of each of its tensors.
+        let rows = self.context.max(1) as u64;
+        Ok(caches.map(|e| (e.name.to_string(), e.view.layout.span_bytes() / rows)).collect())
+    }
+
+    fn buffer(&self, name: &str) -> Result<&clearway::Buffer> {
+        self.buffers.get(name).ok_or_else(|| super::missing(name))
+    }
+}
