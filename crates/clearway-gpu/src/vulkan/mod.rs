@@ -277,6 +277,10 @@ impl Device for VulkanDevice {
         Ok(self.keep(layout.span_bytes(), memory))
     }
 
+    fn multiplies_halves(&self) -> bool {
+        self.context.adapter.target.cooperative
+    }
+
     fn rounds_activations(&self) -> bool {
         // Products of few rows with weights in planes do.
         !self.context.instance.options.float_activations
