@@ -77,6 +77,11 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Whether products of many rows and attention of many tokens round what they multiply to f16.
+    fn multiplies_halves(&self) -> bool {
+        false
+    }
+
     /// Whether the host between two short steps costs more than a step: then work that follows from
     /// results should stay on the device.
     fn host_is_far(&self) -> bool {

@@ -10,15 +10,16 @@ use std::borrow::Cow;
 const ENABLE: &str = "enable wgpu_cooperative_matrix;";
 
 /// What stands in the text, and what takes its place.
-const REPLACED: [(&str, &str); 8] = [
+const REPLACED: [(&str, &str); 9] = [
     (ENABLE, ""),
     ("coop_mat16x16<f32, C>()", "MatrixC()"),
     ("coopLoadT<coop_mat16x16<f16, A>>(&staged[", "load_a(lid, "),
     ("coopLoad<coop_mat16x16<f16, B>>(&staged[", "load_b(lid, "),
     ("coopMultiplyAdd(", "multiply_add("),
-    ("], PITCH)", ", PITCH)"),
+    ("], ROW)", ", ROW)"),
     ("coopStoreT(", "store_c(lid, "),
-    ("&ys[wave * 256u]", "wave * 256u"),
+    ("&staged[mine]", "mine"),
+    ("subgroupBarrier()", "workgroupBarrier()"),
 ];
 
 /// Loops end at a number from the uniform block, so that no driver unrolls them: it would compile for longer
@@ -30,11 +31,17 @@ alias MatrixC = array<f32, 8>;
 
 fn times(count: u32) -> u32 { return min(count, P.w.shape.w * 4u); }
 
+// Element k of a row of f16.
+fn half_at(row: u32, k: u32) -> f32 {
+    let word = bitcast<u32>(staged[row + k / 8u][k % 8u / 2u]);
+    return unpack2x16float(word)[k % 2u];
+}
+
 // Rows lie one after another.
 fn load_a(lid: u32, at: u32, stride: u32) -> MatrixA {
     var a: MatrixA;
     for (var k = 0u; k < times(16u); k++) {
-        a[k] = f32(staged[at + lid % 32u / 2u * stride + k]);
+        a[k] = half_at(at + lid % 32u / 2u * stride, k);
     }
     return a;
 }
@@ -43,7 +50,7 @@ fn load_a(lid: u32, at: u32, stride: u32) -> MatrixA {
 fn load_b(lid: u32, at: u32, stride: u32) -> MatrixB {
     var b: MatrixB;
     for (var i = 0u; i < times(128u); i++) {
-        b[i] = f32(staged[at + (lid % 2u * 8u + i / 16u) * stride + i % 16u]);
+        b[i] = half_at(at + (lid % 2u * 8u + i / 16u) * stride, i % 16u);
     }
     return b;
 }
@@ -65,7 +72,7 @@ fn multiply_add(a: MatrixA, b: MatrixB, c: MatrixC) -> MatrixC {
 fn store_c(lid: u32, c: MatrixC, at: u32, stride: u32) {
     var sums = c;
     for (var j = 0u; j < times(8u); j++) {
-        ys[at + lid % 32u / 2u * stride + lid % 2u * 8u + j] = sums[j];
+        staged[at + lid % 32u / 2u * stride + lid % 2u * 2u + j / 4u][j % 4u] = sums[j];
     }
 }
 ";

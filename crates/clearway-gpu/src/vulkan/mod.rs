@@ -86,6 +86,9 @@ pub struct VulkanOptions {
     pub patience: Option<Duration>,
 }
 
+/// Bytes of memory from which on a device takes prompts in long batches.
+const LARGE_MEMORY: u64 = 24 << 30;
+
 /// Where products are timed to find the fastest way to do them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tuning {
@@ -277,6 +280,10 @@ impl Device for VulkanDevice {
         Ok(self.keep(layout.span_bytes(), memory))
     }
 
+    fn multiplies_halves(&self) -> bool {
+        self.context.adapter.target.cooperative
+    }
+
     fn rounds_activations(&self) -> bool {
         // Products of few rows with weights in planes do.
         !self.context.instance.options.float_activations
@@ -287,7 +294,12 @@ impl Device for VulkanDevice {
     }
 
     fn batch_tokens(&self) -> usize {
-        if self.is_software() { 64 } else { 512 }
+        match self.context.adapter.target.cooperative {
+            _ if self.is_software() => 64,
+            // Products on matrices want tiles for every processor, several times over.
+            true if self.info().memory_bytes >= LARGE_MEMORY => 2048,
+            _ => 512,
+        }
     }
 
     fn host_work(&self) -> Option<HostWork> {

@@ -23,7 +23,7 @@ pub(super) const MAX_BINDINGS: usize = 10;
 
 /// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
 /// on disk are not taken for them.
-pub(super) const COMPILER: u32 = 3;
+pub(super) const COMPILER: u32 = 4;
 
 /// Every pipeline of a device, and what they are made from.
 pub(super) struct Pipelines {

@@ -2,7 +2,9 @@
 
 use clearway_graph::{CapturedOpKind as Kind, DType, FusedRequest, OpSpec, TensorView};
 
-use super::{Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar};
+use super::{
+    Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar, prompt_attention,
+};
 use crate::error::{GpuError, Result};
 
 /// The kernel for an op call: one made for its case, or the general one.
@@ -24,7 +26,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::Product(_) => matvec::lower(job),
         Kind::MatMulExperts => matvec::lower(job),
         Kind::Gather => planar::gather(job),
-        Kind::Attention => decode_attention::lower(job),
+        Kind::Attention => decode_attention::lower(job).or_else(|| prompt_attention::lower(job)),
         _ => None,
     };
     special.map_or_else(|| general::lower(job), Ok)

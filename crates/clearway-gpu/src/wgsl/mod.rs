@@ -32,7 +32,10 @@
 //! | `select` | gather, arg max, top k, router |
 //! | `blocks` | block formats as files have them: decoding by byte |
 //! | `product` | products with weights |
-//! | `attention`, `decode_attention` | attention over a cache: any case, and single tokens split over it |
+//! | `attention` | attention over a cache, any case |
+//! | `decode_attention` | the same of single tokens, split over the cache |
+//! | `prompt_attention` | the same of many tokens, on cooperative matrices |
+//! | `template` | loops over matrices, written out |
 
 mod attention;
 mod blocks;
@@ -47,9 +50,11 @@ mod matvec;
 mod planar;
 pub mod planes;
 mod product;
+mod prompt_attention;
 mod rows;
 mod select;
 mod source;
+mod template;
 #[cfg(all(test, feature = "vulkan"))]
 mod tests;
 
@@ -57,6 +62,9 @@ pub use choose::{choices, has_fused, lower};
 pub use source::{Source, View};
 
 use clearway_graph::{BindingRole, CapturedOpKind, Layout};
+
+/// Floats as the bits of f16, for kernels on cooperative matrices.
+const HALVES: &str = include_str!("kernels/halves.wgsl");
 
 /// What the kernels may count on.
 #[derive(Clone, Debug, PartialEq, Eq)]

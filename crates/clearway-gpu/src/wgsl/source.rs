@@ -273,15 +273,23 @@ impl<'a> Source<'a> {
                 format!("b_{name}")
             }
         };
-        let _ = writeln!(
-            text,
-            "fn row_{name}(r: u32) -> u32 {{
+        if operand.rows_are_even() {
+            let _ =
+                writeln!(text, "fn row_{name}(r: u32) -> u32 {{ return r * P.{name}.stride.z; }}");
+        } else {
+            let _ = writeln!(
+                text,
+                "fn row_{name}(r: u32) -> u32 {{
     let s = P.{name}.shape;
     let q = r / s.z;
     let i = vec3<u32>(q / s.y, q % s.y, r % s.z) * P.{name}.stride.xyz;
     return i.x + i.y + i.z;
-}}
-fn at_{name}(c: vec4<u32>) -> u32 {{
+}}"
+            );
+        }
+        let _ = writeln!(
+            text,
+            "fn at_{name}(c: vec4<u32>) -> u32 {{
     let i = c * P.{name}.stride;
     return i.x + i.y + i.z + i.w;
 }}"
@@ -356,6 +364,15 @@ impl Operand {
     /// Whether the view starts where its binding starts, at a multiple of 16 bytes.
     pub fn is_aligned(&self) -> bool {
         self.shift == 0
+    }
+
+    /// Whether all rows lie equally far apart: then finding one takes no division.
+    fn rows_are_even(&self) -> bool {
+        let (shape, strides) = (self.layout.shape4(), self.layout.strides4());
+        let row = u64::from(strides[2]);
+        let inside = u64::from(shape[2]) * row;
+        (shape[1] == 1 || u64::from(strides[1]) == inside)
+            && (shape[0] == 1 || u64::from(strides[0]) == inside * u64::from(shape[1]))
     }
 
     /// Whether block weights lie in planes.

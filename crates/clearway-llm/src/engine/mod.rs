@@ -59,7 +59,8 @@ pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 /// Numbers of tokens that steps are compiled for. A batch in between takes the next one, so a prompt
 /// of any length needs few graphs. What is computed too much is largest for 9 tokens, which run as 16; from 17 tokens on it
 /// is less than half of them.
-const BATCHES: [usize; 14] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384];
+const BATCHES: [usize; 18] =
+    [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536];
 
 /// How to open a model.
 #[derive(Clone, Copy, Debug)]
@@ -313,7 +314,7 @@ impl Engine {
     fn step(&mut self, tokens: &[u32], rows: &[usize]) -> Result<Vec<f32>> {
         let fitting = |count: usize| BATCHES.into_iter().find(|&size| size >= count);
         let most = self.executor.device().batch_tokens();
-        let size = fitting(tokens.len()).unwrap_or(most);
+        let size = fitting(tokens.len()).map_or(most, |size| size.min(most));
         // What is missing is the first token again, at its own place: it writes the same bits to the
         // same row of the cache, and the last token stays the last.
         let missing = size - tokens.len();

@@ -9,8 +9,8 @@ use clearway_graph::{
 use super::heads::{Heads, float_of, largest_angle};
 use super::memory::{self, Prepared};
 use super::tolerance::{
-    OF_ROUNDED, ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, ULP, Weights, smallest_step,
-    storage_error, tolerance,
+    OF_HALVES, OF_ROUNDED, ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, ULP, Weights,
+    smallest_step, storage_error, tolerance,
 };
 use super::unfused::Plain;
 use super::{OpCase, OperandSpec};
@@ -369,6 +369,9 @@ fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tol
         .ok_or_else(|| format!("the table of tolerances has no row for {kind:?}"))?;
     if source(case).dtype == DType::A8 {
         tolerance.limit *= OF_ROUNDED;
+    }
+    if kind == Kind::Attention && device.multiplies_halves() {
+        tolerance.limit = tolerance.limit.max(OF_HALVES);
     }
     Ok(tolerance)
 }

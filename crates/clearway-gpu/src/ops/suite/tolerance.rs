@@ -104,6 +104,10 @@ pub(super) const ULP: f64 = f32::EPSILON as f64;
 /// row is divided by is off by a few units.
 pub const OF_ROUNDED: f64 = 6.0;
 
+/// Limit of attention on a device that rounds queries, keys and weights to f16: each of them is off by half a
+/// unit, which is 1 part of 2048, and a score counts as in [`Scale::Score`].
+pub const OF_HALVES: f64 = 4.0 / 2048.0;
+
 /// How many deviations the sum of roundings may be off: chance alone goes further in one element of
 /// 500 million.
 pub const ROUNDING_DEVIATIONS: f64 = 6.0;

@@ -12,9 +12,18 @@
 //! | barriers and atomics that release or acquire | `MakeAvailable`, `MakeVisible` |
 //! | the module | the capabilities for the model and for scope `Device`, where they are missing |
 //!
+//! Two more things that naga cannot say:
+//!
+//! - A matrix that is loaded from memory of u32 or f32 has that component, whatever its type in the text
+//!   says. Left and right sides are f16 in all of our kernels, so that type is written: 16 bytes of f16 can
+//!   then be copied as `vec4<u32>` ([`halves`]).
+//! - A subgroup barrier orders the memory of the class `Subgroup`, which Vulkan does not have. It orders
+//!   workgroup memory instead.
+//!
 //! Invariant: modules with another memory model come back bit for bit. Words that are no SPIR-V, or
 //! that use memory in a way this pass does not know, are an error.
 
+mod halves;
 mod words;
 
 use rustc_hash::FxHashMap;
@@ -51,10 +60,12 @@ pub(super) fn repair(words: Vec<u32>) -> Result<Vec<u32>> {
     if model.word(2)? != MODEL_VULKAN {
         return Ok(words);
     }
+    let halved = halves::sides_of_halves(&list, words[BOUND])?;
+    let (list, bound) = (instructions_from(&halved.words, 0)?, halved.bound);
     let facts = Facts::collect(&list)?;
     let mut header = [0; HEADER];
     header.copy_from_slice(&words[..HEADER]);
-    let next = header[BOUND];
+    let next = bound;
     let mut repair = Repair { facts, next, added: Vec::new(), device_scope: false };
     let (mut head, mut body): (Vec<u32>, Vec<u32>) = Default::default();
     let first = list.iter().position(|i| i.opcode() == OP_FUNCTION).unwrap_or(list.len());
@@ -295,6 +306,9 @@ impl Repair {
             return Err(SpirvError::Semantics { semantics: value });
         }
         let mut wanted = value;
+        if value & semantics::SUBGROUP != 0 {
+            wanted = wanted & !semantics::SUBGROUP | semantics::WORKGROUP;
+        }
         if value & semantics::MEMORY != 0 {
             let releases = value & semantics::RELEASES != 0;
             let acquires = value & semantics::ACQUIRES != 0;

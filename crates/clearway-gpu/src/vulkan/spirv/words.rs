@@ -15,6 +15,7 @@ pub(super) const OP_EXTENSION: u32 = 10;
 pub(super) const OP_MEMORY_MODEL: u32 = 14;
 pub(super) const OP_CAPABILITY: u32 = 17;
 pub(super) const OP_TYPE_INT: u32 = 21;
+pub(super) const OP_TYPE_FLOAT: u32 = 22;
 pub(super) const OP_TYPE_POINTER: u32 = 32;
 pub(super) const OP_CONSTANT: u32 = 43;
 pub(super) const OP_CONSTANT_NULL: u32 = 46;
@@ -43,6 +44,7 @@ pub(super) const OP_ATOMIC_COMPARE_EXCHANGE: u32 = 230;
 pub(super) const OP_ATOMIC_COMPARE_EXCHANGE_WEAK: u32 = 231;
 pub(super) const OP_ATOMIC_XOR: u32 = 242;
 pub(super) const OP_PHI: u32 = 245;
+pub(super) const OP_TYPE_COOPERATIVE_MATRIX: u32 = 4456;
 pub(super) const OP_COOPERATIVE_LOAD: u32 = 4457;
 pub(super) const OP_COOPERATIVE_STORE: u32 = 4458;
 pub(super) const OP_COOPERATIVE_LOAD_NV: u32 = 5359;
@@ -51,6 +53,8 @@ pub(super) const OP_ATOMIC_F_MIN: u32 = 5614;
 pub(super) const OP_ATOMIC_F_MAX: u32 = 5615;
 pub(super) const OP_ATOMIC_F_ADD: u32 = 6035;
 
+pub(super) const USE_ACCUMULATOR: u32 = 2;
+pub(super) const CAPABILITY_FLOAT16: u32 = 9;
 pub(super) const MODEL_VULKAN: u32 = 3;
 pub(super) const CAPABILITY_MODEL: u32 = 5345;
 pub(super) const CAPABILITY_DEVICE_SCOPE: u32 = 5346;
@@ -85,6 +89,8 @@ pub(super) mod semantics {
     pub(in super::super) const SEQUENTIAL: u32 = 0x10;
     pub(in super::super) const ACQUIRES: u32 = ACQUIRE | ACQUIRE_RELEASE;
     pub(in super::super) const RELEASES: u32 = RELEASE | ACQUIRE_RELEASE;
+    pub(in super::super) const SUBGROUP: u32 = 0x80;
+    pub(in super::super) const WORKGROUP: u32 = 0x100;
     /// Kinds of memory; without one of them nothing is ordered.
     pub(in super::super) const MEMORY: u32 = 0x1fc0;
     pub(in super::super) const MAKE_AVAILABLE: u32 = 0x2000;
@@ -124,8 +130,12 @@ pub(super) fn instructions(words: &[u32]) -> Result<Vec<Instruction<'_>>> {
     if words.len() < HEADER || words[0] != MAGIC {
         return Err(SpirvError::NotSpirv);
     }
+    instructions_from(words, HEADER)
+}
+
+/// The instructions from word `at` on.
+pub(super) fn instructions_from(words: &[u32], mut at: usize) -> Result<Vec<Instruction<'_>>> {
     let mut list = Vec::new();
-    let mut at = HEADER;
     while at < words.len() {
         let len = (words[at] >> 16) as usize;
         let instruction = words[at..].get(..len).filter(|words| !words.is_empty());

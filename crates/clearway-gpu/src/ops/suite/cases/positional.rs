@@ -123,7 +123,7 @@ struct Heads {
 }
 
 #[rustfmt::skip] // a table reads by columns
-const ATTENTION: [Heads; 16] = [
+const ATTENTION: [Heads; 20] = [
     Heads { tokens: 1,  heads: 1,  kv_heads: 1, head: 1,   cache_rows: 1,   start: 0,   window: 0,  softcap: 0.0 },
     Heads { tokens: 1,  heads: 4,  kv_heads: 4, head: 64,  cache_rows: 33,  start: 20,  window: 0,  softcap: 0.0 },
     Heads { tokens: 1,  heads: 9,  kv_heads: 3, head: 64,  cache_rows: 256, start: 255, window: 0,  softcap: 0.0 },
@@ -141,6 +141,11 @@ const ATTENTION: [Heads; 16] = [
     Heads { tokens: 7,  heads: 2,  kv_heads: 1, head: 33,  cache_rows: 20,  start: 19,  window: 4,  softcap: 0.0 },
     Heads { tokens: 1,  heads: 4,  kv_heads: 2, head: 64,  cache_rows: 2048, start: 2000, window: 0, softcap: 0.0 },
     Heads { tokens: 33, heads: 4,  kv_heads: 2, head: 80,  cache_rows: 600, start: 400, window: 0,  softcap: 0.0 },
+    // Heads and shares of the families, with windows and caps, for kernels that take many tokens at once.
+    Heads { tokens: 37, heads: 6,  kv_heads: 2, head: 256, cache_rows: 90,  start: 50,  window: 24, softcap: 30.0 },
+    Heads { tokens: 70, heads: 7,  kv_heads: 1, head: 64,  cache_rows: 300, start: 220, window: 0,  softcap: 0.0 },
+    Heads { tokens: 19, heads: 8,  kv_heads: 8, head: 96,  cache_rows: 64,  start: 40,  window: 7,  softcap: 0.0 },
+    Heads { tokens: 21, heads: 4,  kv_heads: 1, head: 128, cache_rows: 30,  start: 25,  window: 6,  softcap: 0.0 },
 ];
 
 impl Heads {

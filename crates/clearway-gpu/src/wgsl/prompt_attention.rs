@@ -1,0 +1,138 @@
+//! Attention of many tokens on 16x16 cooperative matrices.
+
+use clearway_graph::DType;
+
+use super::elementwise::MATH;
+use super::template::unroll;
+use super::{HALVES, Job, Kernel, Source, View};
+
+/// Head sizes there are kernels for.
+const HEADS: std::ops::RangeInclusive<u32> = 64..=256;
+
+/// How a workgroup goes through the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tiling {
+    /// Subgroups of a workgroup, with 16 queries each.
+    subgroups: u32,
+    /// Rows of the cache in a block.
+    keys: u32,
+    /// Blocks in workgroup memory: one that is computed, and perhaps one that is on its way.
+    slices: u32,
+}
+
+impl Tiling {
+    /// For small heads: more rows to a block, and more workgroups on a processor instead of a second slice.
+    const SMALL: [Self; 2] =
+        [Self { subgroups: 4, keys: 32, slices: 1 }, Self { subgroups: 2, keys: 16, slices: 1 }];
+    /// For large heads, whose sums take most of the registers.
+    const LARGE: [Self; 3] = [
+        Self { subgroups: 4, keys: 16, slices: 2 },
+        Self { subgroups: 4, keys: 16, slices: 1 },
+        Self { subgroups: 2, keys: 16, slices: 1 },
+    ];
+
+    /// Bytes of workgroup memory for heads of this size.
+    fn bytes(self, head: u32) -> u32 {
+        let row = head / 8 + 1;
+        let staged = (self.slices * 2 * self.keys * row).max(16 * self.subgroups * row);
+        16 * (staged + 16 * self.subgroups * (self.keys / 4 + 1))
+    }
+
+    /// The first that the device can hold.
+    fn of(job: &Job<'_>, head: u32) -> Option<Self> {
+        let fits = |tiling: &Self| {
+            tiling.bytes(head) <= job.target.shared_bytes
+                && 32 * tiling.subgroups <= job.target.max_invocations
+        };
+        let tilings = if head <= 64 { Self::SMALL.iter() } else { Self::LARGE.iter() };
+        tilings.copied().find(fits)
+    }
+}
+
+/// The kernel, if device and cache allow one.
+pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
+    let [_, tokens, heads, head] = job.layout(0).shape4();
+    let kv_heads = job.layout(1).shape4()[2];
+    let share = heads / kv_heads;
+    let fits = job.target.cooperative
+        && job.target.subgroup == 32
+        && HEADS.contains(&head)
+        && head.is_multiple_of(16)
+        && kv_heads <= job.target.max_groups;
+    if !fits || ![0, 1, 2, 4].into_iter().all(|operand| is_in_quads(job, operand)) {
+        return None;
+    }
+    let tiling = Tiling::of(job, head)?;
+    let tiles = (u64::from(tokens) * u64::from(share)).div_ceil(u64::from(16 * tiling.subgroups));
+    let tiles = u32::try_from(tiles).ok().filter(|&tiles| tiles <= job.target.max_groups)?;
+    let mut source = Source::new(job)
+        .enable("wgpu_cooperative_matrix")
+        .constant("HEAD", head)
+        .constant("SHARE", share)
+        .constant("SUBGROUPS", tiling.subgroups)
+        .constant("KEYS", tiling.keys)
+        .constant("SLICES", tiling.slices)
+        .body(MATH)
+        .body(HALVES);
+    for operand in [0, 1, 2, 4] {
+        source = source.view(operand, View::Quads);
+    }
+    source = source.body(if job.dtype(0) == DType::F16 { Q_F16 } else { Q_F32 });
+    source = source.body(if job.dtype(4) == DType::F16 { Y_F16 } else { Y_F32 });
+    source = match job.dtype(1) {
+        DType::F16 => source.body(CACHE_F16),
+        _ => source.body(CACHE_F32),
+    };
+    let bounds = [("HEAD_TILES", head as usize / 16), ("KEY_TILES", tiling.keys as usize / 16)];
+    let text = unroll(include_str!("kernels/attention_prompt.wgsl"), &bounds);
+    Some(source.body(&text).build([tiles, kv_heads, 1]))
+}
+
+/// Whether heads of an operand, f32 or f16, start at multiples of 16 bytes.
+fn is_in_quads(job: &Job<'_>, operand: usize) -> bool {
+    let unit = match job.dtype(operand) {
+        DType::F32 => 4,
+        DType::F16 => 8,
+        _ => return false,
+    };
+    let strides = job.layout(operand).strides4();
+    job.operands[operand].is_aligned()
+        && strides[3] == 1
+        && strides[1..3].iter().all(|stride| stride.is_multiple_of(unit))
+}
+
+const Q_F32: &str = "
+fn q_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_q[i / 4u]); }
+";
+
+const Q_F16: &str = "
+fn q_four(i: u32) -> vec4<f32> {
+    let words = select(b_q[i / 8u].xy, b_q[i / 8u].zw, i % 8u == 4u);
+    return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
+}
+";
+
+const Y_F32: &str = "
+fn y_eight(i: u32, low: vec4<f32>, high: vec4<f32>) {
+    b_y[i / 4u] = bitcast<vec4<u32>>(low);
+    b_y[i / 4u + 1u] = bitcast<vec4<u32>>(high);
+}
+";
+
+const Y_F16: &str = "
+fn y_eight(i: u32, low: vec4<f32>, high: vec4<f32>) { b_y[i / 8u] = bounded_halves(low, high); }
+";
+
+const CACHE_F16: &str = "
+fn k_eight(i: u32) -> vec4<u32> { return b_k[i / 8u]; }
+fn v_eight(i: u32) -> vec4<u32> { return b_v[i / 8u]; }
+";
+
+const CACHE_F32: &str = "
+fn k_eight(i: u32) -> vec4<u32> {
+    return bounded_halves(bitcast<vec4<f32>>(b_k[i / 4u]), bitcast<vec4<f32>>(b_k[i / 4u + 1u]));
+}
+fn v_eight(i: u32) -> vec4<u32> {
+    return bounded_halves(bitcast<vec4<f32>>(b_v[i / 4u]), bitcast<vec4<f32>>(b_v[i / 4u + 1u]));
+}
+";
