@@ -9,6 +9,11 @@ fn power_of_two(exponent: i32) -> f32 {
     return bitcast<f32>(u32(exponent + 127) << 23u);
 }
 
+// By its bits: a driver may take it for granted that no float is NaN, and leave comparisons of floats out.
+fn is_nan(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+}
+
 // e^x for x up to 0, within 2 units in the last place; 0 far below. Polynomial by Remez exchange.
 fn exp_of(x: f32) -> f32 {
     let v = select(x, -104.0, x < -104.0);
@@ -20,7 +25,7 @@ fn exp_of(x: f32) -> f32 {
     let exponent = i32(whole);
     // In two steps, since the exponent alone may be beyond the normal numbers.
     let half = exponent >> 1u;
-    return y * power_of_two(half) * power_of_two(exponent - half);
+    return select(y * power_of_two(half) * power_of_two(exponent - half), x, is_nan(x));
 }
 
 fn sigmoid(x: f32) -> f32 {
