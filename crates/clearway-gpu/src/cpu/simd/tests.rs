@@ -169,7 +169,8 @@ fn an_outlier_leaves_the_others_of_its_run_their_precision() {
             }
             let mut group = vec![0; plain.len()];
             pack_rows(dtype, &plain, runs * size, &mut group);
-            let found = multiply(&Products::of(dtype).unwrap(), &group, std::slice::from_ref(&x))[0];
+            let found =
+                multiply(&Products::of(dtype).unwrap(), &group, std::slice::from_ref(&x))[0];
             let next = x[..RUN].iter().map(|x| x.abs()).filter(|&x| x < 30.0).fold(0.0, f32::max);
             for (index, (found, x)) in found.iter().zip(&x).enumerate() {
                 assert!(
