@@ -57,15 +57,6 @@ impl OutputFile {
         Ok(Self { to })
     }
 
-    /// The plain file, for those who write it at several places at once; nothing else has places.
-    #[cfg(unix)]
-    pub(crate) fn plain(&self) -> Option<&File> {
-        match &self.to {
-            Destination::Plain { file, .. } => Some(file),
-            Destination::Through(_) | Destination::Stdout(_) => None,
-        }
-    }
-
     /// Gives the file its name, in place of a file that has it already.
     ///
     /// # Errors

@@ -194,18 +194,6 @@ impl<'a> GgufWriter<'a> {
         Ok(())
     }
 
-    /// Where each tensor begins, counted from the end of the header.
-    #[cfg(unix)]
-    pub(super) fn starts(&self) -> Vec<u64> {
-        let mut next = 0;
-        let start = |tensor| {
-            let start = next;
-            next = self.after(start, tensor);
-            start
-        };
-        self.tensors.iter().map(start).collect()
-    }
-
     /// Everything before the data section, with the padding that ends it.
     pub(super) fn header(&self) -> Vec<u8> {
         let mut out = Vec::new();

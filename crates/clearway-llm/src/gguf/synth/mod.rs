@@ -7,11 +7,10 @@
 //! talked to.
 //!
 //! Tensor data is cut from one random tile per type, each tensor beginning at another place of it:
-//! random numbers are slower than disks. Plain files are written on several threads.
+//! random numbers are slower than disks. A tile is written in pieces of megabytes by one thread: the system
+//! lets one writer at a time into a file, and others only wait for it.
 
 mod layout;
-#[cfg(unix)]
-mod parallel;
 mod quant;
 #[cfg(test)]
 mod tests;
@@ -68,7 +67,7 @@ impl SynthShape {
     /// The built-in shapes that a GGUF file can describe.
     pub fn all() -> Vec<Self> {
         let known = builtin_shapes().into_iter().filter_map(|shape| Self::new(shape).ok());
-        known.map(Self::as_the_reference).collect()
+        known.map(Self::like_the_reference).collect()
     }
 
     /// Name of the shape.
@@ -88,7 +87,7 @@ impl SynthShape {
 
     /// Built-in shapes of the Llama family have the short name and the rotary base of the script that
     /// speed comparisons with other engines use.
-    fn as_the_reference(mut self) -> Self {
+    fn like_the_reference(mut self) -> Self {
         if self.shape.arch == Arch::Llama {
             self.shape.rope_base = 500_000.0;
             self.short_name = match &*self.shape.name {
@@ -145,11 +144,11 @@ impl Synth {
     pub fn write_file(
         &self,
         path: &Path,
-        mut progress: impl FnMut(u64) -> io::Result<()>,
+        progress: impl FnMut(u64) -> io::Result<()>,
     ) -> Result<u64, GgufError> {
         let failed = |error| GgufError::Write { path: Some(path.to_owned()), error };
         let mut file = OutputFile::create(path).map_err(failed)?;
-        let bytes = self.write_output(&mut file, &mut progress).map_err(|error| match error {
+        let bytes = self.write_to(&mut file, progress).map_err(|error| match error {
             GgufError::Write { error, .. } => failed(error),
             other => other,
         })?;
@@ -171,27 +170,6 @@ impl Synth {
         self.writer(&self.tensors(), &tiles)?.write_to(Progress { out, written: 0, progress })
     }
 
-    /// Plain files on several threads, anything else front to back.
-    fn write_output(
-        &self,
-        file: &mut OutputFile,
-        progress: &mut dyn FnMut(u64) -> io::Result<()>,
-    ) -> Result<u64, GgufError> {
-        #[cfg(unix)]
-        if let Some(plain) = file.plain() {
-            let failed = |error| GgufError::Write { path: None, error };
-            let (tensors, tiles) = (self.tensors(), Tiles::new(self.seed));
-            let writer = self.writer(&tensors, &tiles)?;
-            let (header, starts, bytes) = (writer.header(), writer.starts(), writer.file_bytes());
-            parallel::write(plain, &header, &tensors, &starts, &tiles, progress).map_err(failed)?;
-            // The padding behind the last tensor.
-            plain.set_len(bytes).map_err(failed)?;
-            progress(bytes).map_err(failed)?;
-            return Ok(bytes);
-        }
-        self.write_to(file, progress)
-    }
-
     fn writer<'a>(
         &self,
         tensors: &[Planned],
@@ -202,7 +180,7 @@ impl Synth {
         for (no, tensor) in tensors.iter().enumerate() {
             let (fill, bytes) = (tensor.fill(), tensor.bytes());
             writer.tensor(&tensor.name, tensor.dtype, &tensor.dims, move |out| {
-                tiles.write(fill, no, 0..bytes, |piece| out.write_all(piece))
+                tiles.write(fill, no, bytes, out)
             })?;
         }
         Ok(writer)

@@ -1,6 +1,9 @@
 //! Random blocks of every type that synthetic models use, made once and repeated.
 
-use std::{io, ops::Range, sync::OnceLock};
+use std::{
+    io::{self, Write},
+    sync::OnceLock,
+};
 
 use clearway_graph::DType;
 use half::{bf16, f16};
@@ -33,27 +36,20 @@ impl Tiles {
         Self { seed, ones: OnceLock::new(), random: Default::default() }
     }
 
-    /// Gives the bytes `range` of tensor number `no` to `put`, in pieces of at most a tile. A tensor
-    /// begins at a place of the tile that depends on its number, and goes around the tile's end as often
-    /// as needed.
-    pub fn write(
-        &self,
-        fill: Fill,
-        no: usize,
-        range: Range<u64>,
-        mut put: impl FnMut(&[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
+    /// Writes the data of tensor number `no` in pieces of at most a tile, from a place of the tile that
+    /// depends on the number, and around its end as often as needed.
+    pub fn write(&self, fill: Fill, no: usize, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
         let tile = self.tile(fill);
         let size = match fill {
             Fill::Ones => 4,
             Fill::Random(dtype) => dtype.block_bytes(),
         };
         let start = Random::new(self.seed ^ no as u64).next() as usize % (tile.len() / size) * size;
-        let mut from = ((start as u64 + range.start) % tile.len() as u64) as usize;
-        let mut rest = (range.end - range.start) as usize;
+        let mut from = start;
+        let mut rest = bytes as usize;
         while rest > 0 {
             let piece = rest.min(tile.len() - from);
-            put(&tile[from..from + piece])?;
+            out.write_all(&tile[from..from + piece])?;
             rest -= piece;
             from = 0;
         }
