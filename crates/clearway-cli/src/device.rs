@@ -8,6 +8,7 @@ use anyhow::{Result, anyhow};
 use clap::builder::FalseyValueParser as Falsey;
 use clearway::Device;
 use clearway::cpu::{CpuDevice, CpuOptions};
+use clearway::listing::{TargetDevice, WgslTarget};
 use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 
 use crate::out::note;
@@ -112,6 +113,15 @@ pub fn all() -> (Vec<Arc<dyn Device>>, Vec<String>) {
 fn best_gpu(options: VulkanOptions) -> Option<VulkanDevice> {
     let gpu = VulkanDevice::open(options).ok()?;
     (!gpu.is_software()).then_some(gpu)
+}
+
+/// A device that lists of WGSL kernels are made for: a real card, or where there is none a target that is only
+/// described.
+pub fn for_kernels() -> Arc<dyn Device> {
+    match best_gpu(VulkanOptions::default()) {
+        Some(gpu) => Arc::new(gpu),
+        None => Arc::new(TargetDevice::new(WgslTarget::default())),
+    }
 }
 
 impl DeviceName {

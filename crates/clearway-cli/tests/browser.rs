@@ -17,8 +17,15 @@ use clearway_llm::fetch::{Cache, ModelName};
 use devtools::Browser;
 use serde_json::{Value, json};
 
-const SHAPES: [&str; 6] =
-    ["smollm2-135m", "llama-1b", "llama-8b", "qwen3-0.6b", "qwen3-30b-a3b", "moe-16l-shared"];
+const SHAPES: [&str; 7] = [
+    "smollm2-135m",
+    "llama-1b",
+    "llama-8b",
+    "qwen3-0.6b",
+    "qwen3-30b-a3b",
+    "moe-16l-shared",
+    "gemma3-4b",
+];
 
 /// Figures of the summary.
 const FIGURES: [&str; 10] = [
@@ -147,6 +154,29 @@ fn search_a_dispatch(browser: &mut Browser, report: &Value, what: &str) {
         browser.text("document.querySelector('#hits').textContent"),
         format!("1 of {found}")
     );
+    let row = rows.iter().find(|row| row["label"].as_str().unwrap().contains(label)).unwrap();
+    shows_wgsl(browser, report, row, what);
+}
+
+/// What is chosen shows its kernels, or why it has none for the default target.
+fn shows_wgsl(browser: &mut Browser, report: &Value, row: &Value, what: &str) {
+    let detail = browser.text("document.querySelector('#detail').textContent");
+    let Some(uses) = row["kernels"].as_array() else {
+        let reason = row["no_kernel"].as_str().unwrap();
+        assert!(detail.contains(reason), "{what}: {detail}");
+        return;
+    };
+    let shown = browser.eval("document.querySelectorAll('#detail .wgsl').length");
+    assert_eq!(shown, uses.len(), "{what}");
+    let kernel = &report["kernel_list"][uses[0]["kernel"].as_u64().unwrap() as usize];
+    let text = browser.text("document.querySelector('#detail .wgsl pre').textContent");
+    assert_eq!(text, kernel["source"].as_str().unwrap(), "{what}");
+    assert!(detail.contains(kernel["file"].as_str().unwrap()), "{what}: {detail}");
+    for binding in uses[0]["bindings"].as_array().unwrap() {
+        assert!(detail.contains(binding.as_str().unwrap()), "{what}: {binding} in {detail}");
+    }
+    let seen = browser.eval("document.querySelector('#detail .wgsl pre').clientHeight > 0");
+    assert_eq!(seen, true, "{what}: the text is in sight without another click");
 }
 
 fn switch_the_view(browser: &mut Browser, report: &Value, what: &str) {

@@ -395,6 +395,27 @@ fn every_command_shows_examples() {
     }
 }
 
+#[test]
+fn a_synthetic_model_with_a_vocabulary_answers() {
+    let folder = Folder::new("synth-vocab");
+    let file = folder.path("synthetic.gguf");
+    let m = file.to_str().unwrap();
+    let written = stdout(&clearway(&["synth", "smollm2-135m", "q4_k_m", m, "--vocab"]));
+    assert!(written.contains("synthetic.gguf written"), "{written}");
+    let greedy = ["-m", m, "-n", "3", "-c", "64", "--temp", "0", "--device", "cpu"];
+    let answer = stdout(&clearway(&[&["run", "-p", "Once upon a time"], &greedy[..]].concat()));
+    assert!(!answer.trim().is_empty(), "{answer:?}");
+    let answer = stdout(&with_input(&[&["chat"], &greedy[..]].concat(), "Hello\n"));
+    assert!(!answer.trim().is_empty(), "{answer:?}");
+    let bare = folder.path("bare.gguf");
+    let b = bare.to_str().unwrap();
+    stdout(&clearway(&["synth", "135m", "iq4_xs", b]));
+    let message = failure(&clearway(&["run", "-m", b, "-p", "Once"]));
+    assert!(message.contains("vocabulary"), "{message}");
+    let message = stderr(&clearway(&["synth", "moe-16l-shared", "q4_0", b]));
+    assert!(message.contains("known are smollm2-135m") && message.contains("gemma3-4b"));
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupt_ends_synth_without_a_trace_and_run_after_its_token() {

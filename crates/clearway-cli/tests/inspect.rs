@@ -1,5 +1,5 @@
 //! `clearway inspect`: where each form goes, what it holds, and what is refused.
-#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+#![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
 
 mod common;
 
@@ -73,6 +73,112 @@ fn a_model_is_inspected_and_measured_on_the_cpu() {
     assert!(report["measured"]["top_lost"].as_array().unwrap().len() <= 10);
 }
 
+/// The lines of an index or of a text's comments that belong to one dispatch.
+fn entries(text: &str) -> Vec<Vec<String>> {
+    let mut all: Vec<Vec<String>> = Vec::new();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match line.starts_with('#') {
+            true => all.push(vec![line.to_owned()]),
+            false => all.last_mut().into_iter().for_each(|last| last.push(line.trim().to_owned())),
+        }
+    }
+    all
+}
+
+#[test]
+fn kernels_are_written_with_bindings_and_workgroups() {
+    for (shape, tokens) in [("smollm2-135m", "1"), ("qwen3-30b-a3b", "1"), ("gemma3-4b", "64")] {
+        let folder = Folder::new(&format!("inspect-kernels-{shape}"));
+        let (texts, data) = (folder.path("wgsl"), folder.path("report.json"));
+        let (t, d) = (texts.to_str().unwrap(), data.to_str().unwrap());
+        // Of an earlier list: what is no kernel of this one goes, what is no kernel stays.
+        std::fs::create_dir_all(&texts).unwrap();
+        for name in ["index.txt", "999-old.wgsl", "notes.md"] {
+            std::fs::write(texts.join(name), "old").unwrap();
+        }
+        let printed = succeed(&[
+            "inspect",
+            "--shape",
+            shape,
+            "--tokens",
+            tokens,
+            "--kernels",
+            t,
+            "--json",
+            "-o",
+            d,
+        ]);
+        assert_eq!(printed, "");
+        let report = parsed(&data);
+        let index = std::fs::read_to_string(texts.join("index.txt")).unwrap();
+        let listed = entries(&index);
+        let rows = report["dispatch_list"].as_array().unwrap();
+        assert_eq!(listed.len(), rows.len(), "{index}");
+        let mut used = std::collections::BTreeMap::<String, Vec<Vec<String>>>::new();
+        for (entry, row) in listed.iter().zip(rows) {
+            let [title, file, rest @ ..] = &entry[..] else { panic!("{entry:?}") };
+            let name = format!("#{} {} {}", row["id"], text(row, "op"), text(row, "label"));
+            assert_eq!(title, &name);
+            let file = file.strip_prefix("file ").unwrap_or_else(|| panic!("{entry:?}"));
+            let groups = rest[0].strip_prefix("workgroups ").unwrap();
+            let counts = groups.split(", ").next().unwrap().split(" x ");
+            assert!(counts.map(|n| n.parse::<u32>().unwrap()).all(|n| n > 0), "{entry:?}");
+            assert!(rest.len() > 2 && rest[1].starts_with("binding 0 b_"), "{entry:?}");
+            let head = std::iter::once(title).chain(rest).cloned().collect();
+            used.entry(file.to_owned()).or_default().push(head);
+        }
+        let mut names: Vec<String> = std::fs::read_dir(&texts)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        let expected: Vec<&str> =
+            used.keys().map(String::as_str).chain(["index.txt", "notes.md"]).collect();
+        assert_eq!(names, expected);
+        let mut sources = std::collections::BTreeSet::new();
+        for (name, heads) in used {
+            let file = std::fs::read_to_string(texts.join(&name)).unwrap();
+            let head: Vec<&str> = file.lines().map_while(|line| line.strip_prefix("// ")).collect();
+            assert_eq!(entries(&head.join("\n")), heads, "{name}");
+            let source = file.lines().skip(head.len()).collect::<Vec<_>>().join("\n");
+            assert!(source.contains("fn main("), "{name}");
+            // The numbers are those of the text.
+            for line in heads.iter().flatten().filter(|line| line.starts_with("binding ")) {
+                let words: Vec<&str> = line.split(' ').collect();
+                let declared = source
+                    .lines()
+                    .filter(|line| line.contains(&format!("@binding({})", words[1])))
+                    .any(|line| line.contains(&format!(" {}:", words[2])));
+                assert!(declared, "{name}: {line}");
+            }
+            assert!(sources.insert(source), "{name} is the text of another file, too");
+        }
+        assert!(sources.len() < rows.len() / 3, "layers share their kernels");
+    }
+}
+
+fn text<'a>(row: &'a Value, key: &str) -> &'a str {
+    row[key].as_str().unwrap()
+}
+
+#[test]
+fn page_and_json_have_the_kernels() {
+    let folder = Folder::new("inspect-page-kernels");
+    let (page, data) = (folder.path("page.html"), folder.path("report.json"));
+    let (p, d) = (page.to_str().unwrap(), data.to_str().unwrap());
+    let shape = ["inspect", "--shape", "llama-1b", "--json", "-o", d];
+    succeed(&[&shape[..], &["--html", p]].concat());
+    let report = parsed(&data);
+    let kernels = report["kernel_list"].as_array().unwrap();
+    assert!(kernels.len() > 3 && kernels.iter().all(|k| text(k, "source").contains("fn main(")));
+    assert!(text(&report, "kernel_target").contains("default target"));
+    for row in report["dispatch_list"].as_array().unwrap() {
+        let uses = row["kernels"].as_array();
+        assert!(uses.is_some_and(|uses| uses.len() == 1) != row["no_kernel"].is_string(), "{row}");
+    }
+    assert!(std::fs::read_to_string(&page).unwrap().contains("fn main("));
+}
+
 #[test]
 fn what_cannot_be_done_says_why() {
     let folder = Folder::new("inspect-errors");
@@ -83,6 +189,11 @@ fn what_cannot_be_done_says_why() {
         assert_eq!(output.status.code(), Some(1));
         assert!(String::from_utf8_lossy(&output.stderr).contains(missing), "the file is named");
     }
+    let file = folder.path("file");
+    std::fs::write(&file, "").unwrap();
+    let taken = run(&["inspect", "--shape", "llama-1b", "--kernels", file.to_str().unwrap()]);
+    assert_eq!(taken.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&taken.stderr).contains("cannot make the folder"));
     let too_large = run(&["inspect", "--shape", "qwen3-30b-a3b", "-c", "8000000", "--measure"]);
     assert_eq!(too_large.status.code(), Some(1));
     let message = String::from_utf8_lossy(&too_large.stderr).into_owned();

@@ -9,6 +9,7 @@ use clearway_graph::{CommandEncoder, DType, FusedRequest, GraphError, Layout, Te
 use crate::error::{GpuError, Result};
 use crate::profile::{Profile, ProfileMode};
 use crate::registry::KernelRegistry;
+use crate::wgsl::listing::WgslTarget;
 
 /// What a device says about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +107,11 @@ pub trait Device: Send + Sync {
 
     /// Whether the device has a kernel for a fused request.
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool;
+
+    /// What its kernels are made for, where they are WGSL; [`listing`](crate::wgsl::listing) shows them.
+    fn wgsl_target(&self) -> Option<WgslTarget> {
+        None
+    }
 
     /// A fresh encoder that finds user kernels in `kernels`.
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder>;

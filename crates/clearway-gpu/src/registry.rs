@@ -13,7 +13,7 @@ use crate::cpu::CpuKernel;
 use crate::device::Device;
 use crate::error::{GpuError, Result};
 use crate::ops;
-use crate::wgsl::{Scratch, Trust};
+use crate::wgsl::{Job, Kernel, Scratch, Source, Trust, View};
 
 /// A user's kernel: its contract, and an implementation for each backend it is to run on.
 #[derive(Clone)]
@@ -83,6 +83,19 @@ impl WgslKernel {
     /// Whether the text is checked.
     pub(crate) fn trust(&self) -> Trust {
         self.trust
+    }
+
+    /// The kernel for a job. Whoever runs it has checked what it binds.
+    pub(crate) fn kernel(&self, job: &Job<'_>, groups: [u32; 3]) -> Kernel {
+        let mut source = Source::new(job).body(&self.body).trust(self.trust);
+        for &index in self.quads.iter().filter(|&&index| index < job.operands.len()) {
+            source = source.view(index, View::Quads);
+        }
+        if let Some(Scratch { bytes, tickets }) = self.scratch {
+            // No binding may be empty.
+            source = source.scratch(bytes.max(4), tickets.max(1));
+        }
+        source.build(groups)
     }
 
     /// Binds an operand as `array<vec4<u32>>` instead of by elements: `b_o0[i]` is the four words at byte

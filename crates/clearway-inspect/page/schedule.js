@@ -128,8 +128,23 @@ const schedule = {
         row.kernel ? pair("kernel", row.kernel) : null),
       row.moot ? el("p", {}, "Nothing to do: its parts already lie side by side, so it is left out.") : "",
       row.origins && row.origins.length > 0 ? el("p", {}, `Fused from ${row.origins.map((id) => nameOf(recordedById.get(id))).join(" + ")}.`) : "",
-      links("Waits for", before) ?? "", links("Waited for by", after) ?? "", this.barrierLine(view.group[at]) ?? "");
+      links("Waits for", before) ?? "", links("Waited for by", after) ?? "", this.barrierLine(view.group[at]) ?? "",
+      // Bindings of another view lie elsewhere.
+      ...(view.key === "compiled" ? this.kernels(row) : []));
     this.label(nameOf(row));
+  },
+
+  /** The WGSL of a dispatch, with what it binds on top. */
+  kernels(row) {
+    if (row.no_kernel) return [el("p", { class: "quiet" }, `No WGSL for ${report.kernel_target}: ${row.no_kernel}`)];
+    return (row.kernels ?? []).map((used) => {
+      const { file, source } = report.kernel_list[used.kernel];
+      const title = `WGSL ${file}, workgroups ${used.groups.join(" × ")}${used.note ? `, ${used.note}` : ""}`;
+      return el("details", { class: "wgsl", open: true }, el("summary", {}, title),
+        el("p", { class: "quiet" }, `For ${report.kernel_target}`),
+        el("ul", {}, ...used.bindings.map((binding) => el("li", {}, binding))),
+        el("pre", { tabindex: "0", "aria-label": `Text of ${file}` }, el("code", {}, source)));
+    });
   },
 
   barrierLine(group) {

@@ -81,6 +81,8 @@ impl Report {
                 let rounded = graph.round_report().into_iter().flat_map(|report| &report.refusals);
                 fused.chain(rounded).map(refused).collect()
             },
+            kernel_target: None,
+            kernel_list: Vec::new(),
             recorded_list: recorded.dispatches().map(|d| recorded_row(d)).collect(),
             views: Vec::new(),
             front: Vec::new(),
@@ -191,6 +193,8 @@ fn dispatch_row(
         moot: false,
         estimated_ns: cost::dispatch_ns(cost, traffic),
         serialised_ns: None,
+        kernels: Vec::new(),
+        no_kernel: None,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::report::{DispatchRow, Front, Report, Summary, ViewRow};
 const FRONT_DISPATCHES: u32 = 4_000;
 
 /// Identities for slabs that are never allocated: no other buffer has them.
-const FIRST_SLAB: usize = 1 << 40;
+pub const FIRST_SLAB: usize = 1 << 40;
 
 /// What to report, and how.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 //! and without each of them, and gives a [`Report`]: plain data that is written as a page
 //! ([`Report::to_html`]), as a trace for the Perfetto UI ([`Report::to_trace`]), as JSON
 //! ([`Report::to_json`]) and as text ([`Report::to_text`]). A list that is compiled already is
-//! reported by [`Report::of`]. [`measure`] adds the times of a device.
+//! reported by [`Report::of`]. [`measure`] adds the times of a device, [`kernels`] the WGSL of each dispatch.
 //!
 //! ```
 //! use clearway::{DType, KernelRegistry, Ops, Recorder, cpu::CpuDevice};
@@ -31,6 +31,7 @@ mod compare;
 mod cost;
 mod error;
 mod html;
+mod kernels;
 mod lanes;
 mod logical;
 mod measure;
@@ -39,8 +40,9 @@ mod report;
 mod text;
 mod trace;
 
-pub use compare::{InspectOptions, inspect};
+pub use compare::{FIRST_SLAB, InspectOptions, inspect};
 pub use error::{InspectError, Result};
+pub use kernels::{DispatchKernels, INDEX, KernelText, KernelUse, Kernels, kernels};
 pub use measure::{Measurement, measure};
 pub use report::{
     BarrierRow, DispatchRow, Front, FusionRow, GroupRow, LostTime, Measured, MoveRow, Placed,

@@ -7,6 +7,8 @@ use clearway_graph::place::CostModel;
 use clearway_graph::place::peers::PeerPlan;
 use serde::Serialize;
 
+use crate::kernels::{KernelText, KernelUse};
+
 /// Version of the JSON form; it changes when a key changes its meaning or goes away.
 pub const VERSION: u32 = 1;
 
@@ -60,6 +62,10 @@ pub struct Report {
     pub refused_fusions: Vec<RefusedFusionRow>,
     /// What keeps dispatches from standing earlier.
     pub refused_moves: Vec<MoveRow>,
+    /// What the kernels below were made for.
+    pub kernel_target: Option<String>,
+    /// The distinct kernels of the final list, where they were asked for.
+    pub kernel_list: Vec<KernelText>,
     /// The list as it was recorded.
     pub recorded_list: Vec<RecordedRow>,
     /// The same list compiled with one switch turned.
@@ -163,6 +169,12 @@ pub struct DispatchRow {
     /// Measured time alone, in the serialised mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serialised_ns: Option<u64>,
+    /// Its kernels in `kernel_list`, with workgroups and bindings.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kernels: Vec<KernelUse>,
+    /// Why it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_kernel: Option<String>,
 }
 
 /// A group: dispatches that run at the same time.

@@ -22,6 +22,7 @@ pub use clearway_gpu::cpu;
 pub use clearway_gpu::ops::NO_INDEX;
 #[cfg(feature = "vulkan")]
 pub use clearway_gpu::vulkan;
+pub use clearway_gpu::wgsl::listing;
 pub use clearway_gpu::{
     AttentionParams, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo, Encoder, External,
     GpuError, HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan,

@@ -2,15 +2,16 @@
 
 mod source;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clearway::{GraphExecutor, KernelRegistry};
-use clearway_inspect::{InspectOptions, Report};
+use clearway_inspect::{INDEX, InspectOptions, Kernels, Report};
 use clearway_llm::fetch::ModelName;
 use clearway_llm::model::ModelShape;
 
-use crate::device::{DeviceArgs, DeviceName};
+use crate::device::{self, DeviceArgs, DeviceName};
 use crate::out;
 use crate::shape::{self, Switches};
 use source::Source;
@@ -22,6 +23,7 @@ use source::Source;
   clearway inspect --shape qwen3-30b-a3b --tokens 512 --html page.html
   clearway inspect -m model.gguf --measure --html page.html --trace trace.json
   clearway inspect --shape smollm2-135m --no-fuse --list
+  clearway inspect --shape llama-8b --device vulkan --kernels llama-8b-wgsl
 The page opens in any browser, the trace in the Perfetto UI (https://ui.perfetto.dev).")]
 pub struct Args {
     /// Model: a GGUF file, smollm2:135m, or hf:USER/REPO[:FILE].
@@ -37,8 +39,8 @@ pub struct Args {
     /// Rows of the KV cache; at least the tokens. A measured step stands at its end.
     #[arg(short = 'c', long = "ctx-size", value_name = "ROWS", default_value_t = 4096)]
     ctx_size: u32,
-    /// Plan for this device, with its kernels and its alignment; without it for the CPU's kernels, or
-    /// with --measure for the fastest device.
+    /// Plan for this device, with its kernels and its alignment; without it for the CPU's kernels, with
+    /// --measure for the fastest device, and with --kernels for a GPU or, where there is none, for a default one.
     #[arg(long, value_name = "D", env = "CLEARWAY_DEVICE")]
     device: Option<DeviceName>,
     /// Threads of the CPU; all cores without it.
@@ -54,6 +56,10 @@ pub struct Args {
     /// Write a trace for the Perfetto UI.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write the WGSL of every dispatch into a folder: a file for each distinct kernel, with bindings and
+    /// workgroups on top, and index.txt with all dispatches.
+    #[arg(long, value_name = "DIR")]
+    kernels: Option<PathBuf>,
     /// Print one JSON object, with the lists behind the page.
     #[arg(long)]
     json: bool,
@@ -75,6 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
     let source = Source::open(args)?;
     let step = source.record(args)?;
     let named = match (args.device, args.measure) {
+        (None, false) if args.kernels.is_some() => Some(device::for_kernels()),
         (None, false) => None,
         (name, _) => {
             let device = name.unwrap_or(DeviceName::Auto);
@@ -106,12 +113,43 @@ pub fn run(args: &Args) -> Result<()> {
             .with_context(|| format!("cannot measure on {}", device.info().name))?;
         report.attach(&times)?;
     }
+    // For a list that was planned for the CPU they are those of the default target.
+    if args.html.is_some() || args.json || args.kernels.is_some() {
+        let compiled = source::compile_only(&step.graph, &**device, &compile)?;
+        let target = device.wgsl_target().unwrap_or_default();
+        let kernels = clearway_inspect::kernels(
+            compiled.graph(),
+            &KernelRegistry::new(),
+            &target,
+            &options.buffers,
+        );
+        report.attach_kernels(&kernels);
+        if let Some(folder) = &args.kernels {
+            write_kernels(folder, &kernels)?;
+        }
+    }
     write_forms(args, &report)?;
     if args.list {
         let compiled = source::compile_only(&step.graph, &**device, &compile)?;
         out::text(&compiled.graph().to_text())?;
     }
     Ok(())
+}
+
+/// Texts of an earlier run under other names would look like kernels of this list, so they are removed.
+fn write_kernels(folder: &Path, kernels: &Kernels) -> Result<()> {
+    let failed = |what: &str| format!("cannot {what} {}", folder.display());
+    fs::create_dir_all(folder).with_context(|| failed("make the folder"))?;
+    if folder.join(INDEX).is_file() {
+        for entry in fs::read_dir(folder).with_context(|| failed("read the folder"))? {
+            let path = entry.with_context(|| failed("read the folder"))?.path();
+            if path.extension().is_some_and(|extension| extension == "wgsl") {
+                fs::remove_file(&path)
+                    .with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
+    }
+    kernels.files().iter().try_for_each(|(name, text)| out::file(&folder.join(name), text))
 }
 
 fn write_forms(args: &Args, report: &Report) -> Result<()> {
@@ -126,7 +164,11 @@ fn write_forms(args: &Args, report: &Report) -> Result<()> {
         _ if args.json => out::json_text(&report.to_json()?)?,
         _ => {}
     }
-    let asked = args.html.is_some() || args.trace.is_some() || args.json || args.list;
+    let asked = args.html.is_some()
+        || args.trace.is_some()
+        || args.kernels.is_some()
+        || args.json
+        || args.list;
     if args.text || !asked {
         out::text(&report.to_text())?;
     }

@@ -22,7 +22,7 @@ use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::registry::{KernelRegistry, declared_bytes};
-use crate::wgsl::{self, Job, Kernel, Operand, Packing, Scratch, Trust, View};
+use crate::wgsl::{self, Facts, Job, Kernel, Operand, Packing, Scratch, Trust, parts};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
 pub(super) struct VulkanEncoder {
@@ -153,7 +153,6 @@ impl VulkanEncoder {
             device: self.context.info.name.clone(),
             message,
         };
-        let mut source = wgsl::Source::new(job).body(&text.body).trust(text.trust());
         for &index in &text.quads {
             if !job.operands.get(index).is_some_and(Operand::is_aligned) {
                 return Err(bad(format!("operand {index} is not there or not aligned for words")));
@@ -162,7 +161,6 @@ impl VulkanEncoder {
             if bound.ranges[index].range < 16 {
                 return Err(bad(format!("operand {index} is shorter than four words")));
             }
-            source = source.view(index, View::Quads);
         }
         for (index, view) in dispatch.bindings.iter().enumerate() {
             if self.memory.get(&view.buf_id).is_some_and(|memory| memory.is_packed()) {
@@ -191,10 +189,8 @@ impl VulkanEncoder {
             if ticket_bytes > job.target.max_binding {
                 return Err(self.too_large(dispatch, "tickets", ticket_bytes));
             }
-            // No binding may be empty.
-            source = source.scratch(bytes.max(4), tickets.max(1));
         }
-        let built = source.build(groups);
+        let built = text.kernel(job, groups);
         let (device, adapter) = (&self.context.info.name, &self.context.adapter);
         self.context.vetted.check(&dispatch.kernel, device, adapter, &built, &job.operands)?;
         Ok(built)
@@ -221,32 +217,25 @@ impl VulkanEncoder {
             let declared = contract.and_then(|contract| contract.bindings.as_ref());
             declared.into_iter().flatten().map(|binding| binding.role).collect()
         };
-        let mut bound: Vec<(Operand, vk::DescriptorBufferInfo)> = Vec::new();
+        let (mut facts, mut infos) = (Vec::new(), Vec::new());
         let mut views = dispatch.bindings.to_vec();
         for view in &dispatch.bindings {
             let memory = self.memory(view.buf_id)?;
             if let Some(rows) = part.and_then(|part| memory.parts.get(part)) {
-                views = split::cut(dispatch, rows)?;
+                views = parts::cut(dispatch, rows.first, rows.rows)?;
             }
         }
         for (index, view) in views.iter().enumerate() {
-            // A kernel of unknown access may write all of its operands.
-            let role = roles.get(index).copied().unwrap_or(BindingRole::ReadWrite);
-            let name = ops::operand_name(dispatch.kind, dispatch.bindings.len(), index)
-                .unwrap_or(OPERAND_NAMES[index]);
+            let name = wgsl::operand_name(dispatch, index);
             let whole = self.memory(view.buf_id)?;
             let rows = part.and_then(|part| whole.parts.get(part));
             let memory = rows.map_or(&whole, |rows| &rows.memory);
             let (info, shift) = self.range(memory, view, dispatch, name)?;
             let rows = rows.map(|rows| [rows.first, dispatch.bindings[index].layout.shape4()[2]]);
-            let same = |other: &TensorView| other == view;
-            let same_as = views[..index].iter().position(same).filter(|&first| {
-                role != BindingRole::Read || bound[first].0.role != BindingRole::Read
-            });
-            let (layout, packing) = (view.layout, memory.packing);
-            bound.push((Operand { name, layout, role, shift, packing, same_as, rows }, info));
+            facts.push(Facts { shift, packing: memory.packing, rows });
+            infos.push(info);
         }
-        Ok(bound)
+        Ok(wgsl::operands(dispatch, &roles, &views, &facts).into_iter().zip(infos).collect())
     }
 
     /// The range to bind for a view, and how far behind its start the view starts.
@@ -324,9 +313,8 @@ impl VulkanEncoder {
 /// Bindings that scratch takes: floats and tickets.
 const SCRATCH_BINDINGS: usize = 2;
 
-/// Names of operands of user kernels.
-const OPERAND_NAMES: [&str; MAX_BINDINGS] =
-    ["o0", "o1", "o2", "o3", "o4", "o5", "o6", "o7", "o8", "o9"];
+// Every operand of a user's kernel has a name.
+const _: () = assert!(wgsl::OPERAND_NAMES.len() == MAX_BINDINGS);
 
 /// Bytes written through one binding must not be touched through another, unless both are exactly
 /// the same bytes: then they are one binding.

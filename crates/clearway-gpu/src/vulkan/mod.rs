@@ -51,7 +51,7 @@ use clearway_graph::{FusedRequest, Layout, TensorView};
 use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
 use crate::registry::KernelRegistry;
-use crate::wgsl;
+use crate::wgsl::{self, listing::WgslTarget};
 use context::Context;
 use instance::{Adapter, Instance};
 use memory::VulkanMemory;
@@ -314,6 +314,17 @@ impl Device for VulkanDevice {
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
         wgsl::has_fused(request, &self.context.adapter.target, &|view| self.suits(view))
+    }
+
+    fn wgsl_target(&self) -> Option<WgslTarget> {
+        let Context { adapter, instance, tuner, info, .. } = &*self.context;
+        Some(WgslTarget {
+            name: format!("{}, {}", info.name, info.description),
+            target: adapter.target.clone(),
+            align: adapter.limits.min_storage_buffer_offset_alignment.max(16),
+            planes: !instance.options.float_activations,
+            tuned: tuner.ways(),
+        })
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {

@@ -19,6 +19,7 @@ use super::{Tuning, VulkanOptions, prefetch};
 use crate::device::Program;
 use crate::error::Result;
 use crate::profile::ProfileMode;
+use crate::wgsl::listing::text_key;
 use crate::wgsl::{self, Job, Kernel, Packing};
 
 /// Weights below this take about as long as a launch: nothing is to be found out there.
@@ -60,6 +61,21 @@ impl Tuner {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    /// The ways that are used, by the text of the expected kernel.
+    pub(super) fn ways(&self) -> FxHashMap<u64, u8> {
+        match self.mode {
+            Tuning::Hardware | Tuning::Always => {
+                let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                known
+                    .iter()
+                    .filter(|&(_, &way)| way != UNKNOWN)
+                    .map(|(&key, &way)| (key, way))
+                    .collect()
+            }
+            Tuning::Never | Tuning::Way(_) => FxHashMap::default(),
+        }
+    }
+
     /// The way that is known for a kernel.
     fn known(&self, key: u64) -> Option<u8> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
@@ -87,7 +103,7 @@ pub(super) fn lower(context: &Arc<Context>, job: &mut Job<'_>, bound: &Bound) ->
     if context.tuner.mode == Tuning::Never || choices < 2 || weights < LEAST_BYTES {
         return Ok(expected);
     }
-    let key = fnv(expected.source.as_bytes());
+    let key = text_key(&expected.source);
     let choice = context.tuner.known(key).unwrap_or_else(|| {
         // A device that is full does without.
         let found = fastest(context, job, &expected, bound, choices).ok();
@@ -188,13 +204,6 @@ fn parse(data: &[u8]) -> Option<FxHashMap<u64, u8>> {
         Some((u64::from_le_bytes(*key), *choice.first()?))
     };
     data.chunks(9).map(entry).collect()
-}
-
-/// Names a kernel by its text: FNV-1a with 64 bits.
-fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]

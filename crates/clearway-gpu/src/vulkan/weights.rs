@@ -10,7 +10,7 @@ use super::memory::VulkanMemory;
 use super::split::RowPart;
 use crate::device::DeviceMemory;
 use crate::error::{GpuError, Result};
-use crate::wgsl::{Packing, planes};
+use crate::wgsl::{Packing, parts, planes};
 
 /// Blocks a thread packs at a time. A multiple of 64 chunks, so that its part of every plane is
 /// whole 16-byte words.
@@ -34,15 +34,9 @@ pub(super) fn upload(
     let packing = if planes { Packing::Planes } else { Packing::Plain };
     let limit = context.adapter.target.max_binding;
     let row_bytes = expected / layout.rows() as u64;
-    if physical(layout, layout.rows(), planes) <= limit || layout.rank() != 2 {
+    let Some(rows) = parts::rows_of_part(layout, planes, limit) else {
         return upload_whole(context, layout, bytes);
-    }
-    // As many as fit with the room between planes; a multiple of 8 keeps every part whole words.
-    let mut rows = (limit / row_bytes) as usize / 8 * 8;
-    while rows > 8 && physical(layout, rows, planes) > limit {
-        rows -= 8;
-    }
-    let rows = rows.max(1);
+    };
     let mut memory = VulkanMemory::new(context, 0, packing)?;
     memory.tensor = Some(*layout);
     for first in (0..layout.rows()).step_by(rows) {
@@ -59,15 +53,6 @@ pub(super) fn upload(
 /// Whether a tensor is packed into planes. Kernels that read them round activations.
 fn in_planes(context: &Context, layout: &Layout) -> bool {
     planes::supports(layout) && !context.instance.options.float_activations
-}
-
-/// Bytes that so many rows take on the device.
-fn physical(layout: &Layout, rows: usize, planes: bool) -> u64 {
-    if planes {
-        planes::offsets(layout.dtype(), (rows * layout.cols() / planes::CHUNK) as u64).1
-    } else {
-        layout.span_bytes() / layout.rows() as u64 * rows as u64
-    }
 }
 
 fn upload_whole(context: &Arc<Context>, layout: &Layout, bytes: &[u8]) -> Result<VulkanMemory> {

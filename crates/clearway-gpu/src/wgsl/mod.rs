@@ -23,6 +23,8 @@
 //! | `choose` | the fastest kernel for a job |
 //! | `lower` | the general kernel of each op |
 //! | `source` | preamble and text |
+//! | `parts` | weights that are larger than one binding |
+//! | `listing` | the kernels of a list as text, for people |
 //! | `planes`, `chunks` | block weights in planes, and how kernels read them |
 //! | `matvec` | products of few rows |
 //! | `coop` | products of many rows on cooperative matrices |
@@ -45,8 +47,10 @@ mod coop;
 mod decode_attention;
 mod elementwise;
 mod epilogue;
+pub mod listing;
 mod lower;
 mod matvec;
+pub(crate) mod parts;
 mod planar;
 pub mod planes;
 mod product;
@@ -61,7 +65,9 @@ mod tests;
 pub use choose::{choices, has_fused, lower};
 pub use source::{Source, View};
 
-use clearway_graph::{BindingRole, CapturedOpKind, Layout};
+use clearway_graph::{BindingRole, CapturedOpKind, Dispatch, Layout, TensorView};
+
+use crate::ops;
 
 /// Floats as the bits of f16, for kernels on cooperative matrices.
 const HALVES: &str = include_str!("kernels/halves.wgsl");
@@ -113,6 +119,48 @@ pub struct Operand {
     pub rows: Option<[u32; 2]>,
     /// The operand whose binding this one shares, because both are exactly the same bytes.
     pub same_as: Option<usize>,
+}
+
+/// What only memory knows of an operand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    /// Where the view starts behind the binding's first byte, in bytes.
+    pub(crate) shift: u32,
+    /// How block weights lie.
+    pub(crate) packing: Packing,
+    /// Of rows that are part of a tensor: the first of them, and how many the tensor has.
+    pub(crate) rows: Option<[u32; 2]>,
+}
+
+/// Names of operands of user kernels.
+pub(crate) const OPERAND_NAMES: [&str; 10] =
+    ["o0", "o1", "o2", "o3", "o4", "o5", "o6", "o7", "o8", "o9"];
+
+/// Name of an operand in kernels.
+pub(crate) fn operand_name(dispatch: &Dispatch, index: usize) -> &'static str {
+    let name = ops::operand_name(dispatch.kind, dispatch.bindings.len(), index);
+    name.or_else(|| OPERAND_NAMES.get(index).copied()).unwrap_or("operand")
+}
+
+/// The operands of a dispatch, or of a part of it that binds `views`, as kernels see them.
+pub(crate) fn operands(
+    dispatch: &Dispatch,
+    roles: &[BindingRole],
+    views: &[TensorView],
+    facts: &[Facts],
+) -> Vec<Operand> {
+    // A kernel of unknown access may write all of its operands.
+    let role = |index: usize| roles.get(index).copied().unwrap_or(BindingRole::ReadWrite);
+    let operand = |(index, (view, facts)): (usize, (&TensorView, &Facts))| {
+        let same_as = views[..index]
+            .iter()
+            .position(|other| other == view)
+            .filter(|&first| role(index) != BindingRole::Read || role(first) != BindingRole::Read);
+        let Facts { shift, packing, rows } = *facts;
+        let (name, layout) = (operand_name(dispatch, index), view.layout);
+        Operand { name, layout, role: role(index), shift, packing, rows, same_as }
+    };
+    views.iter().zip(facts).enumerate().map(operand).collect()
 }
 
 /// An op call to be lowered.

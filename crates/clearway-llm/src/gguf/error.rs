@@ -362,6 +362,14 @@ pub enum GgufError {
         /// The names that exist.
         known: String,
     },
+    /// A shape of which no synthetic model can be made.
+    #[error("no synthetic model of shape \"{shape}\": {reason}")]
+    NoSynth {
+        /// Name of the shape.
+        shape: String,
+        /// What is in the way.
+        reason: String,
+    },
 }
 
 /// Bytes from a file as one short printable line: hostile names must neither fill the screen nor

@@ -195,7 +195,7 @@ impl<'a> GgufWriter<'a> {
     }
 
     /// Everything before the data section, with the padding that ends it.
-    fn header(&self) -> Vec<u8> {
+    pub(super) fn header(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(b"GGUF");
         out.extend(self.version.to_le_bytes());

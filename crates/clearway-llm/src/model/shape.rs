@@ -202,6 +202,15 @@ pub fn builtin_shapes() -> Vec<ModelShape> {
             }),
             ..base("moe-16l-shared", Arch::MoeShared, 16, 2048, 2048, 16, 16, 128, 50_304)
         },
+        ModelShape {
+            context: 131_072,
+            rope_base: 1_000_000.0,
+            rope_scale: 1.0 / 8.0,
+            norm_eps: 1e-6,
+            window: Some(Window { rows: 1024, period: 6, rope_base: Some(10_000.0) }),
+            tied: true,
+            ..base("gemma3-4b", Arch::Gemma3, 34, 2560, 10_240, 8, 4, 256, 262_144)
+        },
     ]
 }
 

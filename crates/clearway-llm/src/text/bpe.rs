@@ -224,6 +224,13 @@ pub(super) fn byte_token(text: &[u8]) -> Option<u8> {
     Some((digit(high)? * 16 + digit(low)?) as u8)
 }
 
+/// The character that stands for a byte in GPT-2's alphabet.
+pub(crate) fn byte_char(byte: u8) -> char {
+    let at = ALPHABET.iter().position(|&found| found == u16::from(byte));
+    // Every byte is there: a test counts them.
+    at.and_then(|at| char::from_u32(at as u32)).unwrap_or_default()
+}
+
 const NO_BYTE: u16 = u16::MAX;
 
 /// GPT-2's alphabet, from character to byte: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and up.
@@ -255,6 +262,11 @@ mod tests {
         let mut out = Vec::new();
         assert!(push_decoded("ĠaĊéł".as_bytes(), &mut out));
         assert_eq!(out, [0x20, b'a', 0x0a, 0xe9, 0xa0]);
+        for byte in 0..=u8::MAX {
+            out.clear();
+            assert!(push_decoded(byte_char(byte).to_string().as_bytes(), &mut out));
+            assert_eq!(out, [byte]);
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod table;
 mod tokenizer;
 mod vocab;
 
+pub(crate) use bpe::byte_char;
 pub use chat::{ChatFormat, ChatMessage, ChatOptions, ChatTemplate, Date};
 pub use error::TextError;
 pub use pretokenize::{Pieces, PreTokenizer};

@@ -47,7 +47,7 @@ impl Write for Beginning {
 #[test]
 fn headers_and_lengths_equal_the_reference() {
     for (shape, quant, header_len, header_hash, file_len) in REFERENCE {
-        let synth = Synth { shape: shape.parse().unwrap(), quant: quant.parse().unwrap(), seed: 7 };
+        let synth = Synth::new(shape.parse().unwrap(), quant.parse().unwrap(), 7);
         let mut out = Beginning::default();
         let mut seen = 0;
         let progress = |written| {
@@ -67,8 +67,7 @@ fn headers_and_lengths_equal_the_reference() {
 fn narrow_models_fall_back_to_types_that_fit() {
     let folder = crate::Folder::new("synth-narrow");
     let path = folder.0.join("model.gguf");
-    let synth =
-        Synth { shape: "smollm2-135m".parse().unwrap(), quant: SynthQuant::Q4_K_M, seed: 1 };
+    let synth = Synth::new("smollm2-135m".parse().unwrap(), SynthQuant::Q4_K_M, 1);
     let len = synth.write_file(&path, |_| Ok(())).unwrap();
     assert_eq!(folder.names(), ["model.gguf"]);
     let model = clearway_llm::gguf::Gguf::open(&path).unwrap();
@@ -85,25 +84,29 @@ fn narrow_models_fall_back_to_types_that_fit() {
 
 #[test]
 fn names_are_looked_up() {
-    for shape in SynthShape::ALL {
-        assert_eq!(shape.name.parse::<SynthShape>().unwrap(), shape);
-        assert_eq!(shape.short_name.parse::<SynthShape>().unwrap(), shape);
+    for shape in SynthShape::all() {
+        assert_eq!(shape.name().parse::<SynthShape>().unwrap(), shape);
+    }
+    for (short, name) in [("135m", "smollm2-135m"), ("1b", "llama-1b"), ("8b", "llama-8b")] {
+        assert_eq!(short.parse::<SynthShape>().unwrap().name(), name);
     }
     assert_eq!("Q4_K_M".parse::<SynthQuant>().unwrap(), SynthQuant::Q4_K_M);
     assert_eq!(
         "70b".parse::<SynthShape>().unwrap_err().to_string(),
-        r#"unknown shape "70b"; known are smollm2-135m, llama-1b, llama-8b"#
+        r#"unknown shape "70b"; known are smollm2-135m, llama-1b, llama-8b, qwen3-0.6b, qwen3-30b-a3b, gemma3-4b"#
     );
-    assert_eq!(
-        "q3_k".parse::<SynthQuant>().unwrap_err().to_string(),
-        r#"unknown quantisation "q3_k"; known are f16, q8_0, q4_0, q4_1, q4_k_m"#
-    );
+    let error = "q9_k".parse::<SynthQuant>().unwrap_err().to_string();
+    assert!(error.starts_with(r#"unknown quantisation "q9_k"; known are f32, f16, bf16, q4_0"#));
+    for quant in SynthQuant::ALL {
+        assert_eq!(quant.name().parse::<SynthQuant>().unwrap(), quant);
+        assert!(error.contains(quant.name()), "{error}");
+    }
 }
 
 #[test]
 fn failure_leaves_nothing_behind() {
     let folder = crate::Folder::new("synth-failure");
-    let synth = Synth { shape: SynthShape::ALL[0], quant: SynthQuant::Q4_0, seed: 1 };
+    let synth = Synth::new("135m".parse().unwrap(), SynthQuant::Q4_0, 1);
     // The user stops half-way.
     let stop = |written| match written > 1 << 20 {
         true => Err(io::Error::other("stopped")),

@@ -6,7 +6,7 @@ use clearway::{
     Buffer, CompileError, ComputeGraph, Device, External, KernelRegistry, Layout, MemoryPlan,
     Upload,
 };
-use clearway_inspect::bytes_text;
+use clearway_inspect::{FIRST_SLAB, bytes_text};
 use clearway_llm::engine::model_shape;
 use clearway_llm::gguf::Gguf;
 use clearway_llm::model::{
@@ -124,7 +124,6 @@ pub fn compile_only(
     device: &(dyn Device + 'static),
     options: &CompileOptions,
 ) -> Result<Compiled> {
-    const FIRST_SLAB: usize = 1 << 40;
     let slabs = |plan: &MemoryPlan| {
         Ok::<_, CompileError>((FIRST_SLAB..).take(plan.slab_bytes().len()).collect())
     };

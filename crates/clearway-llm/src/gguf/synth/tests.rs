@@ -1,130 +1,322 @@
-//! Statistics and repeatability of the random weights, on a model small enough to hold in memory.
+//! Weights, layouts and vocabularies, on models small enough to be evaluated.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 
-use clearway_graph::DType;
-use half::f16;
+use clearway::cpu::CpuDevice;
+use clearway::{DType, Device};
+use clearway_gpu::quant;
 
 use super::{Synth, SynthQuant, SynthShape};
-use crate::gguf::{Gguf, GgufError, Tensor};
+use crate::engine::{Engine, EngineOptions, model_shape};
+use crate::gguf::{Gguf, GgufError};
+use crate::model::{Arch, Experts, ModelShape, Window};
 use crate::output::OutputFile;
+use crate::text::{DecodeOptions, EncodeOptions};
+use crate::{End, Model, Sampling};
 
-const TINY: SynthShape = SynthShape {
-    name: "tiny",
-    short_name: "tiny",
-    layers: 8,
-    embedding: 256,
-    feed_forward: 512,
-    heads: 4,
-    kv_heads: 2,
-    head_width: 64,
-    vocabulary: 100,
-    tied: false,
-};
+/// A folder of its own for each test.
+struct Folder(std::path::PathBuf);
 
-fn bytes(quant: SynthQuant, seed: u64) -> Vec<u8> {
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("clearway-synth-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Eight layers, so that every rule of the mixes about eighths applies.
+fn llama() -> ModelShape {
+    ModelShape::new("tiny", Arch::Llama, 8, 256, 512, 4, 2, 64, 300)
+}
+
+/// A built-in shape with few and narrow layers and everything else as it is.
+fn narrow(shape: &ModelShape) -> ModelShape {
+    ModelShape {
+        // One layer without a window.
+        layers: shape.window.map_or(2, |window| window.period),
+        embd: 256,
+        ff: 512,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        vocab: 300,
+        attention_scale: 0.125,
+        experts: shape.experts.map(|experts| Experts { count: 8, used: 2, ff: 256, ..experts }),
+        ..shape.clone()
+    }
+}
+
+/// The built-in shapes and one of each family that has none, narrow.
+fn all_families() -> Vec<ModelShape> {
+    let mut all: Vec<_> = SynthShape::all().iter().map(|shape| narrow(shape.shape())).collect();
+    all.push(ModelShape { name: "qwen2".into(), ..narrow(&family(Arch::Qwen2)) });
+    all.push(ModelShape {
+        name: "gemma2".into(),
+        window: Some(Window { rows: 4, period: 2, rope_base: None }),
+        attention_softcap: 50.0,
+        logit_softcap: 30.0,
+        tied: true,
+        ..narrow(&family(Arch::Gemma2))
+    });
+    all
+}
+
+fn family(arch: Arch) -> ModelShape {
+    ModelShape::new("family", arch, 2, 256, 512, 4, 2, 64, 300)
+}
+
+fn synth(shape: ModelShape, quant: SynthQuant, seed: u64) -> Synth {
+    Synth::new(SynthShape::new(shape).unwrap(), quant, seed)
+}
+
+fn bytes(synth: &Synth) -> Vec<u8> {
     let mut out = Vec::new();
-    Synth { shape: TINY, quant, seed }.write_to(&mut out, |_| Ok(())).unwrap();
+    synth.write_to(&mut out, |_| Ok(())).unwrap();
     out
 }
 
-fn half(bytes: &[u8]) -> f32 {
-    f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
+fn gguf(synth: &Synth) -> Gguf {
+    Gguf::from_bytes(bytes(synth)).unwrap()
 }
 
-/// Weights of the types whose decoding is one line.
-fn weights(tensor: Tensor<'_>) -> Vec<f32> {
-    let blocks = tensor.bytes().chunks_exact(tensor.dtype().block_bytes());
-    let nibbles = |block: &[u8]| {
-        block.iter().flat_map(|&b| [b & 15, b >> 4]).map(f32::from).collect::<Vec<_>>()
-    };
-    match tensor.dtype() {
-        DType::F32 => blocks.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        DType::F16 => blocks.map(half).collect(),
-        DType::Q8_0 => blocks
-            .flat_map(|b| b[2..].iter().map(|&q| half(b) * f32::from(q as i8)).collect::<Vec<_>>())
-            .collect(),
-        DType::Q4_0 => blocks
-            .flat_map(|b| {
-                nibbles(&b[2..]).into_iter().map(|q| half(b) * (q - 8.0)).collect::<Vec<_>>()
-            })
-            .collect(),
-        DType::Q4_1 => blocks
-            .flat_map(|b| {
-                nibbles(&b[4..])
-                    .into_iter()
-                    .map(|q| half(b) * q + half(&b[2..]))
-                    .collect::<Vec<_>>()
-            })
-            .collect(),
-        other => panic!("{other} is not decoded here"),
-    }
+fn cpu() -> Arc<dyn Device> {
+    Arc::new(CpuDevice::with_threads(1))
+}
+
+fn mean_and_deviation(numbers: &[f32]) -> (f32, f32) {
+    let n = numbers.len() as f32;
+    let mean = numbers.iter().sum::<f32>() / n;
+    let variance = numbers.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n;
+    (mean, variance.sqrt())
 }
 
 #[test]
-fn weights_are_small_and_centred() {
-    for quant in [SynthQuant::F16, SynthQuant::Q8_0, SynthQuant::Q4_0, SynthQuant::Q4_1] {
-        let model = Gguf::from_bytes(bytes(quant, 3)).unwrap();
+fn weights_are_small_and_centred_in_every_format() {
+    for quant in SynthQuant::ALL {
+        let model = gguf(&synth(llama(), quant, 3));
         for tensor in model.tensors() {
-            let w = weights(tensor);
-            let n = w.len() as f32;
-            let mean = w.iter().sum::<f32>() / n;
-            let deviation = (w.iter().map(|w| (w - mean).powi(2)).sum::<f32>() / n).sqrt();
-            if tensor.dtype() == DType::F32 {
-                assert_eq!((mean, deviation), (1.0, 0.0), "{tensor:?}");
-            } else {
-                // Uniform 8-bit and 4-bit quants by the scales of the tile, and the normal ones.
-                let expected = match quant {
-                    SynthQuant::F16 => 0.02,
-                    SynthQuant::Q8_0 => 73.9 * 4e-4,
-                    _ => 4.61 * 4e-3,
-                };
-                assert!(
-                    (deviation / expected - 1.0).abs() < 0.03,
-                    "{tensor:?}: deviation {deviation}"
-                );
-                assert!(mean.abs() < 3e-3, "{tensor:?}: mean {mean}");
+            let mut weights = vec![0.0; tensor.dims().iter().product()];
+            quant::decode(tensor.dtype(), tensor.bytes(), &mut weights).unwrap();
+            let (mean, deviation) = mean_and_deviation(&weights);
+            if tensor.name().contains("norm") {
+                assert_eq!((tensor.dtype(), mean, deviation), (DType::F32, 1.0, 0.0), "{tensor:?}");
+                continue;
             }
+            assert!(
+                (0.015..0.03).contains(&deviation),
+                "{quant:?} {tensor:?}: deviation {deviation}"
+            );
+            // Sub-blocks of super-blocks have a mean each, and small tensors have few of them.
+            assert!(mean.abs() < 1.5e-3, "{quant:?} {tensor:?}: mean {mean}");
         }
     }
 }
 
 #[test]
-fn super_blocks_have_finite_scales() {
-    let model = Gguf::from_bytes(bytes(SynthQuant::Q4_K_M, 3)).unwrap();
-    let mut seen = 0;
-    for tensor in model.tensors() {
-        let size = tensor.dtype().block_bytes();
-        match tensor.dtype() {
-            DType::F32 => continue,
-            DType::Q4_K => {
-                for block in tensor.bytes().chunks_exact(size) {
-                    assert!(
-                        (half(block) - 2e-4).abs() < 1e-6 && half(block) == half(&block[2..]),
-                        "{tensor:?}"
-                    );
-                }
-            }
-            DType::Q6_K => {
-                for block in tensor.bytes().chunks_exact(size) {
-                    assert!((half(&block[208..]) - 1e-5).abs() < 1e-7, "{tensor:?}");
-                }
-                seen += 1;
-            }
-            other => panic!("{tensor:?} has type {other}"),
+fn a_name_of_one_type_gives_every_matrix_that_type() {
+    for quant in SynthQuant::ALL.into_iter().filter(|quant| !quant.is_mix()) {
+        let model = gguf(&synth(llama(), quant, 3));
+        let matrices = model.tensors().filter(|tensor| tensor.dims().len() > 1);
+        matrices.for_each(|tensor| assert_eq!(tensor.dtype(), quant.base(), "{tensor:?}"));
+    }
+}
+
+#[test]
+fn mixes_keep_sensitive_tensors_finer() {
+    // Types of the value projections, of the down projections and of the projections behind attention, layer by
+    // layer: 2 is Q2_K, and so on.
+    let digits = |model: &Gguf, part: &str| -> String {
+        let dtype = |layer| model.tensor(&format!("blk.{layer}.{part}.weight")).unwrap().dtype();
+        (0..16).map(|layer| dtype(layer).to_string().remove(1)).collect()
+    };
+    for (quant, values, down, attended) in [
+        (SynthQuant::Q2_K_S, "4444444444444444", "4422222222222222", "2222222222222222"),
+        (SynthQuant::Q3_K_S, "3333333333333333", "3333333333333333", "3333333333333333"),
+        (SynthQuant::Q3_K_M, "5544444444444444", "5444444444444444", "4444444444444444"),
+        (SynthQuant::Q3_K_L, "5555555555555555", "5555555555555555", "5555555555555555"),
+        (SynthQuant::Q4_K_S, "5555444444444444", "5544444444444444", "4444444444444444"),
+        (SynthQuant::Q4_K_M, "6644644644644666", "6644644644644666", "4444444444444444"),
+        (SynthQuant::Q5_K_S, "5555555555555555", "5555555555555555", "5555555555555555"),
+        (SynthQuant::Q5_K_M, "6655655655655666", "6655655655655666", "5555555555555555"),
+    ] {
+        let shape = ModelShape { layers: 16, kv_heads: 1, ..llama() };
+        let model = gguf(&synth(shape, quant, 3));
+        assert_eq!(digits(&model, "attn_v"), values, "{quant:?}");
+        assert_eq!(digits(&model, "ffn_down"), down, "{quant:?}");
+        assert_eq!(digits(&model, "attn_output"), attended, "{quant:?}");
+        assert_eq!(model.tensor("output.weight").unwrap().dtype(), DType::Q6_K, "{quant:?}");
+        assert_eq!(model.tensor("token_embd.weight").unwrap().dtype(), quant.base(), "{quant:?}");
+        for part in ["attn_q", "attn_k", "ffn_gate", "ffn_up"] {
+            let tensor = model.tensor(&format!("blk.0.{part}.weight")).unwrap();
+            assert_eq!(tensor.dtype(), quant.base(), "{quant:?} {tensor:?}");
         }
     }
-    // Value and down projections of blocks 0, 3, 6 and 7, and the output layer.
-    assert_eq!(seen, 9);
+}
+
+#[test]
+fn every_family_evaluates_to_finite_logits() {
+    let few = [SynthQuant::F32, SynthQuant::BF16, SynthQuant::Q4_0, SynthQuant::Q4_K_M];
+    for shape in all_families() {
+        let formats = if shape.name == "llama-1b" { &SynthQuant::ALL[..] } else { &few };
+        for &quant in formats {
+            let name = format!("{} {}", shape.name, quant.name());
+            let file = gguf(&synth(shape.clone(), quant, 5));
+            let found = model_shape(&file).unwrap();
+            assert_eq!(found, ModelShape { name: found.name.clone(), ..shape.clone() }, "{name}");
+            let options = EngineOptions { context: Some(32), ..EngineOptions::default() };
+            let mut engine = Engine::new(&file, cpu(), options).unwrap();
+            let logits = engine.eval(&[1, 200, 7, 30, 299, 4]).unwrap();
+            let next = engine.eval(&[5]).unwrap();
+            for logits in [&logits, &next] {
+                assert!(logits.iter().all(|logit| logit.is_finite()), "{name}");
+                // Of the size that logits have: rows of 256 weights of 0.02 with a normed input.
+                let (mean, deviation) = mean_and_deviation(logits);
+                assert!((0.1..1.0).contains(&deviation), "{name}: deviation {deviation}");
+                assert!(mean.abs() < 0.3, "{name}: mean {mean}");
+            }
+            assert_ne!(logits, next, "{name}");
+        }
+    }
+}
+
+#[test]
+fn files_of_real_size_have_the_built_in_shapes() {
+    let folder = Folder::new("sizes");
+    let path = folder.0.join("model.gguf");
+    let all = SynthShape::all();
+    let names: Vec<_> = all.iter().map(SynthShape::name).collect();
+    assert_eq!(
+        names,
+        ["smollm2-135m", "llama-1b", "llama-8b", "qwen3-0.6b", "qwen3-30b-a3b", "gemma3-4b"]
+    );
+    for shape in all {
+        for quant in [SynthQuant::BF16, SynthQuant::Q5_K_M] {
+            // The header is real; the weights are a hole.
+            let synth = Synth::new(shape.clone(), quant, 1);
+            let tiles = super::Tiles::new(1);
+            let writer = synth.writer(&synth.tensors(), &tiles).unwrap();
+            std::fs::write(&path, writer.header()).unwrap();
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            file.set_len(writer.file_bytes()).unwrap();
+            let found = model_shape(&Gguf::open(&path).unwrap()).unwrap();
+            let expected = ModelShape { name: found.name.clone(), ..shape.shape().clone() };
+            assert_eq!(found, expected, "{quant:?}");
+        }
+    }
+}
+
+#[test]
+fn a_family_without_a_name_in_files_is_refused() {
+    let error = SynthShape::new(family(Arch::MoeShared)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no synthetic model of shape \"family\": GGUF files have no name for its family"
+    );
+}
+
+#[test]
+fn a_file_is_what_a_stream_is() {
+    let folder = Folder::new("stream");
+    // Two tensors that are longer than a tile.
+    let shape = ModelShape { layers: 1, vocab: 70_001, ..llama() };
+    for quant in [SynthQuant::F32, SynthQuant::Q6_K] {
+        let synth = Synth { vocab: true, ..synth(shape.clone(), quant, 9) };
+        let expected = bytes(&synth);
+        let path = folder.0.join(quant.name());
+        let mut seen = Vec::new();
+        let progress = |done| {
+            seen.push(done);
+            Ok(())
+        };
+        assert_eq!(synth.write_file(&path, progress).unwrap(), expected.len() as u64);
+        assert!(std::fs::read(&path).unwrap() == expected, "{quant:?}");
+        assert!(seen.is_sorted() && seen.last() == Some(&(expected.len() as u64)), "{quant:?}");
+    }
 }
 
 #[test]
 fn files_depend_on_the_seed_alone() {
-    assert!(bytes(SynthQuant::Q4_0, 1) == bytes(SynthQuant::Q4_0, 1));
-    assert!(bytes(SynthQuant::Q4_0, 1) != bytes(SynthQuant::Q4_0, 2));
-    let model = Gguf::from_bytes(bytes(SynthQuant::Q4_0, 1)).unwrap();
+    let of_seed = |seed| bytes(&synth(llama(), SynthQuant::Q4_0, seed));
+    assert!(of_seed(1) == of_seed(1));
+    assert!(of_seed(1) != of_seed(2));
+    let model = Gguf::from_bytes(of_seed(1)).unwrap();
     let data = |name: &str| model.tensor(name).unwrap().bytes();
     assert!(data("blk.0.attn_q.weight") != data("blk.1.attn_q.weight"));
+}
+
+#[test]
+fn a_file_with_a_vocabulary_completes_and_chats() {
+    let synth = Synth { vocab: true, ..synth(llama(), SynthQuant::Q8_0, 2) };
+    let options = EngineOptions { context: Some(128), ..EngineOptions::default() };
+    let mut model = Model::new(&gguf(&synth), cpu(), options, &mut |_| ()).unwrap();
+    // Ids from 297 on are those of ChatML.
+    let biases = (297..300).map(|token| (token, f32::NEG_INFINITY)).collect();
+    let sampling = Sampling { budget: 12, biases, ..Sampling::greedy() };
+    let mut reply = model.complete("Once upon a time", &sampling).unwrap();
+    let pieces: Vec<_> = (&mut reply).map(|piece| piece.unwrap().text).collect();
+    assert_eq!((reply.end(), reply.usage().tokens), (Some(&End::Budget), 12));
+    assert!(!pieces.concat().is_empty());
+    drop(reply);
+
+    let mut chat = model.chat().unwrap();
+    chat.user("Hello");
+    let reply: Vec<_> = chat.reply(&sampling).unwrap().map(|piece| piece.unwrap().text).collect();
+    assert!(!reply.concat().is_empty());
+    drop(chat);
+    let turn = DecodeOptions { skip_special: false, strip_prefix: false };
+    let text = model.tokenizer().decode(model.tokens(), turn).unwrap();
+    let text = String::from_utf8_lossy(&text);
+    let prompt = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n";
+    assert!(text.starts_with(prompt), "{text}");
+}
+
+#[test]
+fn vocabularies_of_any_size_write_any_text() {
+    let text =
+        "The quick brown fox jumps over the lazy dog.\n\tZwölf Boxkämpfer, 日本語 🦊\u{0}\u{7f}";
+    let mut lengths = Vec::new();
+    for vocab in [260, 1000, 49_152, 262_144] {
+        let mut writer = super::GgufWriter::new();
+        super::vocabulary::add(&mut writer, vocab).unwrap();
+        let mut file = Vec::new();
+        writer.write_to(&mut file).unwrap();
+        let tokenizer = crate::engine::tokenizer(&Gguf::from_bytes(file).unwrap()).unwrap();
+        assert_eq!((tokenizer.len(), tokenizer.skipped_merges()), (vocab, 0));
+        let ids = tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();
+        assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()).unwrap(), text.as_bytes());
+        lengths.push(ids.len());
+        // No two tokens are the same text.
+        let mut all: Vec<_> = (0..vocab as u32).map(|id| tokenizer.token_bytes(id)).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), vocab);
+        let end = tokenizer.token_id("<|im_end|>");
+        assert_eq!((tokenizer.eos(), end), (end, Some(vocab as u32 - 1)));
+    }
+    // Runs of two letters, of three and four; the longest list has none that this text needs besides.
+    let shorter = lengths[1] < lengths[0] && lengths[2] < lengths[1] && lengths[3] <= lengths[2];
+    assert!(shorter, "{lengths:?}");
+}
+
+#[test]
+fn vocabularies_of_impossible_sizes_are_refused() {
+    for vocab in [259, 493_090] {
+        let shape = ModelShape { vocab, ..llama() };
+        let with = Synth { vocab: true, ..synth(shape.clone(), SynthQuant::Q4_0, 1) };
+        let error = with.file_bytes().unwrap_err().to_string();
+        assert!(error.contains("260 to 493089 tokens") && error.contains(&vocab.to_string()));
+        assert!(synth(shape, SynthQuant::Q4_0, 1).file_bytes().is_ok());
+    }
 }
 
 #[test]
@@ -139,12 +331,11 @@ fn an_unfinished_file_disappears() {
             Ok(())
         }
     }
-    let folder = std::env::temp_dir().join(format!("clearway-partial-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let names = || std::fs::read_dir(&folder).unwrap().count();
+    let folder = Folder::new("partial");
+    let names = || std::fs::read_dir(&folder.0).unwrap().count();
     {
-        let mut file = OutputFile::create(&folder.join("model.gguf")).unwrap();
-        let synth = Synth { shape: TINY, quant: SynthQuant::Q4_0, seed: 1 };
+        let mut file = OutputFile::create(&folder.0.join("model.gguf")).unwrap();
+        let synth = synth(llama(), SynthQuant::Q4_0, 1);
         let error = synth.write_to(Full(&mut file, 100_000), |_| Ok(())).unwrap_err();
         assert!(
             matches!(&error, GgufError::Write { error, .. } if error.kind() == io::ErrorKind::StorageFull)
@@ -152,5 +343,4 @@ fn an_unfinished_file_disappears() {
         assert_eq!(names(), 1);
     }
     assert_eq!(names(), 0);
-    std::fs::remove_dir(&folder).unwrap();
 }

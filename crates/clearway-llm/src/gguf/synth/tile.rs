@@ -6,40 +6,47 @@ use std::{
 };
 
 use clearway_graph::DType;
-use half::f16;
+use half::{bf16, f16};
 
 /// Bytes of a tile, roughly. Large enough that rows repeat only far apart, small enough to be made
 /// quickly and to be written from memory that is not slower than the disk.
 const TILE_BYTES: usize = 8 << 20;
 
-/// Standard deviation of 16-bit weights.
+/// Standard deviation of weights: products of normed rows with the widths that models have stay near one.
 const DEVIATION: f32 = 0.02;
 
-/// One tile per type, made when first used.
+/// What a tensor is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fill {
+    /// Ones, the neutral weight of a norm.
+    Ones,
+    /// Random weights of a type.
+    Random(DType),
+}
+
+/// One tile for each fill, made when first used.
 pub(super) struct Tiles {
     seed: u64,
-    tiles: [OnceLock<Vec<u8>>; DType::ALL.len()],
+    ones: OnceLock<Vec<u8>>,
+    random: [OnceLock<Vec<u8>>; DType::ALL.len()],
 }
 
 impl Tiles {
     pub fn new(seed: u64) -> Self {
-        Self { seed, tiles: Default::default() }
+        Self { seed, ones: OnceLock::new(), random: Default::default() }
     }
 
-    /// Writes the data of tensor number `no`: `blocks` blocks, from a place of the tile that depends
-    /// on the number, and around its end as often as needed.
-    pub fn write(
-        &self,
-        dtype: DType,
-        no: usize,
-        blocks: usize,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
-        let tile = self.tile(dtype);
-        let size = dtype.block_bytes();
+    /// Writes the data of tensor number `no` in pieces of at most a tile, from a place of the tile that
+    /// depends on the number, and around its end as often as needed.
+    pub fn write(&self, fill: Fill, no: usize, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
+        let tile = self.tile(fill);
+        let size = match fill {
+            Fill::Ones => 4,
+            Fill::Random(dtype) => dtype.block_bytes(),
+        };
         let start = Random::new(self.seed ^ no as u64).next() as usize % (tile.len() / size) * size;
-        let mut rest = blocks * size;
         let mut from = start;
+        let mut rest = bytes as usize;
         while rest > 0 {
             let piece = rest.min(tile.len() - from);
             out.write_all(&tile[from..from + piece])?;
@@ -49,29 +56,40 @@ impl Tiles {
         Ok(())
     }
 
-    fn tile(&self, dtype: DType) -> &[u8] {
-        self.tiles[dtype as usize].get_or_init(|| {
-            // Odd, so that a tile holds no whole number of the rows that shapes have.
-            let blocks = (TILE_BYTES / dtype.block_bytes()) | 1;
-            random_blocks(dtype, blocks, &mut Random::new(self.seed ^ (dtype as u64) << 32))
-        })
+    fn tile(&self, fill: Fill) -> &[u8] {
+        match fill {
+            Fill::Ones => self.ones.get_or_init(|| 1_f32.to_le_bytes().repeat(1 << 16)),
+            Fill::Random(dtype) => self.random[dtype as usize].get_or_init(|| {
+                // Odd, so that a tile holds no whole number of the rows that shapes have.
+                let blocks = (TILE_BYTES / dtype.block_bytes()) | 1;
+                random_blocks(dtype, blocks, &mut Random::new(self.seed ^ (dtype as u64) << 32))
+            }),
+        }
     }
 }
 
-/// Blocks of random but finite weights: random bits, with the scales replaced by fixed small ones.
+/// Blocks of random but finite weights: normal numbers, or random bits with the 16-bit scales replaced.
 fn random_blocks(dtype: DType, blocks: usize, random: &mut Random) -> Vec<u8> {
-    if dtype == DType::F32 {
-        // The only plain 32-bit tensors are norms, whose neutral weight is one.
-        return 1_f32.to_le_bytes().repeat(blocks);
-    }
-    if dtype == DType::F16 {
-        let weights = (0..blocks).map(|_| f16::from_f32(DEVIATION * random.normal()));
-        return weights.flat_map(f16::to_le_bytes).collect();
+    let mut normal = || DEVIATION * random.normal();
+    match dtype {
+        DType::F32 => return (0..blocks).flat_map(|_| normal().to_le_bytes()).collect(),
+        DType::F16 => {
+            return (0..blocks).flat_map(|_| f16::from_f32(normal()).to_le_bytes()).collect();
+        }
+        DType::BF16 => {
+            return (0..blocks).flat_map(|_| bf16::from_f32(normal()).to_le_bytes()).collect();
+        }
+        _ => {}
     }
     let mut out = vec![0; blocks * dtype.block_bytes()];
     random.fill(&mut out);
+    let scales = scales(dtype);
+    // Quants without a minimum have a mean below zero; blocks of both signs have none.
+    let both_signs = scales.len() == 1;
     for block in out.chunks_exact_mut(dtype.block_bytes()) {
-        for &(at, scale) in scales(dtype) {
+        let sign = if both_signs && random.next() & 1 == 1 { -1.0 } else { 1.0 };
+        for &(at, scale) in scales {
+            let scale = sign * scale;
             block[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
         }
     }
@@ -79,15 +97,24 @@ fn random_blocks(dtype: DType, blocks: usize, random: &mut Random) -> Vec<u8> {
 }
 
 /// Where 16-bit scales lie in a block, and their values here.
+///
+/// Quants and the scales of sub-blocks are uniform. The values give a deviation near [`DEVIATION`], and
+/// minimums that cancel the mean: without that, every row of a product would be nearly the same number.
 fn scales(dtype: DType) -> &'static [(usize, f32)] {
     match dtype {
         DType::Q4_0 => &[(0, 4e-3)],
         DType::Q4_1 => &[(0, 4e-3), (2, -3e-2)],
         DType::Q5_0 => &[(0, 2e-3)],
+        DType::Q5_1 => &[(0, 2e-3), (2, -3.1e-2)],
         DType::Q8_0 => &[(0, 4e-4)],
-        DType::Q4_K => &[(0, 2e-4), (2, 2e-4)],
-        DType::Q6_K => &[(208, 1e-5)],
-        _ => &[],
+        DType::Q2_K => &[(80, 1.44e-3), (82, 2.16e-3)],
+        DType::Q3_K => &[(108, 4.6e-4)],
+        DType::Q4_K => &[(0, 7.7e-5), (2, 5.775e-4)],
+        DType::Q5_K => &[(0, 3.8e-5), (2, 5.89e-4)],
+        DType::Q6_K => &[(208, 1.46e-5)],
+        DType::IQ4_NL => &[(0, 2.9e-4)],
+        DType::IQ4_XS => &[(0, 1.57e-5)],
+        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 => &[],
     }
 }
 
