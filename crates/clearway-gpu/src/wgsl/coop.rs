@@ -77,7 +77,8 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         return None;
     }
     let tiling = Tiling::of(rows, outer, job.target)?;
-    let mut source = Source::new(job).enable("wgpu_cooperative_matrix").view(1, View::Quads);
+    let source = Source::new(job).enable("wgpu_cooperative_matrix").even_rows();
+    let mut source = source.view(1, View::Quads);
     // Weights of 32 bits would lose half of theirs on the way.
     let weights = match job.dtype(1) {
         DType::F16 => W_F16.to_owned() + include_str!("kernels/coop_halves.wgsl"),

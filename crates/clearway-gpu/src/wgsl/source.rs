@@ -33,6 +33,7 @@ pub struct Source<'a> {
     trust: Trust,
     args: Vec<u32>,
     baked: bool,
+    even_rows: bool,
     enables: String,
     constants: String,
     body: String,
@@ -49,6 +50,7 @@ impl<'a> Source<'a> {
             trust: Trust::Own,
             args: job.params.to_vec(),
             baked: false,
+            even_rows: false,
             enables: String::new(),
             constants: String::new(),
             body: String::new(),
@@ -90,6 +92,14 @@ impl<'a> Source<'a> {
     #[must_use]
     pub fn baked(mut self) -> Self {
         self.baked = true;
+        self
+    }
+
+    /// Finds rows that lie equally far apart without a division. A text that looks for rows often gains by it,
+    /// and every other one would only be compiled twice.
+    #[must_use]
+    pub fn even_rows(mut self) -> Self {
+        self.even_rows = true;
         self
     }
 
@@ -273,7 +283,7 @@ impl<'a> Source<'a> {
                 format!("b_{name}")
             }
         };
-        if operand.rows_are_even() {
+        if self.even_rows && operand.rows_are_even() {
             let _ =
                 writeln!(text, "fn row_{name}(r: u32) -> u32 {{ return r * P.{name}.stride.z; }}");
         } else {
