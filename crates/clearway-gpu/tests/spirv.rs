@@ -14,6 +14,7 @@ const OP_EXTENSION: u32 = 10;
 const OP_MEMORY_MODEL: u32 = 14;
 const OP_CAPABILITY: u32 = 17;
 const OP_TYPE_INT: u32 = 21;
+const OP_TYPE_FLOAT: u32 = 22;
 const OP_TYPE_POINTER: u32 = 32;
 const OP_CONSTANT: u32 = 43;
 const OP_FUNCTION: u32 = 54;
@@ -35,6 +36,7 @@ const OP_ATOMIC_LOAD: u32 = 227;
 const OP_ATOMIC_STORE: u32 = 228;
 const OP_ATOMIC_COMPARE_EXCHANGE: u32 = 230;
 const OP_ATOMIC_ADD: u32 = 234;
+const OP_TYPE_COOPERATIVE_MATRIX: u32 = 4456;
 const OP_COOPERATIVE_LOAD: u32 = 4457;
 const OP_COOPERATIVE_STORE: u32 = 4458;
 
@@ -439,5 +441,46 @@ fn main(@builtin(local_invocation_index) lid: u32) {
 }";
     let words = [KERNEL, plain].map(|text| compile(text, false).unwrap());
     let found = words.concat().into_iter().fold(0xcbf2_9ce4_8422_2325, hash);
-    assert_eq!((COMPILER, found), (3, 0xde12_2fc2_0312_4e43));
+    assert_eq!((COMPILER, found), (4, 0xde12_2fc2_0312_4e43));
+}
+
+/// Sides that lie in memory as bits of another type.
+const BITS: &str = "enable f16;
+enable wgpu_cooperative_matrix;
+@group(0) @binding(0) var<storage, read_write> y: array<f32>;
+var<workgroup> words: array<vec4<u32>, 64>;
+var<workgroup> floats: array<vec4<f32>, 64>;
+@compute @workgroup_size(32)
+fn main(@builtin(local_invocation_index) lid: u32) {
+    words[lid] = vec4<u32>(lid);
+    floats[lid] = vec4<f32>(f32(lid));
+    subgroupBarrier();
+    var c = coop_mat16x16<f32, C>();
+    let a = coopLoadT<coop_mat16x16<f16, A>>(&words[0], 2u);
+    let b = coopLoad<coop_mat16x16<f16, B>>(&floats[0], 2u);
+    c = coopMultiplyAdd(a, b, c);
+    coopStoreT(c, &y[0], 16u);
+}";
+
+#[test]
+fn sides_are_halves_whatever_their_memory_holds() {
+    let list = codes(&compile(BITS, false).unwrap());
+    let of = |opcode: u32| list.iter().filter(move |i| i.0 == opcode).map(|i| i.1.as_slice());
+    let half = of(OP_TYPE_FLOAT).find(|i| i[1] == 16).unwrap()[0];
+    let value = |id: u32| of(OP_CONSTANT).find(|i| i[1] == id).unwrap()[2];
+    let mut matrices: Vec<_> =
+        of(OP_TYPE_COOPERATIVE_MATRIX).map(|i| (value(i[5]), i[1] == half)).collect();
+    matrices.sort_unstable();
+    // One type for each use, and only the sum is of another component.
+    assert_eq!(matrices, [(0, true), (1, true), (2, false)]);
+}
+
+#[test]
+fn a_subgroup_barrier_orders_workgroup_memory() {
+    let list = codes(&compile(BITS, false).unwrap());
+    let of = |opcode: u32| list.iter().filter(move |i| i.0 == opcode).map(|i| i.1.as_slice());
+    let value = |id: u32| of(OP_CONSTANT).find(|i| i[1] == id).unwrap()[2];
+    let barriers: Vec<_> = of(OP_CONTROL_BARRIER).map(|i| (value(i[0]), value(i[2]))).collect();
+    // Scope subgroup; acquire and release, workgroup memory, made available and visible.
+    assert_eq!(barriers, [(3, 0x8 | 0x100 | 0x2000 | 0x4000)]);
 }

@@ -9,7 +9,8 @@
 //! Language models have outlier channels: one input of twenty times the root mean square of its row. It
 //! would stretch the scale of its whole run. Such an input is clipped to the next largest of its run, and
 //! what was clipped is multiplied as a float of its own ([`Run::clipped`]). Outlier channels are the same
-//! for all tokens, so a whole tile asks once a run whether any of its tokens has one.
+//! for most tokens, so a whole tile asks once a run whether any of its tokens has one, and looks up the
+//! weights of that channel once for all of them.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -36,9 +37,14 @@ pub(in crate::cpu) struct Run {
     clipped: f32,
     /// Which input that is.
     outlier: u32,
-    /// In the run of a tile's first token: not 0 if any token of the tile has an outlier here.
-    any_outlier: u32,
+    /// In the run of a tile's first token: which outliers the tokens of the tile have here.
+    outliers: u32,
 }
+
+/// [`Run::outliers`] of a tile without any.
+const NONE: u32 = 0;
+/// The same where tokens have outliers at different places. Other numbers: one more than the only place.
+const MIXED: u32 = u32::MAX;
 
 /// How the weights of a format want their inputs rounded.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +73,7 @@ pub(super) fn tile_of(tile: usize, token: usize, tokens: usize) -> (usize, usize
 }
 
 /// Rounds the row of inputs of token `lane` of a tile that is `width` tokens wide. `runs` are those of
-/// the tile; tokens come in order, since the first clears [`Run::any_outlier`].
+/// the tile; tokens come in order, since the first clears [`Run::outliers`].
 #[inline(always)]
 pub(super) fn round(rounding: Rounding, x: &[f32], lane: usize, width: usize, runs: &mut [Run]) {
     let x = x.as_chunks::<RUN>().0;
@@ -84,8 +90,10 @@ pub(super) fn round(rounding: Rounding, x: &[f32], lane: usize, width: usize, ru
         if runs[lane].scale > limit
             && let Some(run) = round_outlier(rounding, x)
         {
+            let place = run.outlier + 1;
+            let before = if lane == 0 { NONE } else { runs[0].outliers };
             runs[lane] = run;
-            runs[0].any_outlier = 1;
+            runs[0].outliers = if before == NONE || before == place { place } else { MIXED };
         }
     }
 }
@@ -125,7 +133,7 @@ fn round_run(rounding: Rounding, x: &[f32; RUN], largest: f32) -> Run {
         starts: sums.map(|sum| -rounding.offset * sum),
         clipped: 0.0,
         outlier: 0,
-        any_outlier: 0,
+        outliers: NONE,
     }
 }
 
@@ -215,8 +223,22 @@ fn tile<L: Lanes, F: Format, const T: usize>(
                     }
                 }
             }
-            if runs[0].any_outlier != 0 {
-                add_outliers::<L, F, T>(l, block, unit, &quants, runs, &mut sums);
+            match runs[0].outliers {
+                NONE => {}
+                MIXED => {
+                    for (sum, run) in sums.iter_mut().zip(runs) {
+                        if run.clipped != 0.0 {
+                            let weights = weights_at::<L, F>(l, block, unit, &quants, run.outlier);
+                            *sum = l.mul_add(weights, l.float(run.clipped), *sum);
+                        }
+                    }
+                }
+                place => {
+                    let weights = weights_at::<L, F>(l, block, unit, &quants, place - 1);
+                    for (sum, run) in sums.iter_mut().zip(runs) {
+                        *sum = l.mul_add(weights, l.float(run.clipped), *sum);
+                    }
+                }
             }
         }
     }
@@ -225,33 +247,26 @@ fn tile<L: Lanes, F: Format, const T: usize>(
     }
 }
 
-/// Adds what was clipped from the outliers of a run: the weights they meet, times the rest of each.
+/// The weights that input `place` of a run meets, without their minimum: that is in the sums of the run.
 #[inline(always)]
-fn add_outliers<L: Lanes, F: Format, const T: usize>(
+fn weights_at<L: Lanes, F: Format>(
     l: L,
     block: &[u8],
     unit: usize,
     quants: &Quants<L>,
-    runs: &[Run; T],
-    sums: &mut [L::Floats; T],
-) {
-    for (sum, run) in sums.iter_mut().zip(runs) {
-        if run.clipped == 0.0 {
-            continue;
+    place: u32,
+) -> L::Floats {
+    let (word, byte) = (place as usize / 4, place as usize % 4);
+    // Every word is compared, so that the quants stay in registers.
+    let mut weights = quants[0];
+    for (index, &quants) in quants.iter().enumerate() {
+        if index == word {
+            weights = quants;
         }
-        let (word, byte) = (run.outlier as usize / 4, run.outlier as usize % 4);
-        // Every word is compared, so that the quants stay in registers.
-        let mut weights = quants[0];
-        for (index, &quants) in quants.iter().enumerate() {
-            if index == word {
-                weights = quants;
-            }
-        }
-        let mut one = [0; 4];
-        one[byte] = 1;
-        let weights = l.dot(F::TOP, -F::OFFSET, &[weights], &[one]);
-        let (d, _) = F::scales(l, block, unit, word / 4);
-        let d = l.mul(d, l.float(run.clipped));
-        *sum = l.mul_add(l.to_floats(weights), d, *sum);
     }
+    let mut one = [0; 4];
+    one[byte] = 1;
+    let weights = l.dot(F::TOP, -F::OFFSET, &[weights], &[one]);
+    let (d, _) = F::scales(l, block, unit, word / 4);
+    l.mul(l.to_floats(weights), d)
 }
