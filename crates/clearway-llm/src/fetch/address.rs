@@ -28,11 +28,17 @@ impl Address {
         if authority.as_str().contains('@') || authority.host().is_empty() {
             return None;
         }
+        let port = match authority.as_str().strip_prefix(authority.host())? {
+            "" if https => 443,
+            "" => 80,
+            // As a number is written, and in no other way: `+8443` is no port.
+            written => authority.port_u16().filter(|port| written == format!(":{port}"))?,
+        };
         Some(Self {
             text: text.to_owned(),
             https,
             host: authority.host().to_ascii_lowercase(),
-            port: authority.port_u16().unwrap_or(if https { 443 } else { 80 }),
+            port,
         })
     }
 
@@ -102,6 +108,9 @@ mod tests {
             ["", "x", "/x", "ftp://h/x", "http://", "https://u:p@h/x", "file:///etc", "http://h h"]
         {
             assert_eq!(Address::parse(text), None, "{text}");
+        }
+        for port in ["+8443", "08443", "", "65536", "-1", "8443x"] {
+            assert_eq!(Address::parse(&format!("https://h:{port}/x")), None, "{port}");
         }
         assert_eq!(address("HTTPS://H.example/x#y").as_str(), "HTTPS://H.example/x");
     }

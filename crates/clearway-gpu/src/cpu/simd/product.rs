@@ -37,14 +37,13 @@ pub(in crate::cpu) struct Run {
     clipped: f32,
     /// Which input that is.
     outlier: u32,
-    /// In the run of a tile's first token: which outliers the tokens of the tile have here.
-    outliers: u32,
+    /// In the run of a tile's first token: one more than the place of an outlier that any token of the tile
+    /// has here, or [`NONE`].
+    outlier_in_tile: u32,
 }
 
-/// [`Run::outliers`] of a tile without any.
+/// [`Run::outlier_in_tile`] of a tile without any.
 const NONE: u32 = 0;
-/// The same where tokens have outliers at different places. Other numbers: one more than the only place.
-const MIXED: u32 = u32::MAX;
 
 /// How the weights of a format want their inputs rounded.
 #[derive(Clone, Copy, Debug)]
@@ -73,16 +72,16 @@ pub(super) fn tile_of(tile: usize, token: usize, tokens: usize) -> (usize, usize
 }
 
 /// Rounds the row of inputs of token `lane` of a tile that is `width` tokens wide. `runs` are those of
-/// the tile; tokens come in order, since the first clears [`Run::outliers`].
+/// the tile; tokens come in order, since the first clears [`Run::outlier_in_tile`].
 #[inline(always)]
 pub(super) fn round(rounding: Rounding, x: &[f32], lane: usize, width: usize, runs: &mut [Run]) {
     let x = x.as_chunks::<RUN>().0;
     let mut total = 0.0;
-    for (x, runs) in x.iter().zip(runs.chunks_exact_mut(width)) {
+    for (x, run) in x.iter().zip(runs[lane..].iter_mut().step_by(width)) {
         // As integers, magnitudes have the same order, with infinity and NaN above all.
         let largest = x.iter().fold(0, |max: u32, x| max.max(x.to_bits() & 0x7fff_ffff));
-        runs[lane] = round_run(rounding, x, f32::from_bits(largest));
-        total += runs[lane].scale;
+        *run = round_run(rounding, x, f32::from_bits(largest));
+        total += run.scale;
     }
     // Outliers are rare: only a run far above the others of its row is looked at again.
     let limit = total * (OUTLIER_RUN / x.len() as f32);
@@ -90,16 +89,14 @@ pub(super) fn round(rounding: Rounding, x: &[f32], lane: usize, width: usize, ru
         if runs[lane].scale > limit
             && let Some(run) = round_outlier(rounding, x)
         {
-            let place = run.outlier + 1;
-            let before = if lane == 0 { NONE } else { runs[0].outliers };
             runs[lane] = run;
-            runs[0].outliers = if before == NONE || before == place { place } else { MIXED };
+            runs[0].outlier_in_tile = run.outlier + 1;
         }
     }
 }
 
 /// A run may have an outlier if its scale is so many times the mean scale of its row.
-const OUTLIER_RUN: f32 = 3.0;
+const OUTLIER_RUN: f32 = 6.0;
 
 /// An input is an outlier if it is so many times the next largest of its run.
 const OUTLIER: f32 = 2.0;
@@ -133,7 +130,7 @@ fn round_run(rounding: Rounding, x: &[f32; RUN], largest: f32) -> Run {
         starts: sums.map(|sum| -rounding.offset * sum),
         clipped: 0.0,
         outlier: 0,
-        outliers: NONE,
+        outlier_in_tile: NONE,
     }
 }
 
@@ -192,8 +189,9 @@ fn tile<L: Lanes, F: Format, const T: usize>(
     out: &mut [[f32; ROWS]],
 ) {
     let mut sums = [l.float(0.0); T];
-    let runs = runs.as_chunks::<T>().0.chunks_exact(F::UNITS);
-    for (block, runs) in group.chunks_exact(F::BYTES).zip(runs) {
+    let blocks = group.chunks_exact(F::BYTES);
+    let all = &runs.as_chunks::<T>().0[..blocks.len() * F::UNITS];
+    for (block, runs) in blocks.zip(all.chunks_exact(F::UNITS)) {
         for (unit, runs) in runs.iter().enumerate() {
             let quants = F::quants(l, block, unit);
             if F::HALVES {
@@ -223,22 +221,24 @@ fn tile<L: Lanes, F: Format, const T: usize>(
                     }
                 }
             }
-            match runs[0].outliers {
-                NONE => {}
-                MIXED => {
-                    for (sum, run) in sums.iter_mut().zip(runs) {
-                        if run.clipped != 0.0 {
-                            let weights = weights_at::<L, F>(l, block, unit, &quants, run.outlier);
-                            *sum = l.mul_add(weights, l.float(run.clipped), *sum);
-                        }
-                    }
+        }
+    }
+    // Behind the loop above, which has no registers to spare for what is rare.
+    for (index, runs) in all.iter().enumerate() {
+        if runs[0].outlier_in_tile == NONE {
+            continue;
+        }
+        let (block, unit) = (&group[index / F::UNITS * F::BYTES..][..F::BYTES], index % F::UNITS);
+        let quants = F::quants(l, block, unit);
+        let mut place = runs[0].outlier_in_tile - 1;
+        let mut weights = weights_at::<L, F>(l, block, unit, &quants, place);
+        for (sum, run) in sums.iter_mut().zip(runs) {
+            if run.clipped != 0.0 {
+                if run.outlier != place {
+                    place = run.outlier;
+                    weights = weights_at::<L, F>(l, block, unit, &quants, place);
                 }
-                place => {
-                    let weights = weights_at::<L, F>(l, block, unit, &quants, place - 1);
-                    for (sum, run) in sums.iter_mut().zip(runs) {
-                        *sum = l.mul_add(weights, l.float(run.clipped), *sum);
-                    }
-                }
+                *sum = l.mul_add(weights, l.float(run.clipped), *sum);
             }
         }
     }

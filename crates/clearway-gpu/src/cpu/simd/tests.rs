@@ -67,7 +67,7 @@ fn multiply(products: &Products, group: &[u8], tokens: &[Vec<f32>]) -> Vec<[f32;
 fn every_set_of_instructions_gives_the_same_bits() {
     let mut random = Random(7);
     for dtype in BLOCK_TYPES {
-        let cols = 8 * dtype.block_elems();
+        let cols = 16 * dtype.block_elems();
         for tokens in [1, 2, 5, 8, 13] {
             let plain = random.rows(dtype, cols);
             let mut group = vec![0; plain.len()];
@@ -155,7 +155,7 @@ fn inputs_are_rounded_to_the_nearest_step() {
 fn an_outlier_leaves_the_others_of_its_run_their_precision() {
     let mut random = Random(13);
     for (dtype, scale_at, one) in [(DType::Q8_0, 0, 1), (DType::Q4_0, 0, 9)] {
-        let (size, runs) = (dtype.block_bytes(), 8);
+        let (size, runs) = (dtype.block_bytes(), 16);
         for outlier in [0, 5, 15] {
             let mut x: Vec<f32> = (0..runs * RUN).map(|_| random.float()).collect();
             x[outlier] = 30.0;
@@ -186,7 +186,7 @@ fn an_outlier_leaves_the_others_of_its_run_their_precision() {
 fn an_input_does_not_depend_on_the_tokens_beside_it() {
     let mut random = Random(17);
     for dtype in BLOCK_TYPES {
-        let cols = 8 * dtype.block_elems();
+        let cols = 16 * dtype.block_elems();
         let plain = random.rows(dtype, cols);
         let mut group = vec![0; plain.len()];
         pack_rows(dtype, &plain, plain.len() / ROWS, &mut group);
