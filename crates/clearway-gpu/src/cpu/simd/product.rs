@@ -2,8 +2,8 @@
 //!
 //! Each 32 inputs are rounded to whole multiples of a scale of their own, the largest magnitude over
 //! 127. The products of quants are summed as integers, exactly; one fused multiply-add for each run of
-//! 32 weights (16 in some formats) brings them to scale. Sums go from the first run to the last, so a
-//! result depends on the row of weights and the row of inputs alone: not on the machine's
+//! 32 weights (16 in some formats) brings them to scale. Sums go from the first run to the last, then over
+//! the outliers in the same order, so a result depends on the row of weights and the row of inputs alone: not on the machine's
 //! instructions, nor on how many tokens or rows are multiplied together.
 //!
 //! Language models have outlier channels: one input of twenty times the root mean square of its row. It
@@ -14,7 +14,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::formats::{Format, Quants};
+use super::formats::Format;
 use super::lanes::Lanes;
 use super::packed::ROWS;
 
@@ -228,15 +228,13 @@ fn tile<L: Lanes, F: Format, const T: usize>(
         if runs[0].outlier_in_tile == NONE {
             continue;
         }
-        let (block, unit) = (&group[index / F::UNITS * F::BYTES..][..F::BYTES], index % F::UNITS);
-        let quants = F::quants(l, block, unit);
         let mut place = runs[0].outlier_in_tile - 1;
-        let mut weights = weights_at::<L, F>(l, block, unit, &quants, place);
+        let mut weights = weights_at::<L, F>(l, group, index, place);
         for (sum, run) in sums.iter_mut().zip(runs) {
             if run.clipped != 0.0 {
                 if run.outlier != place {
                     place = run.outlier;
-                    weights = weights_at::<L, F>(l, block, unit, &quants, place);
+                    weights = weights_at::<L, F>(l, group, index, place);
                 }
                 *sum = l.mul_add(weights, l.float(run.clipped), *sum);
             }
@@ -247,26 +245,16 @@ fn tile<L: Lanes, F: Format, const T: usize>(
     }
 }
 
-/// The weights that input `place` of a run meets, without their minimum: that is in the sums of the run.
+/// The weights that input `place` of run `index` meets, without their minimum: that is in the sums of the
+/// run.
 #[inline(always)]
-fn weights_at<L: Lanes, F: Format>(
-    l: L,
-    block: &[u8],
-    unit: usize,
-    quants: &Quants<L>,
-    place: u32,
-) -> L::Floats {
+fn weights_at<L: Lanes, F: Format>(l: L, group: &[u8], index: usize, place: u32) -> L::Floats {
+    let (block, unit) = (&group[index / F::UNITS * F::BYTES..][..F::BYTES], index % F::UNITS);
     let (word, byte) = (place as usize / 4, place as usize % 4);
-    // Every word is compared, so that the quants stay in registers.
-    let mut weights = quants[0];
-    for (index, &quants) in quants.iter().enumerate() {
-        if index == word {
-            weights = quants;
-        }
-    }
     let mut one = [0; 4];
     one[byte] = 1;
-    let weights = l.dot(F::TOP, -F::OFFSET, &[weights], &[one]);
+    let quants = F::quants(l, block, unit);
+    let weights = l.dot(F::TOP, -F::OFFSET, &[quants[word]], &[one]);
     let (d, _) = F::scales(l, block, unit, word / 4);
     l.mul(l.to_floats(weights), d)
 }
