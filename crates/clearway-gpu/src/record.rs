@@ -48,6 +48,25 @@ pub struct AttentionParams {
     pub softcap: f32,
 }
 
+impl AttentionParams {
+    fn words(self, block: u32) -> [u32; 4] {
+        [self.scale.to_bits(), self.window, self.softcap.to_bits(), block]
+    }
+}
+
+/// Where the rows of many sequences lie in one cache. Row `r` of sequence `s` is row
+/// `blocks[s, r / block] * block + r % block` of the cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockTable {
+    /// The sequence of each token, `u32[T]`. A token of a sequence that the table does not have sees nothing.
+    pub sequences: TensorView,
+    /// Blocks of each sequence in order, `u32[S,N]`. One beyond the cache stands for its last. Kernels are chosen for tokens
+    /// that are spread evenly over all `S`: a step of one sequence is fastest with a table of one row.
+    pub blocks: TensorView,
+    /// Rows of a block.
+    pub block: u32,
+}
+
 /// How a router turns logits into weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterMode {
@@ -295,8 +314,26 @@ pub trait Ops {
         positions: TensorView,
         params: AttentionParams,
     ) -> Result<TensorView> {
-        let words = [params.scale.to_bits(), params.window, params.softcap.to_bits()];
+        let words = params.words(0);
         self.call(Kind::Attention, &[q, k, v, positions], &words, q.layout.dtype(), &dims(&q))
+    }
+
+    /// As [`attention`](Self::attention), of tokens of many sequences whose rows lie in blocks of one cache. Token `t`
+    /// sees the rows up to `positions[t]` of its own sequence.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn attention_in_blocks(
+        &mut self,
+        q: TensorView,
+        [k, v]: [TensorView; 2],
+        positions: TensorView,
+        table: BlockTable,
+        params: AttentionParams,
+    ) -> Result<TensorView> {
+        let operands = [q, k, v, positions, table.sequences, table.blocks];
+        let words = params.words(table.block);
+        self.call(Kind::Attention, &operands, &words, q.layout.dtype(), &dims(&q))
     }
 
     /// Writes `x[T,Hkv,D]` into the rows `positions` of `cache[S,Hkv,D]`.

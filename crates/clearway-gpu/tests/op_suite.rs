@@ -126,13 +126,14 @@ fn the_list_covers_ops_types_and_places() {
         any("at an offset", of(op.kind).any(|c| c.operands.iter().all(|o| o.offset > 0)));
         any("in one buffer", of(op.kind).any(|c| c.operands.iter().all(|o| o.buffer == 0)));
         for (index, operand) in op.operands.iter().enumerate() {
+            let full = |c: &OpCase| c.operands.len() == op.operands.len();
             let strided = |c: &OpCase| {
-                let full = c.operands.len() == op.operands.len();
-                full && c.operands[index].layout().is_ok_and(|layout| !layout.is_dense())
+                full(c) && c.operands[index].layout().is_ok_and(|layout| !layout.is_dense())
             };
             // Single rows, such as ids and weights of a norm, have no outer stride.
             let rows = |c: &OpCase| {
-                c.operands.get(index).is_some_and(|o| o.shape.len() > 1 && o.shape[0] > 1)
+                let shape = &c.operands[index.min(c.operands.len() - 1)].shape;
+                full(c) && shape.len() > 1 && shape[0] > 1
             };
             if of(op.kind).any(rows) {
                 any(&format!("with `{}` strided", operand.name), of(op.kind).any(strided));

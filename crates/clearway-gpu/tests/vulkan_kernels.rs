@@ -305,7 +305,7 @@ fn large_heads_and_repeated_rows_agree_with_the_reference() {
         (u32s, &[21], Fill::Positions { start: 70 }),
         (F32, queries, Fill::Sentinel),
     ];
-    check_case(Kind::Attention, &operands, &[0.05_f32.to_bits(), 40, 0]);
+    check_case(Kind::Attention, &operands, &[0.05_f32.to_bits(), 40, 0, 0]);
     // Forty tokens for three rows: the last of each wins.
     let operands = [
         (F32, &[40, 2, 33][..], Fill::NORMAL),

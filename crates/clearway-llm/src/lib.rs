@@ -67,6 +67,7 @@
 //! | `fetch` | models by name: downloads and the cache (feature `fetch`) |
 //! | [`output`] | files that appear whole or not at all |
 
+pub mod batch;
 pub mod engine;
 #[cfg(feature = "fetch")]
 pub mod fetch;

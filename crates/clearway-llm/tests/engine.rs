@@ -13,10 +13,10 @@ use clearway_llm::engine::{
     Engine, EngineError, EngineOptions, Rows, Sampler, Sampling, tokenizer,
 };
 use clearway_llm::gguf::{Gguf, GgufWriter};
-use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
+use clearway_llm::model::{Arch, ModelShape, ROPE_FACTORS};
 
 mod tiny;
-use tiny::{assert_close, file_shapes, golden, rope_factors, shapes, weight};
+use tiny::{assert_close, file, file_shapes, golden, rope_factors, shapes};
 
 fn cpu() -> Arc<dyn Device> {
     Arc::new(CpuDevice::with_threads(2))
@@ -37,66 +37,6 @@ fn architecture(arch: Arch) -> Option<&'static str> {
         Arch::Gemma3 => "gemma3",
         _ => return None,
     })
-}
-
-/// A file of this shape with the weights of make_logits.py.
-fn file(arch: &str, shape: &ModelShape, change: impl Fn(&mut GgufWriter<'_>)) -> Vec<u8> {
-    let mut writer = GgufWriter::new();
-    writer.set("general.architecture", arch).unwrap();
-    let mut set = |key: &str, value: usize| {
-        writer.set(&format!("{arch}.{key}"), &(value as u32)).unwrap();
-    };
-    set("block_count", shape.layers);
-    set("embedding_length", shape.embd);
-    set("feed_forward_length", shape.ff);
-    set("attention.head_count", shape.heads);
-    set("attention.head_count_kv", shape.kv_heads);
-    set("attention.key_length", shape.head_dim);
-    set("attention.value_length", shape.head_dim);
-    set("vocab_size", shape.vocab);
-    if let Some(window) = shape.window {
-        set("attention.sliding_window", window.rows as usize);
-    }
-    set("context_length", 64);
-    if let Some(experts) = shape.experts {
-        set("expert_count", experts.count);
-        set("expert_used_count", experts.used);
-        set("expert_feed_forward_length", experts.ff);
-    }
-    let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
-    writer.set(&eps, &shape.norm_eps).unwrap();
-    writer.set(&format!("{arch}.rope.freq_base"), &shape.rope_base).unwrap();
-    if shape.rope_scale != 1.0 {
-        writer.set(&format!("{arch}.rope.scaling.type"), "linear").unwrap();
-        let factor = 1.0 / shape.rope_scale;
-        writer.set(&format!("{arch}.rope.scaling.factor"), &factor).unwrap();
-    }
-    for (key, cap) in [
-        ("attn_logit_softcapping", shape.attention_softcap),
-        ("final_logit_softcapping", shape.logit_softcap),
-    ] {
-        if cap != 0.0 {
-            writer.set(&format!("{arch}.{key}"), &cap).unwrap();
-        }
-    }
-    let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 4) };
-    for external in model::record(shape, &record).unwrap().externals {
-        let name = &*external.name;
-        if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
-            continue;
-        }
-        let layout = external.view.layout;
-        let dims: Vec<usize> = layout.dims().iter().rev().map(|&d| d as usize).collect();
-        let values = weight(name, layout.elems(), layout.cols());
-        let write = move |out: &mut dyn std::io::Write| {
-            values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
-        };
-        writer.tensor(name, DType::F32, &dims, write).unwrap();
-    }
-    change(&mut writer);
-    let mut bytes = Vec::new();
-    writer.write_to(&mut bytes).unwrap();
-    bytes
 }
 
 /// Every family's file with the name of its logits. Some constants of Gemma are fixed by its family, so

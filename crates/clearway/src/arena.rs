@@ -106,6 +106,19 @@ impl Arena {
         Ok(slab.read_vec(offset, (len / size) as usize)?)
     }
 
+    /// Reads `count` elements of a value, from byte `start` of it on.
+    ///
+    /// # Errors
+    /// As [`write_f32`](Self::write_f32); a part that reaches beyond the value.
+    pub fn read_part<T: Pod>(&self, value: NodeId, start: u64, count: usize) -> Result<Vec<T>> {
+        let (slab, offset, len) = self.window(value)?;
+        let bytes = (size_of::<T>() as u64).saturating_mul(count as u64);
+        if start.saturating_add(bytes) > len {
+            return Err(mismatch("readback", start.saturating_add(bytes), len).into());
+        }
+        Ok(slab.read_vec(offset + start, count)?)
+    }
+
     /// Whether a value has an f16 shadow: the f16 of the f32 at byte `o` lies at byte `o / 2` of a
     /// second buffer.
     pub fn has_shadow(&self, value: NodeId) -> bool {

@@ -129,7 +129,7 @@ impl Executable {
         self.arena.write(value, elems)
     }
 
-    /// Reads an output of the last run.
+    /// Reads an output of the last run, or a dense part of one.
     ///
     /// # Errors
     /// [`Error::NotInArena`] if the tensor is no output of this graph, a wrong type.
@@ -140,7 +140,10 @@ impl Executable {
             return Err(Error::NotInArena(value));
         }
         transfer::check::<T>(&output, output.layout.elems())?;
-        self.arena.read(value)
+        match output.layout.is_dense() {
+            true => self.arena.read_part(value, output.offset, output.layout.elems()),
+            false => self.arena.read(value),
+        }
     }
 
     /// Reads an f32 or f16 output of the last run as f32.

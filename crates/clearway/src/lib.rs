@@ -24,10 +24,10 @@ pub use clearway_gpu::ops::NO_INDEX;
 pub use clearway_gpu::vulkan;
 pub use clearway_gpu::wgsl::listing;
 pub use clearway_gpu::{
-    AttentionParams, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo, Encoder, External,
-    GpuError, HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan,
-    Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload, WgslKernel,
-    cache_folder, make_cache_folder, quant, record,
+    AttentionParams, BlockTable, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo,
+    Encoder, External, GpuError, HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode,
+    ProfileSpan, Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload,
+    WgslKernel, cache_folder, make_cache_folder, quant, record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

@@ -437,12 +437,13 @@ fn softmax(c: &Call<'_>) -> Result<()> {
 }
 
 fn attention(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0, 4])?;
+    let y = c.views.len() - 1;
+    c.activations(&[0, y])?;
     c.activations(&[1, 2])?;
     for i in [0, 1] {
         c.want_rank(i, 3)?;
     }
-    c.same_dims(4, 0)?;
+    c.same_dims(y, 0)?;
     c.same_dims(2, 1)?;
     let (rows, heads, head) = (c.dims(0)[0], c.dims(0)[1], c.dims(0)[2]);
     let kv_heads = c.dims(1)[1];
@@ -450,7 +451,17 @@ fn attention(c: &Call<'_>) -> Result<()> {
     c.shape(1, ok, || format!("rows of heads of {head}, as many as divide {heads}, are needed"))?;
     c.ids(3, &[rows])?;
     c.float_param(0, |_| true, "a finite number is needed")?;
-    c.float_param(2, |cap| cap >= 0.0, "a number from 0 up is needed")
+    c.float_param(2, |cap| cap >= 0.0, "a number from 0 up is needed")?;
+    if y == 4 {
+        return c.int_param(3, |block| block == 0, "0 is needed without a table of blocks");
+    }
+    c.ids(4, &[rows])?;
+    c.want_rank(5, 2)?;
+    c.ids(5, &[c.dims(5)[0], c.dims(5)[1]])?;
+    let fits = |block: u32| block > 0 && c.dims(1)[0].is_multiple_of(block);
+    c.int_param(3, fits, "a number that divides the rows of the cache is needed")?;
+    let all = c.dims(5)[1].checked_mul(c.params[3]);
+    c.shape(5, all.is_some(), || "fewer than 2^32 rows of a sequence are needed".into())
 }
 
 fn kv_write(c: &Call<'_>) -> Result<()> {

@@ -2,15 +2,20 @@
 
 use clearway_graph::{DType, Layout};
 
+use super::attention::{BLOCKS, in_blocks, run, with_cache};
 use super::elementwise::MATH;
 use super::{Job, Kernel, Source, View};
 
-/// Rows of the cache a workgroup takes: with fewer than this many in all, nothing is left to join.
+/// Rows of the cache a workgroup takes, or a multiple of it: with fewer than this many in all, nothing is left to join.
 const SPLIT: u32 = 256;
 /// Invocations of a workgroup at most.
 const WORKGROUP: u32 = 512;
-/// Tokens at most: more are better off with queries in tiles.
+/// Tokens of one sequence at most: more are better off with queries in tiles.
 const MAX_TOKENS: u32 = 4;
+/// Workgroups for a processor, where many sequences divide the device among themselves.
+const GROUPS: u32 = 4;
+/// Workgroups that share the rows of one of many sequences, at least: some are longer than others.
+const FEWEST_SPLITS: u32 = 4;
 
 /// The kernel, if the cache lies so that there is one.
 pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
@@ -22,7 +27,8 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         && team.is_power_of_two()
         && team <= subgroup
         && subgroup.is_power_of_two()
-        && tokens <= MAX_TOKENS
+        && run(job) <= MAX_TOKENS
+        && tokens <= job.target.max_groups
         && share <= 8;
     if !fits || !(1..=2).all(|cache| is_in_eights(job, cache)) {
         return None;
@@ -33,7 +39,14 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let waves = 1 << waves.checked_ilog2()?;
     let workgroup = (waves * subgroup).min(job.target.max_invocations);
     let teams = workgroup / team;
-    let splits = rows.div_ceil(SPLIT);
+    let pairs = tokens.checked_mul(kv_heads)?;
+    let splits = match in_blocks(job) {
+        false => rows.div_ceil(SPLIT),
+        true => {
+            let most = rows_in_blocks(job).div_ceil(SPLIT);
+            (GROUPS * job.target.processors / pairs).max(FEWEST_SPLITS).min(most)
+        }
+    };
     if !SPLIT.is_multiple_of(teams) || splits > job.target.max_groups {
         return None;
     }
@@ -44,9 +57,8 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let source = if tokens == 1 { source.baked() } else { source };
     let source =
         if q { source.view(0, View::Quads).body(Q_QUADS) } else { source.body(Q_ELEMENTS) };
-    let pairs = tokens * kv_heads;
-    let source = source
-        .scratch(u64::from(pairs * splits * part) * 4, pairs)
+    let source = with_cache(source)
+        .scratch(u64::from(pairs) * u64::from(splits * part) * 4, pairs)
         .constant("HEAD", head)
         .constant("SHARE", share)
         .constant("SPLIT", SPLIT)
@@ -69,6 +81,11 @@ fn q_four(i: u32) -> vec4<f32> {
     return vec4<f32>(get_q(i), get_q(i + 1u), get_q(i + 2u), get_q(i + 3u));
 }
 ";
+
+/// Rows that the table of blocks gives a sequence at most.
+fn rows_in_blocks(job: &Job<'_>) -> u32 {
+    job.layout(BLOCKS).cols() as u32 * job.params[3]
+}
 
 /// Whether a cache is f16 with every head at a multiple of 16 bytes.
 fn is_in_eights(job: &Job<'_>, operand: usize) -> bool {

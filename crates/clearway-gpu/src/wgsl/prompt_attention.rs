@@ -2,6 +2,7 @@
 
 use clearway_graph::DType;
 
+use super::attention::with_cache;
 use super::elementwise::MATH;
 use super::template::unroll;
 use super::{HALVES, Job, Kernel, Source, View};
@@ -59,13 +60,16 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         && HEADS.contains(&head)
         && head.is_multiple_of(16)
         && kv_heads <= job.target.max_groups;
-    if !fits || ![0, 1, 2, 4].into_iter().all(|operand| is_in_quads(job, operand)) {
+    if !fits
+        || ![0, 1, 2, job.operands.len() - 1].into_iter().all(|operand| is_in_quads(job, operand))
+    {
         return None;
     }
     let tiling = Tiling::of(job, head)?;
     let tiles = (u64::from(tokens) * u64::from(share)).div_ceil(u64::from(16 * tiling.subgroups));
     let tiles = u32::try_from(tiles).ok().filter(|&tiles| tiles <= job.target.max_groups)?;
-    let mut source = Source::new(job)
+    let y = job.operands.len() - 1;
+    let mut source = with_cache(Source::new(job))
         .enable("wgpu_cooperative_matrix")
         .constant("HEAD", head)
         .constant("SHARE", share)
@@ -74,11 +78,11 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         .constant("SLICES", tiling.slices)
         .body(MATH)
         .body(HALVES);
-    for operand in [0, 1, 2, 4] {
+    for operand in [0, 1, 2, y] {
         source = source.view(operand, View::Quads);
     }
     source = source.body(if job.dtype(0) == DType::F16 { Q_F16 } else { Q_F32 });
-    source = source.body(if job.dtype(4) == DType::F16 { Y_F16 } else { Y_F32 });
+    source = source.body(if job.dtype(y) == DType::F16 { Y_F16 } else { Y_F32 });
     source = match job.dtype(1) {
         DType::F16 => source.body(CACHE_F16),
         _ => source.body(CACHE_F32),

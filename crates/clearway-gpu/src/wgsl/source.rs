@@ -57,6 +57,11 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// What the kernel is for.
+    pub(super) fn job(&self) -> &'a Job<'a> {
+        self.job
+    }
+
     /// Changes how one operand is seen.
     #[must_use]
     pub fn view(mut self, operand: usize, view: View) -> Self {

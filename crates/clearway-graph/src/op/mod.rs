@@ -36,7 +36,7 @@ pub struct Operand {
     pub name: &'static str,
     /// Read, written, or both.
     pub role: BindingRole,
-    /// May be left out. An op has at most one such operand.
+    /// May be left out. An op with several such operands takes all of them or none.
     pub optional: bool,
     /// A weight matrix, which a device may keep in an order of its own.
     pub matrix: bool,
@@ -159,8 +159,9 @@ ops! {
     Rope "rope" [read("x"), read("positions"), read("factors"), write("y")] [int("n_dims"), int("mode"), float("base"), float("scale")]
     /// Softmax of rows with scale and mask.
     Softmax "softmax" [read("x"), read("mask"), write("y")] [float("scale")]
-    /// Causal grouped-query attention over a KV cache.
-    Attention "attention" [read("q"), read("k"), read("v"), read("positions"), write("y")] [float("scale"), int("window"), float("softcap")]
+    /// Causal grouped-query attention over a KV cache: the rows of one sequence in order, or blocks of rows that a table
+    /// finds for each of many sequences.
+    Attention "attention" [read("q"), read("k"), read("v"), read("positions"), read_in_blocks("sequences"), read_in_blocks("blocks"), write("y")] [float("scale"), int("window"), float("softcap"), int("block")]
     /// Rows written into a KV cache at positions known only on the device.
     KvWrite "kv_write" [read("x"), read("positions"), update("cache")] []
     /// Copy, cast, transpose: any layout to any layout.
@@ -201,6 +202,10 @@ const fn write_over(name: &'static str, over: &'static [u16]) -> Operand {
 
 const fn write_if_read(name: &'static str) -> Operand {
     Operand { optional: true, ..write(name) }
+}
+
+const fn read_in_blocks(name: &'static str) -> Operand {
+    Operand { optional: true, ..read(name) }
 }
 
 const fn update(name: &'static str) -> Operand {
@@ -263,7 +268,7 @@ impl OpSpec {
         (self.operands.len() - optional, self.operands.len())
     }
 
-    /// The operands of a call that binds `bound` of them: without the optional one if that is left
+    /// The operands of a call that binds `bound` of them: without the optional ones if those are left
     /// out. `None` if the op takes no such number.
     pub fn bound(&self, bound: usize) -> Option<impl Iterator<Item = &'static Operand>> {
         let (fewest, most) = self.arity();

@@ -20,7 +20,7 @@ const fn params_of(kind: CapturedOpKind) -> &'static [u32] {
         Kind::Gather | Kind::Scale | Kind::SoftCap | Kind::Softmax | Kind::Fill => &[ONE],
         Kind::RouterTopK => &[0, 1, ONE],
         Kind::Rope => &[16, 0, BASE, ONE],
-        Kind::Attention => &[ONE, 0, 0],
+        Kind::Attention => &[ONE, 0, 0, 0],
         _ => &[],
     }
 }

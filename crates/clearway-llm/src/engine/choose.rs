@@ -20,8 +20,8 @@ const DRAW: &str = "clearway.draw";
 const CANDIDATES: [usize; 2] = [40, MOST_DRAWN];
 
 /// How a compiled step chooses.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Choice {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Choice {
     /// The likeliest.
     Greedy,
     /// Drawn from so many of the likeliest by a row of sampling data; temperature 0 is greedy.
@@ -30,7 +30,7 @@ pub(super) enum Choice {
 
 impl Choice {
     /// The choice that suits a row best; `None` where only the host can choose.
-    pub(super) fn of(sampling: &Sampling) -> Option<Self> {
+    pub(crate) fn of(sampling: &Sampling) -> Option<Self> {
         if !sampling.runs_on_device() {
             return None;
         }
@@ -41,8 +41,13 @@ impl Choice {
         Some(Self::Drawn { candidates })
     }
 
+    /// One that gives the tokens of both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        if self.serves(other) { self } else { other }
+    }
+
     /// Whether it gives the tokens of `other`, if at another speed.
-    pub(super) fn serves(self, other: Self) -> bool {
+    pub(crate) fn serves(self, other: Self) -> bool {
         match (self, other) {
             (Self::Greedy, Self::Greedy) | (Self::Drawn { .. }, Self::Greedy) => true,
             (Self::Greedy, Self::Drawn { .. }) => false,
@@ -54,7 +59,7 @@ impl Choice {
 }
 
 /// Makes the kernels known. Those that are known already stay.
-pub(super) fn register(executor: &GraphExecutor) -> Result<()> {
+pub(crate) fn register(executor: &GraphExecutor) -> Result<()> {
     for kernel in [advance_kernel(), draw_kernel()] {
         match executor.register(kernel) {
             Ok(()) | Err(clearway::Error::Gpu(clearway::GpuError::DuplicateKernel { .. })) => {}
@@ -64,26 +69,36 @@ pub(super) fn register(executor: &GraphExecutor) -> Result<()> {
     Ok(())
 }
 
-/// Records the choice of a token from one row of logits; returns its id. `row` has [`DRAW_WORDS`] words, `position` that of
-/// the token before.
-pub(super) fn record(
+/// What tokens are drawn by.
+#[derive(Clone, Copy)]
+pub(crate) struct DrawnBy {
+    /// Rows of sampling data, `u32[S,W]`: the first [`DRAW_WORDS`] words of each are what the drawing kernel reads.
+    pub(crate) table: TensorView,
+    /// The row of the table for each row of logits, `u32[T]`. One that the table does not have stands for the last.
+    pub(crate) rows: TensorView,
+    /// Position of the token before, for each row of logits, `u32[T]`.
+    pub(crate) positions: TensorView,
+}
+
+/// Records the choice of a token from each row of logits; returns their ids.
+pub(crate) fn record(
     graph: &mut ComputeGraph,
     choice: Choice,
     logits: TensorView,
-    row: TensorView,
-    position: TensorView,
+    by: DrawnBy,
 ) -> Result<TensorView> {
-    let id = graph.declare_value(Layout::new(DType::U32, &[1])?);
+    let tokens = logits.layout.rows();
+    let id = graph.declare_value(Layout::new(DType::U32, &[tokens])?);
     match choice {
         Choice::Greedy => {
             clearway::record(graph, CapturedOpKind::ArgMax, &[logits, id], &[], "choose")?;
         }
         Choice::Drawn { candidates } => {
             let kept = candidates.min(logits.layout.cols());
-            let best = graph.declare_value(Layout::new(DType::F32, &[1, kept])?);
-            let ids = graph.declare_value(Layout::new(DType::U32, &[1, kept])?);
+            let best = graph.declare_value(Layout::new(DType::F32, &[tokens, kept])?);
+            let ids = graph.declare_value(Layout::new(DType::U32, &[tokens, kept])?);
             clearway::record(graph, CapturedOpKind::TopK, &[logits, best, ids], &[], "choose")?;
-            let views = [best, ids, row, position, id];
+            let views = [best, ids, by.table, by.rows, by.positions, id];
             graph.dispatch(CapturedOpKind::Custom, &draw_contract(), &views, &[], "draw")?;
         }
     }
@@ -100,7 +115,10 @@ pub(super) fn record_advance(
     Ok(())
 }
 
-fn contract(name: &'static str, operands: &[(&'static str, BindingRole)]) -> KernelContract {
+pub(crate) fn contract(
+    name: &'static str,
+    operands: &[(&'static str, BindingRole)],
+) -> KernelContract {
     let operands = operands.iter().map(|&(name, role)| BindingContract::new(name, role));
     KernelContract::new(name, operands.collect::<Vec<_>>())
 }
@@ -133,30 +151,42 @@ fn advance_kernel() -> CustomKernel {
 
 fn draw_contract() -> KernelContract {
     use BindingRole::{Read, Write};
-    let operands =
-        [("best", Read), ("ids", Read), ("row", Read), ("position", Read), ("id", Write)];
+    let operands = [
+        ("best", Read),
+        ("ids", Read),
+        ("table", Read),
+        ("rows", Read),
+        ("positions", Read),
+        ("id", Write),
+    ];
     contract(DRAW, &operands)
 }
 
-/// Draws one of the best tokens; [`NO_INDEX`] where the best is not finite.
+/// Draws one of the best tokens of each row; [`NO_INDEX`] where the best is not finite.
 fn draw_kernel() -> CustomKernel {
     let cpu = CpuKernel::new(
         |_, _| Grid::rows(1, 1),
         |piece| {
-            let mut words = [0; DRAW_WORDS];
-            words.copy_from_slice(&piece.src::<u32>(2)[..DRAW_WORDS]);
-            let logits = piece.src::<f32>(0).iter().copied();
-            let position = piece.src::<u32>(3)[0].wrapping_add(1);
-            let chosen = Draw::from_words(&words).choose(logits, position);
-            let id = chosen.map_or(NO_INDEX, |chosen| piece.src::<u32>(1)[chosen]);
-            piece.dst_row::<u32>(4, 0)[0] = id;
+            let (kept, width) = (piece.layout(0).cols(), piece.layout(2).cols());
+            let last = piece.layout(2).rows() - 1;
+            for token in 0..piece.layout(5).cols() {
+                let row = (piece.src::<u32>(3)[token] as usize).min(last);
+                let mut words = [0; DRAW_WORDS];
+                words.copy_from_slice(&piece.src::<u32>(2)[row * width..][..DRAW_WORDS]);
+                let logits = piece.src::<f32>(0)[token * kept..][..kept].iter().copied();
+                let position = piece.src::<u32>(4)[token].wrapping_add(1);
+                let chosen = Draw::from_words(&words).choose(logits, position);
+                let id = chosen.map_or(NO_INDEX, |at| piece.src::<u32>(1)[token * kept + at]);
+                piece.dst_row::<u32>(5, 0)[token] = id;
+            }
         },
     );
     let wgsl = format!(
         "const NO_INDEX = {NO_INDEX}u;\nconst MOST = {MOST_DRAWN}u;\n{}",
         include_str!("kernels/draw.wgsl")
     );
-    CustomKernel::new(draw_contract()).with_cpu(cpu).with_wgsl(&wgsl, |_, _| [1, 1, 1])
+    let groups = |views: &[TensorView], _: &[u32]| [views[5].layout.cols() as u32, 1, 1];
+    CustomKernel::new(draw_contract()).with_cpu(cpu).with_wgsl(&wgsl, groups)
 }
 
 #[cfg(test)]

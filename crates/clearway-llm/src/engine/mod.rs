@@ -16,7 +16,7 @@
 //! | `traffic` | bytes one token fetches |
 
 mod check;
-mod choose;
+pub(crate) mod choose;
 mod convert;
 mod error;
 mod finite;
@@ -49,8 +49,8 @@ use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions,
-    TOKENS,
+    self, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS,
+    RecordOptions, TOKENS,
 };
 
 /// Shorthand for results of this module.
@@ -392,7 +392,7 @@ impl Engine {
         let positions = device.alloc(tokens as u64 * 4)?;
         let rows = match logits {
             Logits::Rows(count) => Some(device.alloc(count as u64 * 4)?),
-            Logits::Last | Logits::All => None,
+            Logits::Last | Logits::All | Logits::None => None,
         };
         let bound = self.bind(&recorded, &ids, &positions, rows.as_ref())?;
         let graph = self.executor.compile(&recorded.graph, &bound, options)?;
@@ -418,6 +418,41 @@ impl Engine {
             bound.insert(id, (buffer.clone(), 0));
         }
         Ok(bound)
+    }
+
+    /// A step of many sequences whose rows lie in blocks of the cache.
+    pub(crate) fn record_in_blocks(
+        &self,
+        tokens: usize,
+        logits: Logits,
+        cache_rows: usize,
+        cache: CacheLayout,
+    ) -> Result<ModelGraph> {
+        let dtypes = &self.weight_dtypes;
+        let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
+        let options = RecordOptions {
+            cache_dtype: self.options.cache_dtype,
+            cache,
+            logits,
+            weight_dtype: &weight_dtype,
+            ..RecordOptions::new(tokens, cache_rows)
+        };
+        Ok(model::record(&self.shape, &options)?)
+    }
+
+    /// Where a weight or a part of the cache lies.
+    pub(crate) fn buffer(&self, name: &str) -> Result<&Buffer> {
+        self.buffers.get(name).ok_or_else(|| missing(name))
+    }
+
+    /// What compiles and runs steps.
+    pub(crate) fn executor(&self) -> &GraphExecutor {
+        &self.executor
+    }
+
+    /// How the engine was opened.
+    pub(crate) fn options(&self) -> &EngineOptions {
+        &self.options
     }
 
     /// Puts every tensor the graph names on the device. The names come from the graph, so that

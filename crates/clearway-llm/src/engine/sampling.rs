@@ -186,7 +186,7 @@ impl Sampling {
     }
 
     /// The part of the row that the drawing kernel reads.
-    pub(super) fn draw(&self) -> Draw {
+    pub(crate) fn draw(&self) -> Draw {
         let [low, high] = [self.seed as u32, (self.seed >> 32) as u32];
         Draw {
             seed: [low, high],
@@ -203,11 +203,11 @@ impl Sampling {
 }
 
 /// Words of a row on the device.
-pub(super) const DRAW_WORDS: usize = 6;
+pub(crate) const DRAW_WORDS: usize = 6;
 
 /// The numbers of a row that act on candidates in order, as host and device use them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Draw {
+pub(crate) struct Draw {
     seed: [u32; 2],
     /// 0 for the first candidate.
     temperature: f32,
@@ -219,7 +219,7 @@ pub(super) struct Draw {
 }
 
 impl Draw {
-    pub(super) fn to_words(self) -> [u32; DRAW_WORDS] {
+    pub(crate) fn to_words(self) -> [u32; DRAW_WORDS] {
         let Self { seed, temperature, top_k, top_p, log_min_p } = self;
         let [low, high] = seed;
         [low, high, temperature.to_bits(), top_k, top_p.to_bits(), log_min_p.to_bits()]

@@ -52,8 +52,4 @@ impl Engine {
         let rows = self.context.max(1) as u64;
         Ok(caches.map(|e| (e.name.to_string(), e.view.layout.span_bytes() / rows)).collect())
     }
-
-    fn buffer(&self, name: &str) -> Result<&clearway::Buffer> {
-        self.buffers.get(name).ok_or_else(|| super::missing(name))
-    }
 }

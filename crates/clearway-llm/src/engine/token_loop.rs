@@ -17,9 +17,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use clearway::{Buffer, DType, Layout, NO_INDEX, TensorView, Ticket};
+use clearway::{Buffer, DType, Layout, NO_INDEX, TensorView, Ticket, Upload};
 
-use super::choose::{self, Choice};
+use super::choose::{self, Choice, DrawnBy};
 use super::sampling::{DRAW_WORDS, Sampling};
 use super::{Engine, EngineError, Result, Step};
 use crate::model::{Logits, POSITIONS, TOKENS};
@@ -218,11 +218,16 @@ impl Engine {
         };
         let ring_view = external(0, &ring, RING)?;
         let row_view = external(1, &row, DRAW_WORDS)?;
+        let row_view = row_view.reinterpret(0, Layout::new(DType::U32, &[1, DRAW_WORDS])?)?;
+        let zero = device.upload(&[0_u32])?;
+        let zero_view = external(2, &zero, 1)?;
         bound.insert(ring_view.buf_id, (ring.clone(), 0));
         bound.insert(row_view.buf_id, (row.clone(), 0));
+        bound.insert(zero_view.buf_id, (zero, 0));
 
         let graph = &mut recorded.graph;
-        let id = choose::record(graph, choice, recorded.logits, row_view, position_view)?;
+        let by = DrawnBy { table: row_view, rows: zero_view, positions: position_view };
+        let id = choose::record(graph, choice, recorded.logits, by)?;
         choose::record_advance(graph, [id, token_view, position_view, ring_view])?;
         let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
         let step = Step { graph, recorded, tokens, positions, rows: None };

@@ -1,11 +1,15 @@
 //! The parts of a layer.
 
 use clearway::{
-    AttentionParams, DType, Layout, Ops, Recorder, RopeParams, RouterMode, RouterParams, TensorView,
+    AttentionParams, BlockTable, DType, Layout, Ops, Recorder, RopeParams, RouterMode,
+    RouterParams, TensorView,
 };
 
 use super::shape::{Arch, Experts, ModelShape};
-use super::{LOGIT_ROWS, Logits, POSITIONS, ROPE_FACTORS, RecordOptions, Result, TOKENS};
+use super::{
+    BLOCKS, CACHE_ROWS, CacheLayout, LOGIT_ROWS, Logits, POSITIONS, ROPE_FACTORS, RecordOptions,
+    Result, SEQUENCES, TOKENS,
+};
 
 /// Records the parts of a model one after another.
 pub(super) struct Layers<'a> {
@@ -13,7 +17,12 @@ pub(super) struct Layers<'a> {
     options: &'a RecordOptions<'a>,
     ops: Recorder,
     tokens: TensorView,
+    /// Rotary position of each token: how many tokens of its sequence it sees, less one.
     positions: TensorView,
+    /// Cache row that each token is written to.
+    cache_rows: TensorView,
+    /// Where the rows of a sequence lie; `None` where the cache is one sequence.
+    table: Option<BlockTable>,
     rope_factors: TensorView,
     embedding: TensorView,
 }
@@ -27,7 +36,27 @@ impl<'a> Layers<'a> {
         let name = "token_embd.weight";
         let dtype = (options.weight_dtype)(name);
         let embedding = ops.external(name, dtype, &[shape.vocab, shape.embd])?;
-        Ok(Self { shape, options, ops, tokens, positions, rope_factors, embedding })
+        let (cache_rows, table) = match options.cache {
+            CacheLayout::Whole => (positions, None),
+            CacheLayout::Blocks { block, sequences, entries } => {
+                let cache_rows = ops.external(CACHE_ROWS, DType::U32, &[options.tokens])?;
+                let of_tokens = ops.external(SEQUENCES, DType::U32, &[options.tokens])?;
+                let blocks = ops.external(BLOCKS, DType::U32, &[sequences, entries])?;
+                let table = BlockTable { sequences: of_tokens, blocks, block: block as u32 };
+                (cache_rows, Some(table))
+            }
+        };
+        Ok(Self {
+            shape,
+            options,
+            ops,
+            tokens,
+            positions,
+            cache_rows,
+            table,
+            rope_factors,
+            embedding,
+        })
     }
 
     pub(super) fn into_recorder(self) -> Recorder {
@@ -65,7 +94,7 @@ impl<'a> Layers<'a> {
     /// Final norm and logits.
     pub(super) fn head(&mut self, x: TensorView) -> Result<TensorView> {
         let x = match self.options.logits {
-            Logits::All => x,
+            Logits::All | Logits::None => x,
             Logits::Last => {
                 let row = Layout::new(DType::F32, &[1, self.shape.embd])?;
                 x.reinterpret(row.span_bytes() * (self.options.tokens as u64 - 1), row)?
@@ -92,45 +121,79 @@ impl<'a> Layers<'a> {
         }
     }
 
+    /// Keys and values of one layer written into the cache, and nothing else.
+    pub(super) fn fill_cache(&mut self, layer: usize, x: TensorView) -> Result<()> {
+        let x = self.norm(layer, "attn_norm", x)?;
+        let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
+        let v = self.project(layer, "attn_v", x, self.shape.kv_heads)?;
+        let k = self.normed_heads(layer, "attn_k_norm", k)?;
+        let k = self.rotate(layer, "attn_k_rope", k)?;
+        self.write_cache(layer, k, v)?;
+        Ok(())
+    }
+
     fn attention(&mut self, layer: usize, x: TensorView) -> Result<TensorView> {
         let (tokens, head) = (self.options.tokens, self.shape.head_dim);
         let q = self.project(layer, "attn_q", x, self.shape.heads)?;
         let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
         let v = self.project(layer, "attn_v", x, self.shape.kv_heads)?;
-        let (q, k) = match self.shape.arch {
-            Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 => {
-                (self.head_norm(layer, "attn_q_norm", q)?, self.head_norm(layer, "attn_k_norm", k)?)
-            }
-            _ => (q, k),
+        let q = self.normed_heads(layer, "attn_q_norm", q)?;
+        let k = self.normed_heads(layer, "attn_k_norm", k)?;
+        let q = self.rotate(layer, "attn_q_rope", q)?;
+        let k = self.rotate(layer, "attn_k_rope", k)?;
+        let [keys, values] = self.write_cache(layer, k, v)?;
+        self.label(layer, "attention");
+        let params = AttentionParams {
+            scale: self.shape.attention_scale,
+            window: self.shape.layer_window(layer).map_or(0, |window| window.rows),
+            softcap: self.shape.attention_softcap,
         };
-        let window = self.shape.layer_window(layer);
-        let local_base = window.and_then(|window| window.rope_base);
+        let y = match self.table {
+            None => self.ops.attention(q, keys, values, self.positions, params)?,
+            Some(table) => {
+                self.ops.attention_in_blocks(q, [keys, values], self.positions, table, params)?
+            }
+        };
+        let y = reshape(y, &[tokens, self.shape.heads * head])?;
+        self.linear(layer, "attn_output", y, self.shape.embd)
+    }
+
+    /// Queries or keys, normed where the family does that.
+    fn normed_heads(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        match self.shape.arch {
+            Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 => self.head_norm(layer, part, x),
+            _ => Ok(x),
+        }
+    }
+
+    /// Queries or keys, turned by the positions of their tokens.
+    fn rotate(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        let local_base = self.shape.layer_window(layer).and_then(|window| window.rope_base);
         let rope = RopeParams {
-            n_dims: head as u32,
+            n_dims: self.shape.head_dim as u32,
             mode: self.shape.rope_mode,
             base: local_base.unwrap_or(self.shape.rope_base),
             // Layers with a base of their own see short distances and are not stretched.
             scale: if local_base.is_some() { 1.0 } else { self.shape.rope_scale },
         };
-        self.label(layer, "attn_q_rope");
-        let q = self.ops.rope(q, self.positions, self.rope_factors, rope)?;
-        self.label(layer, "attn_k_rope");
-        let k = self.ops.rope(k, self.positions, self.rope_factors, rope)?;
+        self.label(layer, part);
+        self.ops.rope(x, self.positions, self.rope_factors, rope)
+    }
+
+    /// Writes keys and values into the cache; returns it.
+    fn write_cache(
+        &mut self,
+        layer: usize,
+        k: TensorView,
+        v: TensorView,
+    ) -> Result<[TensorView; 2]> {
         let keys = self.cache(layer, "k")?;
         let values = self.cache(layer, "v")?;
         self.label(layer, "cache_k");
-        self.ops.kv_write(k, self.positions, keys)?;
+        self.ops.kv_write(k, self.cache_rows, keys)?;
         self.label(layer, "cache_v");
-        self.ops.kv_write(v, self.positions, values)?;
-        self.label(layer, "attention");
-        let params = AttentionParams {
-            scale: self.shape.attention_scale,
-            window: window.map_or(0, |window| window.rows),
-            softcap: self.shape.attention_softcap,
-        };
-        let y = self.ops.attention(q, keys, values, self.positions, params)?;
-        let y = reshape(y, &[tokens, self.shape.heads * head])?;
-        self.linear(layer, "attn_output", y, self.shape.embd)
+        self.ops.kv_write(v, self.cache_rows, values)?;
+        Ok([keys, values])
     }
 
     /// Queries, keys or values: `[T, heads, head_dim]`.

@@ -25,6 +25,24 @@ pub enum Logits {
     All,
     /// So many tokens, in the order in which [`LOGIT_ROWS`] names them: no others cost anything.
     Rows(usize),
+    /// None: the step only fills the cache. What would lead to logits alone is not recorded.
+    None,
+}
+
+/// How the KV cache of a step lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheLayout {
+    /// One sequence: the row of a token is its position.
+    Whole,
+    /// Blocks of many sequences. The step has three more external tensors: [`CACHE_ROWS`], [`SEQUENCES`], [`BLOCKS`].
+    Blocks {
+        /// Rows of a block; it divides the rows of the cache.
+        block: usize,
+        /// Sequences of the table.
+        sequences: usize,
+        /// Blocks of a sequence at most.
+        entries: usize,
+    },
 }
 
 /// How to record a step.
@@ -33,6 +51,8 @@ pub struct RecordOptions<'a> {
     pub tokens: usize,
     /// Rows of the KV cache.
     pub cache_rows: usize,
+    /// How they belong to sequences.
+    pub cache: CacheLayout,
     /// Element type of the KV cache.
     pub cache_dtype: DType,
     /// Which tokens get logits.
@@ -47,6 +67,7 @@ impl RecordOptions<'_> {
         Self {
             tokens,
             cache_rows,
+            cache: CacheLayout::Whole,
             cache_dtype: DType::F16,
             logits: Logits::Last,
             weight_dtype: &|_| DType::F16,
@@ -62,7 +83,7 @@ pub struct ModelGraph {
     /// Tensors it names but does not hold: weights, caches, `tokens`, `positions`, perhaps `logit_rows`. The identity of
     /// each is its index.
     pub externals: Vec<External>,
-    /// The logits, f32, one row for each token asked for.
+    /// The logits, f32, one row for each token asked for; without any, what the last layer begins with.
     pub logits: TensorView,
 }
 
@@ -70,6 +91,14 @@ pub struct ModelGraph {
 pub const TOKENS: &str = "tokens";
 /// Name of the external tensor with the step's positions, `u32[T]`.
 pub const POSITIONS: &str = "positions";
+/// Name of the external tensor with the cache row that each token is written to, `u32[T]`, where the cache lies in blocks. A
+/// token with a row beyond the cache is written nowhere.
+pub const CACHE_ROWS: &str = "cache_rows";
+/// Name of the external tensor with the sequence of each token, `u32[T]`, where the cache lies in blocks. A token of a
+/// sequence beyond the table sees nothing.
+pub const SEQUENCES: &str = "sequences";
+/// Name of the external tensor with the blocks of each sequence, `u32[S,N]`, where the cache lies in blocks.
+pub const BLOCKS: &str = "blocks";
 /// Name of the external tensor with the indices of the step's tokens that get logits, `u32[N]`, in steps recorded with
 /// [`Logits::Rows`].
 pub const LOGIT_ROWS: &str = "logit_rows";
@@ -83,12 +112,23 @@ pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 pub fn record(shape: &ModelShape, options: &RecordOptions<'_>) -> Result<ModelGraph> {
     let mut layers = Layers::new(shape, options)?;
     let mut x = layers.embed()?;
-    for layer in 0..shape.layers {
+    let (last, logits) = match options.logits {
+        Logits::None => (shape.layers.saturating_sub(1), false),
+        Logits::Last | Logits::All | Logits::Rows(_) => (shape.layers, true),
+    };
+    for layer in 0..last {
         x = layers.layer(layer, x)?;
     }
-    let logits = layers.head(x)?;
+    let logits = if logits {
+        layers.head(x)?
+    } else {
+        layers.fill_cache(last, x)?;
+        x
+    };
     let mut recorder = layers.into_recorder();
-    recorder.mark_output(logits)?;
+    if options.logits != Logits::None {
+        recorder.mark_output(logits)?;
+    }
     let (graph, externals) = recorder.into_parts();
     Ok(ModelGraph { graph, externals, logits })
 }

@@ -1,6 +1,10 @@
 //! The tiny models of data/models/make_logits.py: their shapes, weights and logits.
 
-use clearway_llm::model::{Arch, Experts, ModelShape, Window};
+use clearway::DType;
+use clearway_llm::gguf::GgufWriter;
+use clearway_llm::model::{
+    self, Arch, Experts, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS, Window,
+};
 
 /// The shapes of make_logits.py, by name.
 pub fn shapes() -> Vec<(&'static str, ModelShape)> {
@@ -118,6 +122,7 @@ pub fn weight(name: &str, elems: usize, cols: usize) -> Vec<f32> {
 }
 
 /// The tokens of all models, and the logits of one after each of them.
+#[allow(dead_code)] // sequences.rs compares with single streams
 pub fn golden(model: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
     let text = include_str!("../data/models/logits.json");
     let data: serde_json::Value = serde_json::from_str(text).unwrap();
@@ -126,9 +131,71 @@ pub fn golden(model: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
 }
 
 /// Fails unless logits agree as far as two orders of float32 summation can.
+#[allow(dead_code)] // sequences.rs compares with single streams
 pub fn assert_close(name: &str, found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len(), "{name}");
     let scale = expected.iter().map(|v| v.abs()).fold(0.0, f32::max);
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst <= 2e-5 * scale, "{name}: {worst} off at scale {scale}");
+}
+
+/// A file of this shape with the weights of make_logits.py.
+#[allow(dead_code)] // recorders.rs has no files
+pub fn file(arch: &str, shape: &ModelShape, change: impl Fn(&mut GgufWriter<'_>)) -> Vec<u8> {
+    let mut writer = GgufWriter::new();
+    writer.set("general.architecture", arch).unwrap();
+    let mut set = |key: &str, value: usize| {
+        writer.set(&format!("{arch}.{key}"), &(value as u32)).unwrap();
+    };
+    set("block_count", shape.layers);
+    set("embedding_length", shape.embd);
+    set("feed_forward_length", shape.ff);
+    set("attention.head_count", shape.heads);
+    set("attention.head_count_kv", shape.kv_heads);
+    set("attention.key_length", shape.head_dim);
+    set("attention.value_length", shape.head_dim);
+    set("vocab_size", shape.vocab);
+    if let Some(window) = shape.window {
+        set("attention.sliding_window", window.rows as usize);
+    }
+    set("context_length", 64);
+    if let Some(experts) = shape.experts {
+        set("expert_count", experts.count);
+        set("expert_used_count", experts.used);
+        set("expert_feed_forward_length", experts.ff);
+    }
+    let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
+    writer.set(&eps, &shape.norm_eps).unwrap();
+    writer.set(&format!("{arch}.rope.freq_base"), &shape.rope_base).unwrap();
+    if shape.rope_scale != 1.0 {
+        writer.set(&format!("{arch}.rope.scaling.type"), "linear").unwrap();
+        let factor = 1.0 / shape.rope_scale;
+        writer.set(&format!("{arch}.rope.scaling.factor"), &factor).unwrap();
+    }
+    for (key, cap) in [
+        ("attn_logit_softcapping", shape.attention_softcap),
+        ("final_logit_softcapping", shape.logit_softcap),
+    ] {
+        if cap != 0.0 {
+            writer.set(&format!("{arch}.{key}"), &cap).unwrap();
+        }
+    }
+    let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 4) };
+    for external in model::record(shape, &record).unwrap().externals {
+        let name = &*external.name;
+        if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
+            continue;
+        }
+        let layout = external.view.layout;
+        let dims: Vec<usize> = layout.dims().iter().rev().map(|&d| d as usize).collect();
+        let values = weight(name, layout.elems(), layout.cols());
+        let write = move |out: &mut dyn std::io::Write| {
+            values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
+        };
+        writer.tensor(name, DType::F32, &dims, write).unwrap();
+    }
+    change(&mut writer);
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).unwrap();
+    bytes
 }

@@ -20,6 +20,10 @@ const QUERIES: usize = 32;
 /// Rows of the cache in a block.
 const KEYS: usize = 32;
 
+/// Operands of a cache in blocks: the sequence of each token, and the blocks of each sequence.
+const SEQUENCES: usize = 4;
+const BLOCKS: usize = 5;
+
 /// Fewest pieces to cut a token into before queries that share keys are kept together.
 const FEW_PIECES: usize = 16;
 
@@ -62,6 +66,10 @@ fn attend<L: Lanes>(l: L, piece: &mut Piece<'_>) {
     for kv_head in 0..kv_heads {
         for row in piece.rows() {
             if row % heads / (heads / kv_heads) == kv_head {
+                // Queries share the rows of one sequence.
+                if pass.len > 0 && pass.sequence != sequence_of(piece, row / heads) {
+                    pass.run(l, piece, kv_head);
+                }
                 pass.push(piece, row);
             }
             if pass.len == QUERIES {
@@ -77,6 +85,10 @@ struct Pass<'a> {
     scale: f32,
     window: usize,
     softcap: f32,
+    /// Rows of a block of the cache; 0 where the cache is one sequence.
+    block: usize,
+    /// The sequence of all queries.
+    sequence: usize,
     head: usize,
     /// Rows of the output, one for each query.
     rows: [usize; QUERIES],
@@ -104,6 +116,8 @@ impl<'a> Pass<'a> {
             scale: piece.float(0),
             window: piece.int(1) as usize,
             softcap: piece.float(2),
+            block: piece.int(3) as usize,
+            sequence: 0,
             head,
             rows: [0; QUERIES],
             seen: [const { 0..0 }; QUERIES],
@@ -120,15 +134,21 @@ impl<'a> Pass<'a> {
     /// Adds a query; `row` counts heads of all tokens.
     fn push(&mut self, piece: &Piece<'_>, row: usize) {
         let heads = piece.layout(0).shape4()[2] as usize;
-        let cache_rows = piece.layout(1).shape4()[1] as usize;
-        let end = (piece.src_row::<u32>(3, 0)[row / heads] as usize).saturating_add(1);
+        let token = row / heads;
+        self.sequence = sequence_of(piece, token);
+        let rows = match self.block {
+            0 => piece.layout(1).shape4()[1] as usize,
+            _ if self.sequence >= piece.layout(BLOCKS).rows() => 0,
+            block => piece.layout(BLOCKS).cols() * block,
+        };
+        let end = (piece.src_row::<u32>(3, 0)[token] as usize).saturating_add(1);
         let start = if self.window == 0 { 0 } else { end.saturating_sub(self.window) };
         let index = self.len;
         let query = index * self.head..(index + 1) * self.head;
         piece.load_row(0, row, &mut self.queries[query.clone()]);
         self.outputs[query].fill(0.0);
         self.rows[index] = row;
-        self.seen[index] = start..end.min(cache_rows);
+        self.seen[index] = start..end.min(rows);
         self.max[index] = f32::NEG_INFINITY;
         self.sum[index] = 0.0;
         self.len += 1;
@@ -150,7 +170,7 @@ impl<'a> Pass<'a> {
                 let sum = self.sum[index];
                 output.iter_mut().for_each(|x| *x /= sum);
             }
-            piece.store_row(4, self.rows[index], output);
+            piece.store_row(piece.operand_count() - 1, self.rows[index], output);
         }
     }
 
@@ -160,8 +180,11 @@ impl<'a> Pass<'a> {
     #[inline(always)]
     fn block<L: Lanes>(&mut self, l: L, piece: &Piece<'_>, kv_head: usize, block: Range<usize>) {
         let kv_heads = piece.layout(1).shape4()[2] as usize;
-        let rows = block.clone().map(|row| row * kv_heads + kv_head);
-        let keys = load(piece, 1, rows.clone(), self.keys);
+        let rows = block.clone().map(|row| self.cache_row(piece, row) * kv_heads + kv_head);
+        let mut places = [0; KEYS];
+        places.iter_mut().zip(rows).for_each(|(place, row)| *place = row);
+        let places = &places[..block.len()];
+        let keys = load(piece, 1, places, self.keys);
         let mut scores = [[0.0; KEYS]; QUERIES];
         for (row, key) in block.clone().zip(keys) {
             for (index, query) in self.queries.chunks_exact(self.head).take(self.len).enumerate() {
@@ -182,7 +205,7 @@ impl<'a> Pass<'a> {
                 parts[index] = part;
             }
         }
-        let values = load(piece, 2, rows, self.values);
+        let values = load(piece, 2, places, self.values);
         // Groups of four start at multiples of four of the cache, as blocks do.
         for first in (block.start / 4 * 4..block.end).step_by(4) {
             let (start, end) = (first.max(block.start), block.end.min(first + 4));
@@ -195,6 +218,17 @@ impl<'a> Pass<'a> {
                 }
             }
         }
+    }
+
+    /// Where a row of the sequence lies in the cache.
+    #[inline(always)]
+    fn cache_row(&self, piece: &Piece<'_>, row: usize) -> usize {
+        if self.block == 0 {
+            return row;
+        }
+        let last = piece.layout(1).shape4()[1] as usize / self.block - 1;
+        let blocks = piece.src_row::<u32>(BLOCKS, self.sequence);
+        (blocks[row / self.block] as usize).min(last) * self.block + row % self.block
     }
 
     /// Turns scores of one query into weights, and brings what was summed before to their scale.
@@ -228,21 +262,26 @@ impl<'a> Pass<'a> {
     }
 }
 
+/// The sequence of a token; 0 where the cache is one sequence.
+fn sequence_of(piece: &Piece<'_>, token: usize) -> usize {
+    if piece.int(3) == 0 { 0 } else { piece.src_row::<u32>(SEQUENCES, 0)[token] as usize }
+}
+
 /// Rows of a cache as f32.
 fn load<'b, 'a: 'b>(
     piece: &Piece<'a>,
     cache: usize,
-    rows: impl Iterator<Item = usize>,
+    rows: &[usize],
     memory: &'b mut [f32],
 ) -> [&'b [f32]; KEYS] {
     let mut loaded: [&[f32]; KEYS] = [&[]; KEYS];
     if is_f32(piece, cache) {
         for (slot, row) in loaded.iter_mut().zip(rows) {
-            *slot = piece.src_row(cache, row);
+            *slot = piece.src_row(cache, *row);
         }
     } else {
         let memory = memory.chunks_exact_mut(piece.layout(cache).cols());
-        for ((slot, row), memory) in loaded.iter_mut().zip(rows).zip(memory) {
+        for ((slot, &row), memory) in loaded.iter_mut().zip(rows).zip(memory) {
             *slot = f32_row(piece, cache, row, memory);
         }
     }

@@ -128,9 +128,9 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
         Kind::Rope => one(positional::rope(x, &operands[1], &operands[2], params)),
         Kind::Softmax => one(norm::softmax(x, &operands[1], float(0))),
         Kind::Attention => {
-            let [q, k, v, positions, _] = operands else { return Err(unknown(kind)) };
             let (scale, window, cap) = (float(0), params[1] as usize, float(2));
-            one(positional::attention(q, k, v, positions, scale, window, cap))
+            let seen = positional::seen(operands, window, params[3] as usize);
+            one(positional::attention(x, &operands[1], &operands[2], &seen, scale, cap))
         }
         Kind::KvWrite => one(positional::kv_write(x, &operands[1], y)),
         Kind::Copy => one(x.data.clone()),

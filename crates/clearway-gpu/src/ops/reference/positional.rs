@@ -48,25 +48,42 @@ pub(super) fn kv_write(x: &RefTensor, positions: &RefTensor, cache: &RefTensor) 
     out
 }
 
-/// Token `t` at position `p` sees the cache rows `s <= p` and, if there is a window, only those with
-/// `p - s < window`. Head `h` uses head `h / (H / Hkv)` of the cache.
+/// The cache rows that each token sees, in order. Token `t` at position `p` sees the rows `s <= p` of its sequence and, if
+/// there is a window, only those with `p - s < window`. Without a table of blocks the cache is one sequence.
+pub(super) fn seen(operands: &[RefTensor], window: usize, block: usize) -> Vec<Vec<usize>> {
+    let (tokens, cache_rows) = (operands[0].shape[0], operands[1].shape[0]);
+    let visible = |token: usize, rows: usize| {
+        let position = operands[3].index(token);
+        (0..rows).filter(move |&s| s <= position && (window == 0 || position - s < window))
+    };
+    let [_, _, _, _, sequences, blocks, _] = operands else {
+        return (0..tokens).map(|token| visible(token, cache_rows).collect()).collect();
+    };
+    let (known, entries) = (blocks.shape[0], blocks.shape[1]);
+    let place = |sequence: usize, row: usize| {
+        let found = blocks.index(sequence * entries + row / block);
+        found.min(cache_rows / block - 1) * block + row % block
+    };
+    let of_token = |token: usize| match sequences.index(token) {
+        unknown if unknown >= known => Vec::new(),
+        sequence => visible(token, entries * block).map(|row| place(sequence, row)).collect(),
+    };
+    (0..tokens).map(of_token).collect()
+}
+
+/// Each token looks at the cache rows it sees. Head `h` uses head `h / (H / Hkv)` of the cache.
 pub(super) fn attention(
     q: &RefTensor,
     k: &RefTensor,
     v: &RefTensor,
-    positions: &RefTensor,
+    seen: &[Vec<usize>],
     scale: f64,
-    window: usize,
     cap: f64,
 ) -> Vec<f64> {
     let (tokens, heads, head) = (q.shape[0], q.shape[1], q.shape[2]);
-    let (cache_rows, kv_heads) = (k.shape[0], k.shape[1]);
+    let kv_heads = k.shape[1];
     let mut out = vec![0.0; tokens * heads * head];
-    for token in 0..tokens {
-        let position = positions.index(token);
-        let visible: Vec<usize> = (0..cache_rows)
-            .filter(|&s| s <= position && (window == 0 || position - s < window))
-            .collect();
+    for (token, visible) in seen.iter().enumerate() {
         for h in 0..heads {
             let q = q.row(token * heads + h);
             let kv_row = |s: usize| s * kv_heads + h / (heads / kv_heads);
@@ -79,7 +96,7 @@ pub(super) fn attention(
                 })
                 .collect();
             let out = &mut out[(token * heads + h) * head..][..head];
-            for (weight, &s) in normalised_exp(&scores).into_iter().zip(&visible) {
+            for (weight, &s) in normalised_exp(&scores).into_iter().zip(visible) {
                 for (out, v) in out.iter_mut().zip(v.row(kv_row(s))) {
                     *out += weight * v;
                 }

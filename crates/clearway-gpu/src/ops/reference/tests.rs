@@ -319,7 +319,7 @@ fn attention_sees_the_past_within_its_window() {
     let v = t(&[4, 1, 1], &[1.0, 10.0, 100.0, 1000.0]);
     let see = |position: f64, window| {
         let operands = [q.clone(), k.clone(), v.clone(), ids(&[1], &[position]), y(&[1, 2, 1])];
-        one(Kind::Attention, &operands, &[bits(1.0), window, bits(0.0)])
+        one(Kind::Attention, &operands, &[bits(1.0), window, bits(0.0), 0])
     };
     close(&see(0.0, 0), &[1.0, 1.0]);
     close(&see(2.0, 0), &[37.0, 37.0]);
@@ -338,7 +338,7 @@ fn attention_scores_are_scaled_then_capped_and_heads_are_grouped() {
     let v = t(&[2, 2, 1], &[1.0, 0.0, 0.0, 1.0]);
     let run = |cap: f32| {
         let operands = [q.clone(), k.clone(), v.clone(), ids(&[1], &[1.0]), y(&[1, 4, 1])];
-        one(Kind::Attention, &operands, &[bits(0.5), 0, bits(cap)])
+        one(Kind::Attention, &operands, &[bits(0.5), 0, bits(cap), 0])
     };
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     close(&run(0.0), &[sigmoid(1.0), sigmoid(2.0), sigmoid(2.0), 0.5]);

@@ -55,6 +55,11 @@ pub enum Fill {
         /// One past the largest that is in range.
         below: u32,
     },
+    /// Indices in runs: the first `run` are 0, the next 1, and so on.
+    Runs {
+        /// Length of a run.
+        run: u32,
+    },
     /// Indices, no two of which are equal; as many as there are elements must be below `below`.
     DistinctIds {
         /// One past the largest.
@@ -118,6 +123,7 @@ pub(super) fn dense_bytes(spec: &OperandSpec, rng: &mut Rng) -> Result<Option<Ve
         Fill::Ids { .. }
         | Fill::IdsBeyond { .. }
         | Fill::DistinctIds { .. }
+        | Fill::Runs { .. }
         | Fill::Positions { .. } => {
             let words = indices(&spec.fill, rows * cols, rng);
             Ok(Some(words.iter().flat_map(|word| word.to_ne_bytes()).collect()))
@@ -151,6 +157,7 @@ fn divide(bytes: &mut [u8], chunks: usize, rng: &mut Rng) {
 fn indices(fill: &Fill, count: usize, rng: &mut Rng) -> Vec<u32> {
     match *fill {
         Fill::Positions { start } => (start..).take(count).collect(),
+        Fill::Runs { run } => (0..count as u32).map(|i| i / run).collect(),
         Fill::IdsBeyond { below } => (0..count)
             .map(|i| match i % 6 {
                 1 => below,

@@ -1,6 +1,6 @@
 
 // Attention of single tokens, split over the cache: a workgroup takes SPLIT rows of one head of the
-// cache for all SHARE queries that use it. Teams of TEAM lanes take a row at a time, 8 elements to a
+// cache, or a multiple where there are more than MAX_SPLITS times as many, for all SHARE queries that use it. Teams of TEAM lanes take a row at a time, 8 elements to a
 // lane, and keep the softmax up as rows come, with scores as powers of two; the teams of a subgroup are joined by shuffles, the
 // subgroups in workgroup memory, and the splits by the workgroup that arrives last.
 // Constants: HEAD, SHARE, SPLIT, MAX_SPLITS, WG, TEAM, UNROLL, SUBGROUP.
@@ -23,16 +23,17 @@ fn eight(q: vec4<u32>) -> array<vec4<f32>, 2> {
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let token = group.z;
     let kv_head = group.y;
-    let position = get_positions(token);
-    let window = arg(1u);
-    let end = select(P.k.shape.y, position + 1u, position < P.k.shape.y);
-    let begin = select(0u, position - window + 1u, window > 0u && position >= window);
-    // What the token sees may be nothing, if it stands far beyond the cache; then one split writes zeros.
-    let first_split = begin / SPLIT;
-    let count = (max(end, begin + 1u) - 1u) / SPLIT - first_split + 1u;
-    // Where a window begins behind the cache, its split does not exist: the last one stands in.
-    let split = group.x - min(first_split, MAX_SPLITS - 1u);
-    if (group.x < min(first_split, MAX_SPLITS - 1u) || split >= count) {
+    let sequence = sequence_of(token);
+    let seen_rows = seen_by(token);
+    let begin = seen_rows.x;
+    let end = seen_rows.y;
+    // What the token sees may be nothing; then one split writes zeros.
+    let base = begin / SPLIT * SPLIT;
+    let length = max(end, base + 1u) - base;
+    let span = ((length - 1u) / (SPLIT * MAX_SPLITS) + 1u) * SPLIT;
+    let count = (length - 1u) / span + 1u;
+    let split = group.x;
+    if (split >= count) {
         return;
     }
     let team = lid / TEAM;
@@ -54,16 +55,16 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         out[2u * g + 1u] = vec4<f32>();
     }
     let cap = argf(2u);
-    let from_row = max(begin, group.x * SPLIT);
-    let end_row = min(end, (group.x + 1u) * SPLIT);
+    let from_row = max(begin, base + split * span);
+    let end_row = min(end, base + (split + 1u) * span);
     // All lanes of a subgroup take every turn, so that shuffles never meet a lane that left.
-    for (var turn = group.x * SPLIT; turn < end_row; turn += UNROLL * TEAMS) {
+    for (var turn = base + split * span; turn < end_row; turn += UNROLL * TEAMS) {
         var k: array<vec4<u32>, UNROLL>;
         var v: array<vec4<u32>, UNROLL>;
         for (var i = 0u; i < UNROLL; i++) {
             // Where there is no row to see, one that is seen anyway: what others hold is no business of this token,
             // and even without weight it would matter where it is NaN.
-            let row = min(max(turn + i * TEAMS + team, from_row), end_row - 1u);
+            let row = cache_row(sequence, min(max(turn + i * TEAMS + team, from_row), end_row - 1u));
             k[i] = b_k[(row * P.k.stride.y + kv_head * P.k.stride.z) / 8u + lane];
             v[i] = b_v[(row * P.v.stride.y + kv_head * P.v.stride.z) / 8u + lane];
         }

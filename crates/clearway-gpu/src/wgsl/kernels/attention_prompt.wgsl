@@ -28,25 +28,18 @@ var<workgroup> scores: array<vec4<f32>, QUERIES * SCORE_ROW>;
 
 struct Rows { k: array<vec4<u32>, UNITS>, v: array<vec4<u32>, UNITS> }
 
-// Rows of the cache a token sees: from, and one past the last.
-fn seen_by(token: u32) -> vec2<u32> {
-    let position = get_positions(token);
-    let window = arg(1u);
-    let end = select(P.k.shape.y, position + 1u, position < P.k.shape.y);
-    return vec2<u32>(select(0u, position - window + 1u, window > 0u && position >= window), end);
-}
-
 // Keys and values of a block. Rows that no query of the tile sees are zeros: what they hold may be NaN.
-fn fetch(block: u32, range: vec2<u32>, kv_head: u32, lid: u32) -> Rows {
+fn fetch(sequence: u32, block: u32, range: vec2<u32>, kv_head: u32, lid: u32) -> Rows {
     var rows: Rows;
     for (var e = 0u; e < UNITS; e++) {
         let unit = lid + e * THREADS;
         let wanted = block + unit / EIGHTS;
         let row = min(max(wanted, range.x), range.y - 1u);
+        let place = cache_row(sequence, row);
         let d = unit % EIGHTS * 8u;
         let seen = wanted == row;
-        rows.k[e] = select(vec4<u32>(), k_eight(row * P.k.stride.y + kv_head * P.k.stride.z + d), seen);
-        rows.v[e] = select(vec4<u32>(), v_eight(row * P.v.stride.y + kv_head * P.v.stride.z + d), seen);
+        rows.k[e] = select(vec4<u32>(), k_eight(place * P.k.stride.y + kv_head * P.k.stride.z + d), seen);
+        rows.v[e] = select(vec4<u32>(), v_eight(place * P.v.stride.y + kv_head * P.v.stride.z + d), seen);
     }
     return rows;
 }
@@ -71,18 +64,6 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let lane = lid % 32u;
     let subgroup = lid / 32u;
 
-    // What any query of the tile sees.
-    var from_row = 0xffffffffu;
-    var end_row = 0u;
-    for (var token = first / SHARE + lane; token <= last / SHARE; token += 32u) {
-        let seen = seen_by(token);
-        if (seen.x < seen.y) {
-            from_row = min(from_row, seen.x);
-            end_row = max(end_row, seen.y);
-        }
-    }
-    let range = vec2<u32>(subgroupMin(from_row), subgroupMax(end_row));
-
     // Queries become matrices by way of the memory of keys and values.
     for (var i = lid; i < QUERIES * EIGHTS; i += THREADS) {
         let query = min(first + i / EIGHTS, last);
@@ -104,95 +85,114 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let own = mine + lane / 2u * SCORE_ROW;
     let half = lane % 2u;
     let query = min(first + subgroup * 16u + lane / 2u, last);
-    let own_seen = seen_by(query / SHARE);
     let cap = argf(2u);
     var reference = LEAST;
     var weight = 0.0;
 
     var slice = 0u;
-    let begin = range.x / KEYS * KEYS;
     var rows: Rows;
-    if (range.x < range.y) {
-        rows = fetch(begin, range, kv_head, lid);
-        stage(rows, slice, lid);
-    }
-    for (var block = begin; block < range.y; block += KEYS) {
-        workgroupBarrier();
-        if (SLICES == 2u && block + KEYS < range.y) {
-            rows = fetch(block + KEYS, range, kv_head, lid);
+    // Tokens of one sequence share its rows; one run of them after another.
+    var next = 0u;
+    for (var from_token = first / SHARE; from_token <= last / SHARE; from_token = next) {
+        next = run_end(from_token, last / SHARE);
+        let sequence = sequence_of(from_token);
+        // What any query of the run sees.
+        var from_row = 0xffffffffu;
+        var end_row = 0u;
+        for (var token = from_token + lane; token < next; token += 32u) {
+            let seen = seen_by(token);
+            if (seen.x < seen.y) {
+                from_row = min(from_row, seen.x);
+                end_row = max(end_row, seen.y);
+            }
         }
-        //# for j in KEY_TILES
-        var score$j = coop_mat16x16<f32, C>();
-        //# end
-        //# for d in HEAD_TILES
-        //# for j in KEY_TILES
-        score$j = coopMultiplyAdd(q$d, coopLoad<coop_mat16x16<f16, B>>(&staged[slice + 16u * $ju * ROW + 2u * $du], ROW), score$j);
-        //# end
-        //# end
-        //# for j in KEY_TILES
-        coopStoreT(score$j, &scores[mine + 4u * $ju], SCORE_ROW);
-        //# end
-        subgroupBarrier();
+        let range = vec2<u32>(subgroupMin(from_row), subgroupMax(end_row));
+        let in_run = query / SHARE >= from_token && query / SHARE < next;
+        let own_seen = select(vec2<u32>(), seen_by(query / SHARE), in_run);
 
-        var own_scores: array<vec4<f32>, KEYS / 8u>;
-        var highest = LEAST;
-        for (var i = 0u; i < KEYS / 8u; i++) {
-            var four = scores[own + half * (KEYS / 8u) + i] * argf(0u);
-            if (cap > 0.0) {
-                four = vec4<f32>(soft_cap(four.x, cap), soft_cap(four.y, cap), soft_cap(four.z, cap), soft_cap(four.w, cap));
-            }
-            let row = vec4<u32>(block + half * (KEYS / 2u) + 4u * i) + vec4<u32>(0u, 1u, 2u, 3u);
-            let seen = (row >= vec4<u32>(own_seen.x)) & (row < vec4<u32>(own_seen.y));
-            four = select(vec4<f32>(LEAST), four * LOG2_E, seen);
-            own_scores[i] = four;
-            highest = max(highest, max(max(four.x, four.y), max(four.z, four.w)));
-        }
-        highest = max(highest, subgroupShuffleXor(highest, 1u));
-        let raised = highest > reference + RAISE;
-        let shrink = select(1.0, exp2(reference - highest), raised);
-        let rescale = subgroupAny(raised && reference > LEAST);
-        reference = select(reference, highest, raised);
-        weight *= shrink;
-        subgroupBarrier();
-        // All lanes agree. A loop, since naga takes no branch on what a subgroup found as uniform.
-        for (var due = rescale; due; due = false) {
-            //# for d in HEAD_TILES
-            coopStoreT(sum$d, &scores[mine], SCORE_ROW);
-            subgroupBarrier();
-            scores[own + 2u * half] *= shrink;
-            scores[own + 2u * half + 1u] *= shrink;
-            subgroupBarrier();
-            sum$d = coopLoadT<coop_mat16x16<f32, C>>(&scores[mine], SCORE_ROW);
-            subgroupBarrier();
-            //# end
-        }
-        for (var i = 0u; i < KEYS / 16u; i++) {
-            // A query that has seen nothing has no weights, though all differences are 0.
-            let low = select(exp2(own_scores[2u * i] - reference), vec4<f32>(), own_scores[2u * i] <= vec4<f32>(LEAST));
-            let high = select(exp2(own_scores[2u * i + 1u] - reference), vec4<f32>(), own_scores[2u * i + 1u] <= vec4<f32>(LEAST));
-            let both = low + high;
-            weight += (both.x + both.y) + (both.z + both.w);
-            scores[own + half * (KEYS / 16u) + i] = bitcast<vec4<f32>>(halves(low, high));
-        }
-        subgroupBarrier();
-        //# for j in KEY_TILES
-        let weights$j = coopLoadT<coop_mat16x16<f16, A>>(&scores[mine + 2u * $ju], SCORE_ROW);
-        //# end
-        //# for j in KEY_TILES
-        //# for d in HEAD_TILES
-        sum$d = coopMultiplyAdd(weights$j, coopLoadT<coop_mat16x16<f16, B>>(&staged[slice + (KEYS + 16u * $ju) * ROW + 2u * $du], ROW), sum$d);
-        //# end
-        //# end
-        if (SLICES == 2u) {
-            slice = SLICE - slice;
-        } else {
-            workgroupBarrier();
-        }
-        if (block + KEYS < range.y) {
-            if (SLICES == 1u) {
-                rows = fetch(block + KEYS, range, kv_head, lid);
-            }
+        let begin = range.x / KEYS * KEYS;
+        if (range.x < range.y) {
+            rows = fetch(sequence, begin, range, kv_head, lid);
             stage(rows, slice, lid);
+        }
+        for (var block = begin; block < range.y; block += KEYS) {
+            workgroupBarrier();
+            if (SLICES == 2u && block + KEYS < range.y) {
+                rows = fetch(sequence, block + KEYS, range, kv_head, lid);
+            }
+            //# for j in KEY_TILES
+            var score$j = coop_mat16x16<f32, C>();
+            //# end
+            //# for d in HEAD_TILES
+            //# for j in KEY_TILES
+            score$j = coopMultiplyAdd(q$d, coopLoad<coop_mat16x16<f16, B>>(&staged[slice + 16u * $ju * ROW + 2u * $du], ROW), score$j);
+            //# end
+            //# end
+            //# for j in KEY_TILES
+            coopStoreT(score$j, &scores[mine + 4u * $ju], SCORE_ROW);
+            //# end
+            subgroupBarrier();
+
+            var own_scores: array<vec4<f32>, KEYS / 8u>;
+            var highest = LEAST;
+            for (var i = 0u; i < KEYS / 8u; i++) {
+                var four = scores[own + half * (KEYS / 8u) + i] * argf(0u);
+                if (cap > 0.0) {
+                    four = vec4<f32>(soft_cap(four.x, cap), soft_cap(four.y, cap), soft_cap(four.z, cap), soft_cap(four.w, cap));
+                }
+                let row = vec4<u32>(block + half * (KEYS / 2u) + 4u * i) + vec4<u32>(0u, 1u, 2u, 3u);
+                let seen = (row >= vec4<u32>(own_seen.x)) & (row < vec4<u32>(own_seen.y));
+                four = select(vec4<f32>(LEAST), four * LOG2_E, seen);
+                own_scores[i] = four;
+                highest = max(highest, max(max(four.x, four.y), max(four.z, four.w)));
+            }
+            highest = max(highest, subgroupShuffleXor(highest, 1u));
+            let raised = highest > reference + RAISE;
+            let shrink = select(1.0, exp2(reference - highest), raised);
+            let rescale = subgroupAny(raised && reference > LEAST);
+            reference = select(reference, highest, raised);
+            weight *= shrink;
+            subgroupBarrier();
+            // All lanes agree. A loop, since naga takes no branch on what a subgroup found as uniform.
+            for (var due = rescale; due; due = false) {
+                //# for d in HEAD_TILES
+                coopStoreT(sum$d, &scores[mine], SCORE_ROW);
+                subgroupBarrier();
+                scores[own + 2u * half] *= shrink;
+                scores[own + 2u * half + 1u] *= shrink;
+                subgroupBarrier();
+                sum$d = coopLoadT<coop_mat16x16<f32, C>>(&scores[mine], SCORE_ROW);
+                subgroupBarrier();
+                //# end
+            }
+            for (var i = 0u; i < KEYS / 16u; i++) {
+                // A query that has seen nothing has no weights, though all differences are 0.
+                let low = select(exp2(own_scores[2u * i] - reference), vec4<f32>(), own_scores[2u * i] <= vec4<f32>(LEAST));
+                let high = select(exp2(own_scores[2u * i + 1u] - reference), vec4<f32>(), own_scores[2u * i + 1u] <= vec4<f32>(LEAST));
+                let both = low + high;
+                weight += (both.x + both.y) + (both.z + both.w);
+                scores[own + half * (KEYS / 16u) + i] = bitcast<vec4<f32>>(halves(low, high));
+            }
+            subgroupBarrier();
+            //# for j in KEY_TILES
+            let weights$j = coopLoadT<coop_mat16x16<f16, A>>(&scores[mine + 2u * $ju], SCORE_ROW);
+            //# end
+            //# for j in KEY_TILES
+            //# for d in HEAD_TILES
+            sum$d = coopMultiplyAdd(weights$j, coopLoadT<coop_mat16x16<f16, B>>(&staged[slice + (KEYS + 16u * $ju) * ROW + 2u * $du], ROW), sum$d);
+            //# end
+            //# end
+            if (SLICES == 2u) {
+                slice = SLICE - slice;
+            } else {
+                workgroupBarrier();
+            }
+            if (block + KEYS < range.y) {
+                if (SLICES == 1u) {
+                    rows = fetch(sequence, block + KEYS, range, kv_head, lid);
+                }
+                stage(rows, slice, lid);
+            }
         }
     }
     weight += subgroupShuffleXor(weight, 1u);

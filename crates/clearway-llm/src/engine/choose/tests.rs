@@ -31,9 +31,11 @@ impl Chooser {
         let device = executor.device();
         let mut ops = Recorder::new();
         let logits = ops.external("logits", DType::F32, &[1, vocab]).unwrap();
-        let row = ops.external("row", DType::U32, &[DRAW_WORDS]).unwrap();
-        let position = ops.external("position", DType::U32, &[1]).unwrap();
-        let id = record(ops.graph_mut(), choice, logits, row, position).unwrap();
+        let table = ops.external("row", DType::U32, &[1, DRAW_WORDS]).unwrap();
+        let positions = ops.external("position", DType::U32, &[1]).unwrap();
+        let rows = ops.external("rows", DType::U32, &[1]).unwrap();
+        let by = DrawnBy { table, rows, positions };
+        let id = record(ops.graph_mut(), choice, logits, by).unwrap();
         ops.mark_output(id).unwrap();
         let (graph, externals) = ops.into_parts();
         let buffer = |view: TensorView| device.alloc(view.layout.span_bytes()).unwrap();
@@ -41,7 +43,8 @@ impl Chooser {
         let bound: FxHashMap<_, _> =
             buffers.iter().enumerate().map(|(id, buffer)| (id, (buffer.clone(), 0))).collect();
         let graph = executor.compile(&graph, &bound, &CompileOptions::default()).unwrap();
-        let [logits, row, position] = buffers.try_into().unwrap();
+        let [logits, row, position, rows] = buffers.try_into().unwrap();
+        rows.write_slice(0, &[0_u32]).unwrap();
         Self { graph, logits, row, position, id }
     }
 

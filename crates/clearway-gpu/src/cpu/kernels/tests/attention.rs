@@ -9,7 +9,7 @@ fn seen_rows(cache: DType, rows: usize, position: u32, window: u32) -> Vec<usize
     let values: Vec<f32> = (0..rows).map(|row| (1u32 << row) as f32).collect();
     let v = rig.tensor(cache, &values, &[rows, 1, 1]);
     let (at, y) = (rig.u32(&[position], &[1]), rig.output(DType::F32, &[1, 1, 1]));
-    rig.op(Kind::Attention, &[q, k, v, at, y], &[1f32.to_bits(), window, 0]).run();
+    rig.op(Kind::Attention, &[q, k, v, at, y], &[1f32.to_bits(), window, 0, 0]).run();
     let mean = rig.floats(y)[0];
     // The number of rows is not known, but only one makes the sum a whole number of that many bits.
     (0..=rows as u32)
@@ -71,7 +71,7 @@ fn the_softmax_of_attention_keeps_up_when_later_blocks_raise_the_largest_score()
     let (q, k) = (rig.f32(&[1.0], &[1, 1, 1]), rig.f32(&keys, &[rows, 1, 1]));
     let v = rig.f32(&values, &[rows, 1, 1]);
     let (at, y) = (rig.u32(&[69], &[1]), rig.output(DType::F32, &[1, 1, 1]));
-    rig.op(Kind::Attention, &[q, k, v, at, y], &[1f32.to_bits(), 0, 0]).run();
+    rig.op(Kind::Attention, &[q, k, v, at, y], &[1f32.to_bits(), 0, 0, 0]).run();
     let e = (-10f32).exp();
     let expected = 69.0 - e / (1.0 - e);
     assert!((rig.floats(y)[0] - expected).abs() < 1e-5, "{:?}", rig.floats(y));
@@ -90,7 +90,7 @@ fn tokens_give_the_same_bits_alone_and_together() {
         );
         let positions: Vec<u32> = (0..tokens as u32).map(|t| (t * 29 + 3) % rows as u32).collect();
         let at = rig.u32(&positions, &[tokens]);
-        let params = [0.3f32.to_bits(), 37, 5f32.to_bits()];
+        let params = [0.3f32.to_bits(), 37, 5f32.to_bits(), 0];
         let together = rig.output(DType::F32, &[tokens, heads, head]);
         let alone = rig.output(DType::F32, &[tokens, heads, head]);
         rig.op(Kind::Attention, &[q, k, v, at, together], &params);

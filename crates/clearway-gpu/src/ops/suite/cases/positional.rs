@@ -10,6 +10,7 @@ pub(super) fn add(list: &mut List) {
     kv_write(list);
     attention(list);
     attention_interleaved(list);
+    attention_in_blocks(list);
 }
 
 /// Tokens, heads, head size, elements of a head that turn, first position.
@@ -161,9 +162,9 @@ impl Heads {
         ]
     }
 
-    fn params(&self) -> [u32; 3] {
+    fn params(&self) -> [u32; 4] {
         let scale = 1.0 / (self.head as f32).sqrt();
-        [scale.to_bits(), self.window, self.softcap.to_bits()]
+        [scale.to_bits(), self.window, self.softcap.to_bits(), 0]
     }
 }
 
@@ -179,6 +180,43 @@ fn attention(list: &mut List) {
             let heads = &ATTENTION[5];
             let operands = heads.operands(q, kv, steep);
             list.push(Kind::Attention, &operands, &heads.params(), Place::Dense);
+        }
+    }
+}
+
+/// Many sequences in one cache: rows of a block, blocks of a sequence, tokens of a sequence that stand together. There is
+/// one sequence less than runs of tokens, so that the last run sees nothing.
+#[rustfmt::skip] // a table reads by columns
+const IN_BLOCKS: [(Heads, u32, usize, u32); 9] = [
+    (Heads { tokens: 1,  heads: 4,  kv_heads: 2, head: 64,  cache_rows: 64,   start: 37,   window: 0,  softcap: 0.0 }, 16, 3, 1),
+    (Heads { tokens: 5,  heads: 4,  kv_heads: 2, head: 64,  cache_rows: 96,   start: 40,   window: 0,  softcap: 0.0 }, 16, 4, 1),
+    (Heads { tokens: 9,  heads: 8,  kv_heads: 2, head: 128, cache_rows: 640,  start: 300,  window: 0,  softcap: 0.0 }, 32, 12, 1),
+    (Heads { tokens: 6,  heads: 6,  kv_heads: 2, head: 64,  cache_rows: 2048, start: 1500, window: 0,  softcap: 0.0 }, 32, 60, 1),
+    (Heads { tokens: 7,  heads: 8,  kv_heads: 4, head: 256, cache_rows: 256,  start: 90,   window: 33, softcap: 30.0 }, 16, 7, 1),
+    (Heads { tokens: 10, heads: 3,  kv_heads: 3, head: 33,  cache_rows: 21,   start: 9,    window: 0,  softcap: 0.0 }, 7, 3, 3),
+    (Heads { tokens: 40, heads: 4,  kv_heads: 1, head: 64,  cache_rows: 160,  start: 50,   window: 0,  softcap: 0.0 }, 16, 6, 13),
+    (Heads { tokens: 70, heads: 8,  kv_heads: 2, head: 128, cache_rows: 320,  start: 100,  window: 0,  softcap: 0.0 }, 32, 6, 70),
+    (Heads { tokens: 45, heads: 4,  kv_heads: 2, head: 128, cache_rows: 192,  start: 60,   window: 20, softcap: 40.0 }, 32, 4, 30),
+];
+
+fn attention_in_blocks(list: &mut List) {
+    for q in ACTIVATIONS {
+        for kv in ACTIVATIONS {
+            for (index, &(heads, block, entries, run)) in IN_BLOCKS.iter().enumerate() {
+                let [q, k, v, positions, y] = heads.operands(q, kv, Fill::NORMAL);
+                let sequences = (heads.tokens.div_ceil(run as usize) - 1).max(1);
+                let in_cache = heads.cache_rows as u32 / block;
+                let blocks = match index % 3 {
+                    2 => Fill::IdsBeyond { below: in_cache },
+                    _ => Fill::Ids { below: in_cache },
+                };
+                let of_token = input(DType::U32, &[heads.tokens], Fill::Runs { run });
+                let table = input(DType::U32, &[sequences, entries], blocks);
+                let [scale, window, cap, ..] = heads.params();
+                let params = [scale, window, cap, block];
+                let operands = [q, k, v, positions, of_token, table, y];
+                list.push_strided_and(Kind::Attention, &operands, &params, index);
+            }
         }
     }
 }

@@ -1,0 +1,267 @@
+//! The lists that a runner replays: decode steps, rows of prompts, copies of blocks.
+
+use clearway::{Buffer, DType, Executable, Layout, Ops, Recorder, TensorView, Upload};
+use rustc_hash::FxHashMap;
+
+use super::slots::{Advance, RING, WORDS};
+use crate::engine::choose::{self, Choice, DrawnBy};
+use crate::engine::{Engine, EngineError};
+use crate::model::{
+    BLOCKS, CACHE_ROWS, CacheLayout, Logits, ModelGraph, POSITIONS, SEQUENCES, TOKENS,
+};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// Sequences whose prompts are read by one list.
+pub(super) const TOGETHER: usize = 4;
+
+/// What all lists of a runner share.
+pub(super) struct Tables {
+    /// Rows of a block.
+    pub(super) block: usize,
+    /// Blocks of the pool.
+    pub(super) pool: usize,
+    /// Blocks of a sequence at most.
+    pub(super) entries: usize,
+    /// Words of each slot, `u32[S * WORDS]`.
+    pub(super) slots: Buffer,
+    /// Blocks of each slot, `u32[S, entries]`.
+    pub(super) blocks: Buffer,
+    /// Chosen tokens, then position and state of each slot.
+    pub(super) ring: Buffer,
+}
+
+impl Tables {
+    pub(super) fn new(engine: &Engine, slots: usize, block: usize, entries: usize) -> Result<Self> {
+        let device = engine.executor().device();
+        Ok(Self {
+            block,
+            pool: engine.context() / block,
+            entries,
+            slots: device.upload(&vec![0_u32; slots * WORDS])?,
+            blocks: device.upload(&vec![0_u32; slots * entries])?,
+            ring: device.alloc_mailbox(4 * (slots * (RING + 2)) as u64)?,
+        })
+    }
+
+    fn rows(&self) -> usize {
+        self.pool * self.block
+    }
+
+    fn slot_count(&self) -> usize {
+        (self.slots.len() / 4) as usize / WORDS
+    }
+}
+
+/// What a step reads, one word for each row.
+pub(super) struct Inputs {
+    tokens: Buffer,
+    positions: Buffer,
+    sequences: Buffer,
+    cache_rows: Buffer,
+}
+
+/// One row of a step.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub(super) token: u32,
+    pub(super) position: u32,
+    pub(super) sequence: u32,
+    pub(super) cache_row: u32,
+}
+
+impl Row {
+    /// A row that is written nowhere and sees nothing.
+    pub(super) const NONE: Self =
+        Self { token: 0, position: 0, sequence: u32::MAX, cache_row: u32::MAX };
+}
+
+impl Inputs {
+    fn new(engine: &Engine, rows: usize) -> Result<Self> {
+        let alloc = || engine.executor().device().alloc(4 * rows as u64);
+        Ok(Self {
+            tokens: alloc()?,
+            positions: alloc()?,
+            sequences: alloc()?,
+            cache_rows: alloc()?,
+        })
+    }
+
+    pub(super) fn write(&self, rows: &[Row]) -> Result<()> {
+        let column = |of: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(of).collect() };
+        self.tokens.write_slice(0, &column(|row| row.token))?;
+        self.positions.write_slice(0, &column(|row| row.position))?;
+        self.sequences.write_slice(0, &column(|row| row.sequence))?;
+        self.cache_rows.write_slice(0, &column(|row| row.cache_row))?;
+        Ok(())
+    }
+}
+
+/// A decode step of so many rows.
+pub(super) struct DecodeList {
+    pub(super) graph: Executable,
+    pub(super) inputs: Inputs,
+    /// The slot of each row.
+    pub(super) rows: Buffer,
+    logits: TensorView,
+}
+
+impl DecodeList {
+    pub(super) fn new(
+        engine: &Engine,
+        tables: &Tables,
+        rows: usize,
+        choice: Choice,
+    ) -> Result<Self> {
+        choose::register(engine.executor())?;
+        let slots = tables.slot_count();
+        super::slots::register(engine.executor(), slots, tables.block)?;
+        let layout =
+            CacheLayout::Blocks { block: tables.block, sequences: slots, entries: tables.entries };
+        let mut recorded = engine.record_in_blocks(rows, Logits::All, tables.rows(), layout)?;
+        let inputs = Inputs::new(engine, rows)?;
+        let of_rows = engine.executor().device().alloc(4 * rows as u64)?;
+        let mut bound = bind(engine, &recorded, &inputs, &tables.blocks)?;
+        let first = recorded.externals.len();
+        let mut external = |index: usize, buffer: &Buffer, shape: &[usize]| -> Result<TensorView> {
+            let layout = Layout::new(DType::U32, shape)?;
+            let buf_id = first + index;
+            bound.insert(buf_id, (buffer.clone(), 0));
+            Ok(TensorView { buf_id, buf_len: buffer.len(), offset: 0, layout })
+        };
+        let slot_table = external(0, &tables.slots, &[slots * WORDS])?;
+        let rows_view = external(1, &of_rows, &[rows])?;
+        let ring = external(2, &tables.ring, &[slots * (RING + 2)])?;
+        let found = |name: &str| find(&recorded, name);
+        let (tokens, positions) = (found(TOKENS)?, found(POSITIONS)?);
+        let (sequences, cache_rows) = (found(SEQUENCES)?, found(CACHE_ROWS)?);
+        let blocks = found(BLOCKS)?;
+
+        let graph = &mut recorded.graph;
+        let table = slot_table.reinterpret(0, Layout::new(DType::U32, &[slots, WORDS])?)?;
+        let by = DrawnBy { table, rows: rows_view, positions };
+        let ids = choose::record(graph, choice, recorded.logits, by)?;
+        let advance = Advance {
+            ids,
+            rows: rows_view,
+            slots: slot_table,
+            blocks,
+            tokens,
+            positions,
+            sequences,
+            cache_rows,
+            ring,
+        };
+        advance.record(graph, tables.block)?;
+        let graph = engine.executor().compile(graph, &bound, &engine.options().compile)?;
+        Ok(Self { graph, inputs, rows: of_rows, logits: recorded.logits })
+    }
+
+    /// The logits of one row of the last step.
+    pub(super) fn logits(&self, row: usize) -> Result<Vec<f32>> {
+        let cols = self.logits.layout.cols();
+        let layout = Layout::new(DType::F32, &[1, cols])?;
+        let view = self.logits.reinterpret(row as u64 * layout.span_bytes(), layout)?;
+        Ok(self.graph.read_f32(view)?)
+    }
+}
+
+/// So many rows of prompts, which only fill the cache.
+pub(super) struct ReadList {
+    pub(super) graph: Executable,
+    pub(super) inputs: Inputs,
+    /// Blocks of the sequences of the list.
+    pub(super) blocks: Buffer,
+}
+
+impl ReadList {
+    pub(super) fn new(engine: &Engine, tables: &Tables, rows: usize) -> Result<Self> {
+        let entries = tables.entries;
+        let layout = CacheLayout::Blocks { block: tables.block, sequences: TOGETHER, entries };
+        let recorded = engine.record_in_blocks(rows, Logits::None, tables.rows(), layout)?;
+        let inputs = Inputs::new(engine, rows)?;
+        let blocks = engine.executor().device().upload(&vec![0_u32; TOGETHER * entries])?;
+        let bound = bind(engine, &recorded, &inputs, &blocks)?;
+        let options = &engine.options().compile;
+        let graph = engine.executor().compile(&recorded.graph, &bound, options)?;
+        Ok(Self { graph, inputs, blocks })
+    }
+}
+
+/// Copies all rows of one block to another, in every layer.
+pub(super) struct CopyList {
+    graph: Executable,
+    from: Buffer,
+    to: Buffer,
+    block: usize,
+}
+
+impl CopyList {
+    pub(super) fn new(engine: &Engine, tables: &Tables) -> Result<Self> {
+        let (shape, block) = (engine.shape(), tables.block);
+        let device = engine.executor().device();
+        let (from, to) = (device.alloc(4 * block as u64)?, device.alloc(4 * block as u64)?);
+        let mut ops = Recorder::new();
+        let from_view = ops.external("from", DType::U32, &[block])?;
+        let to_view = ops.external("to", DType::U32, &[block])?;
+        let mut buffers = vec![from.clone(), to.clone()];
+        let (heads, head) = (shape.kv_heads, shape.head_dim);
+        for name in (0..shape.layers).flat_map(|layer| ["k", "v"].map(|part| cache(layer, part))) {
+            let dtype = engine.options().cache_dtype;
+            let cache = ops.external(&name, dtype, &[tables.rows(), heads, head])?;
+            let rows = Layout::new(dtype, &[tables.rows(), heads * head])?;
+            let picked = ops.gather(cache.reinterpret(0, rows)?, from_view, 1.0)?;
+            let picked = match dtype {
+                DType::F32 => picked,
+                dtype => ops.copy(picked, dtype)?,
+            };
+            let picked = picked.reinterpret(0, Layout::new(dtype, &[block, heads, head])?)?;
+            ops.kv_write(picked, to_view, cache)?;
+            buffers.push(engine.buffer(&name)?.clone());
+        }
+        let (graph, _) = ops.into_parts();
+        let bound = buffers.into_iter().map(|buffer| (buffer, 0)).enumerate().collect();
+        let graph = engine.executor().compile(&graph, &bound, &engine.options().compile)?;
+        Ok(Self { graph, from, to, block })
+    }
+
+    pub(super) fn run(&mut self, from: u32, to: u32) -> Result<()> {
+        let rows = |first: u32| -> Vec<u32> {
+            (0..self.block as u32).map(|row| first * self.block as u32 + row).collect()
+        };
+        self.from.write_slice(0, &rows(from))?;
+        self.to.write_slice(0, &rows(to))?;
+        Ok(self.graph.run()?)
+    }
+}
+
+fn cache(layer: usize, part: &str) -> String {
+    format!("cache.{part}.{layer}")
+}
+
+/// Where the tensors lie that a step only names.
+fn bind(
+    engine: &Engine,
+    recorded: &ModelGraph,
+    inputs: &Inputs,
+    blocks: &Buffer,
+) -> Result<FxHashMap<usize, (Buffer, u64)>> {
+    let mut bound = FxHashMap::default();
+    for (id, external) in recorded.externals.iter().enumerate() {
+        let buffer = match &*external.name {
+            TOKENS => &inputs.tokens,
+            POSITIONS => &inputs.positions,
+            SEQUENCES => &inputs.sequences,
+            CACHE_ROWS => &inputs.cache_rows,
+            BLOCKS => blocks,
+            name => engine.buffer(name)?,
+        };
+        bound.insert(id, (buffer.clone(), 0));
+    }
+    Ok(bound)
+}
+
+fn find(recorded: &ModelGraph, name: &str) -> Result<TensorView> {
+    let found = recorded.externals.iter().find(|external| external.name == name);
+    found.map(|external| external.view).ok_or(EngineError::NotOnDevice)
+}

@@ -1,0 +1,380 @@
+//! A device that runs many sequences: the real [`Runner`].
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `slots` | a slot as words, and the kernel that ends a step |
+//! | `lists` | decode steps, rows of prompts, copies of blocks: compiled once, replayed |
+//!
+//! The host has a copy of every slot. It is up to date when all work is finished, and only then it is written to the device:
+//! a work that carries changes waits for the one before it. A work without any continues where the last one stopped, and
+//! nothing is written at all.
+
+mod lists;
+mod slots;
+
+use std::collections::VecDeque;
+
+use clearway::{NO_INDEX, Ticket};
+use rustc_hash::FxHashMap;
+
+use self::lists::{CopyList, DecodeList, ReadList, Row, TOGETHER, Tables};
+use self::slots::{FAILED, RING, RUNNING, WORDS};
+use super::runner::{Change, Chosen, Limits, Read, Runner, Slot, SlotTokens, Work};
+use crate::engine::choose::Choice;
+use crate::engine::{Engine, EngineError};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// Numbers of rows that decode steps are compiled for. Between them a step has rows that do nothing.
+const DECODE_ROWS: [usize; 18] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+/// Numbers of rows that prompts are read in.
+const READ_ROWS: [usize; 14] = [8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
+/// Rows of prompts that are read at once where rows are pinned.
+const PINNED_READ: usize = 64;
+/// Steps of one work at most, where the host is far from the device and where it is not.
+const FAR_STEPS: usize = 32;
+const NEAR_STEPS: usize = 4;
+
+/// How sequences share a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Sequences that run at once.
+    pub slots: usize,
+    /// Tokens of a block of the cache.
+    pub block: usize,
+    /// Tokens of one sequence at most; the pool is the engine's context.
+    pub context: usize,
+    /// Every step has the same number of rows, so that a sequence gets bit for bit the tokens it gets alone. Slower.
+    pub deterministic: bool,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self { slots: 8, block: 32, context: 4096, deterministic: false }
+    }
+}
+
+/// Sequences on the device of an engine.
+pub struct DeviceRunner {
+    engine: Engine,
+    options: DeviceOptions,
+    tables: Tables,
+    slots: Vec<slots::Slot>,
+    /// Blocks of each slot, as the device has them.
+    blocks: Vec<u32>,
+    decode: FxHashMap<(usize, Choice), DecodeList>,
+    read: FxHashMap<usize, ReadList>,
+    copy: Option<CopyList>,
+    /// Decode work on the device.
+    under_way: VecDeque<UnderWay>,
+    /// Works that are done and were not asked for yet.
+    done: VecDeque<Vec<SlotTokens>>,
+    /// What the device's decode inputs hold: the list and its slots, if nothing changed since.
+    ready: Option<((usize, Choice), Vec<Slot>)>,
+}
+
+struct UnderWay {
+    key: (usize, Choice),
+    ticket: Ticket,
+    slots: Vec<Slot>,
+    steps: usize,
+}
+
+impl DeviceRunner {
+    /// Takes over an engine. Its context becomes the pool of blocks.
+    ///
+    /// # Errors
+    /// [`EngineError::Context`] where the pool has no block or there is no slot; what the device reports.
+    pub fn new(engine: Engine, options: DeviceOptions) -> Result<Self> {
+        let DeviceOptions { slots, block, context, .. } = options;
+        if slots == 0 || block == 0 || engine.context() < block || context == 0 {
+            return Err(EngineError::Context { wanted: engine.context() });
+        }
+        let context = context.min(engine.context() / block * block);
+        let entries = context.div_ceil(block);
+        let tables = Tables::new(&engine, slots, block, entries)?;
+        Ok(Self {
+            options: DeviceOptions { context, ..options },
+            slots: (0..slots).map(|_| slots::Slot::empty()).collect(),
+            blocks: vec![0; slots * entries],
+            engine,
+            tables,
+            decode: FxHashMap::default(),
+            read: FxHashMap::default(),
+            copy: None,
+            under_way: VecDeque::new(),
+            done: VecDeque::new(),
+            ready: None,
+        })
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Compiles decode steps of so many rows, so that the first ones need not wait for it.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn prepare(&mut self, rows: usize, sampling: &crate::engine::Sampling) -> Result<()> {
+        let choice = Choice::of(sampling).unwrap_or(Choice::Greedy);
+        self.decode_list((self.decode_rows(rows), choice)).map(|_| ())
+    }
+
+    fn decode_rows(&self, rows: usize) -> usize {
+        let rows = if self.options.deterministic { self.options.slots } else { rows };
+        DECODE_ROWS.into_iter().find(|&some| some >= rows).unwrap_or(rows)
+    }
+
+    fn decode_list(&mut self, key: (usize, Choice)) -> Result<&mut DecodeList> {
+        let list = match self.decode.remove(&key) {
+            Some(list) => list,
+            None => DecodeList::new(&self.engine, &self.tables, key.0, key.1)?,
+        };
+        Ok(self.decode.entry(key).or_insert(list))
+    }
+
+    /// Where a position of a slot lies in the cache.
+    fn cache_row(&self, slot: Slot, position: usize) -> u32 {
+        let (block, entries) = (self.tables.block, self.tables.entries);
+        let entry = (position / block).min(entries - 1);
+        self.blocks[slot * entries + entry] * block as u32 + (position % block) as u32
+    }
+
+    fn apply(&mut self, changes: &[Change]) -> Result<()> {
+        let entries = self.tables.entries;
+        let mut written = Vec::new();
+        for change in changes {
+            match change {
+                Change::Blocks { slot, first, blocks } => {
+                    let end = (first + blocks.len()).min(entries);
+                    let blocks = &blocks[..end.saturating_sub(*first)];
+                    let at = slot * entries + first;
+                    self.blocks[at..at + blocks.len()].copy_from_slice(blocks);
+                    self.tables.blocks.write_slice(4 * at as u64, blocks)?;
+                }
+                Change::Open { slot, state } => {
+                    self.slots[*slot] = slots::Slot::open(state);
+                    written.push(*slot);
+                }
+                Change::End { slot, end } => {
+                    self.slots[*slot].set_end((*end).min(self.options.context));
+                    written.push(*slot);
+                }
+                Change::Close { slot } => {
+                    self.slots[*slot] = slots::Slot::empty();
+                    written.push(*slot);
+                }
+                Change::Copy { from, to } => {
+                    let list = match self.copy.take() {
+                        Some(list) => list,
+                        None => CopyList::new(&self.engine, &self.tables)?,
+                    };
+                    self.copy.insert(list).run(*from, *to)?;
+                }
+            }
+        }
+        written.sort_unstable();
+        written.dedup();
+        for slot in written {
+            self.write_slot(slot)?;
+        }
+        Ok(())
+    }
+
+    fn write_slot(&self, slot: Slot) -> Result<()> {
+        let at = 4 * (slot * WORDS) as u64;
+        Ok(self.tables.slots.write_slice(at, &self.slots[slot].words())?)
+    }
+
+    /// Reads rows of prompts, as many at once as a list holds.
+    fn read_prompts(&mut self, reads: &[Read]) -> Result<()> {
+        let most = match self.options.deterministic {
+            true => PINNED_READ,
+            false => self.limits().chunk,
+        };
+        let mut batch: Vec<(Slot, Row)> = Vec::new();
+        let mut sequences: Vec<Slot> = Vec::new();
+        for read in reads {
+            for (index, &token) in read.tokens.iter().enumerate() {
+                let is_new = !sequences.contains(&read.slot);
+                if batch.len() == most || (is_new && sequences.len() == TOGETHER) {
+                    self.read_batch(&batch, &sequences)?;
+                    batch.clear();
+                    sequences.clear();
+                }
+                if !sequences.contains(&read.slot) {
+                    sequences.push(read.slot);
+                }
+                let position = read.position + index;
+                let cache_row = self.cache_row(read.slot, position);
+                let sequence = (sequences.len() - 1) as u32;
+                let row = Row { token, position: position as u32, sequence, cache_row };
+                batch.push((read.slot, row));
+            }
+        }
+        if batch.is_empty() { Ok(()) } else { self.read_batch(&batch, &sequences) }
+    }
+
+    fn read_batch(&mut self, batch: &[(Slot, Row)], sequences: &[Slot]) -> Result<()> {
+        let pinned = self.options.deterministic.then_some(PINNED_READ);
+        let fitting = READ_ROWS.into_iter().find(|&rows| rows >= batch.len());
+        let rows = pinned.or(fitting).unwrap_or(batch.len());
+        let list = match self.read.remove(&rows) {
+            Some(list) => list,
+            None => ReadList::new(&self.engine, &self.tables, rows)?,
+        };
+        let list = self.read.entry(rows).or_insert(list);
+        let mut padded: Vec<Row> = batch.iter().map(|&(_, row)| row).collect();
+        padded.resize(rows, Row::NONE);
+        list.inputs.write(&padded)?;
+        let entries = self.tables.entries;
+        let table: Vec<u32> = sequences
+            .iter()
+            .flat_map(|&slot| &self.blocks[slot * entries..(slot + 1) * entries])
+            .copied()
+            .collect();
+        list.blocks.write_slice(0, &table)?;
+        list.graph.start(1)?;
+        Ok(())
+    }
+
+    /// The list for a step of these slots.
+    fn key(&self, slots: &[Slot]) -> (usize, Choice) {
+        let choices = slots.iter().filter_map(|&slot| self.slots[slot].choice);
+        let choice = choices.fold(Choice::Greedy, Choice::and);
+        (self.decode_rows(slots.len()), choice)
+    }
+
+    fn write_rows(&mut self, key: (usize, Choice), slots: &[Slot]) -> Result<()> {
+        let row = |&slot: &Slot| {
+            let state = &self.slots[slot];
+            match state.state {
+                RUNNING => Row {
+                    token: state.token,
+                    position: state.position as u32,
+                    sequence: slot as u32,
+                    cache_row: self.cache_row(slot, state.position),
+                },
+                _ => Row::NONE,
+            }
+        };
+        let mut rows: Vec<Row> = slots.iter().map(row).collect();
+        rows.resize(key.0, Row::NONE);
+        let mut of_rows: Vec<u32> = slots.iter().map(|&slot| slot as u32).collect();
+        of_rows.resize(key.0, NO_INDEX);
+        let list = self.decode_list(key)?;
+        list.inputs.write(&rows)?;
+        Ok(list.rows.write_slice(0, &of_rows)?)
+    }
+
+    /// Waits for the oldest work on the device and takes its tokens.
+    fn absorb(&mut self) -> Result<()> {
+        let Some(work) = self.under_way.pop_front() else { return Ok(()) };
+        let UnderWay { key, ticket, slots, steps } = work;
+        if steps == 0 {
+            self.done.push_back(Vec::new());
+            return Ok(());
+        }
+        self.decode_list(key)?.graph.finish(ticket)?;
+        let count = self.slots.len();
+        let ring: Vec<u32> = self.tables.ring.peek_vec(0, count * (RING + 2))?;
+        let mut results = Vec::with_capacity(slots.len());
+        for (row, &slot) in slots.iter().enumerate() {
+            if self.slots[slot].is_hosts() {
+                results.push(self.choose(key, row, slot)?);
+                continue;
+            }
+            let mut result = SlotTokens { slot, tokens: Vec::new(), failed: false };
+            while result.tokens.len() < steps && self.slots[slot].state == RUNNING {
+                let state = &mut self.slots[slot];
+                let [reached, status] = [0, 1].map(|word| ring[count * RING + 2 * slot + word]);
+                if state.position >= reached as usize {
+                    if status == FAILED {
+                        (state.state, result.failed) = (FAILED, true);
+                    }
+                    break;
+                }
+                let token = ring[slot * RING + state.position % RING];
+                state.take(token);
+                result.tokens.push(Chosen { token, log_probs: None });
+            }
+            results.push(result);
+        }
+        self.done.push_back(results);
+        Ok(())
+    }
+
+    /// Chooses the token of a slot whose sampling the device does not do.
+    fn choose(&mut self, key: (usize, Choice), row: usize, slot: Slot) -> Result<SlotTokens> {
+        let mut result = SlotTokens { slot, tokens: Vec::new(), failed: false };
+        if self.slots[slot].state != RUNNING {
+            return Ok(result);
+        }
+        let logits = self.decode_list(key)?.logits(row)?;
+        let state = &mut self.slots[slot];
+        let Some(sampler) = &mut state.sampler else { return Ok(result) };
+        match sampler.sample(&logits, &state.history) {
+            Some(token) => {
+                let log_probs = sampler.log_probs(&logits, token);
+                state.take(token);
+                result.tokens.push(Chosen { token, log_probs });
+            }
+            None => (state.state, result.failed) = (FAILED, true),
+        }
+        self.ready = None;
+        Ok(result)
+    }
+}
+
+impl Runner for DeviceRunner {
+    fn limits(&self) -> Limits {
+        let far = self.engine.feeds_back();
+        let chunk = self.engine.executor().device().batch_tokens();
+        Limits {
+            slots: self.options.slots,
+            block: self.tables.block,
+            blocks: self.tables.pool,
+            context: self.options.context,
+            chunk: chunk.min(READ_ROWS[READ_ROWS.len() - 1]),
+            steps: if far { FAR_STEPS } else { NEAR_STEPS },
+            ahead: if far { 2 } else { 1 },
+        }
+    }
+
+    fn start(&mut self, work: &Work) -> Result<()> {
+        let continues = work.changes.is_empty()
+            && work.read.is_empty()
+            && self.ready.as_ref().is_some_and(|(_, slots)| *slots == work.decode);
+        if !continues {
+            while !self.under_way.is_empty() {
+                self.absorb()?;
+            }
+            self.ready = None;
+            self.apply(&work.changes)?;
+            let key = self.key(&work.decode);
+            if !work.decode.is_empty() {
+                self.write_rows(key, &work.decode)?;
+                self.ready = Some((key, work.decode.clone()));
+            }
+            self.read_prompts(&work.read)?;
+        }
+        let key = self.key(&work.decode);
+        let steps = if work.decode.is_empty() { 0 } else { work.steps };
+        let ticket = match steps {
+            0 => Ticket::default(),
+            steps => self.decode_list(key)?.graph.start(steps)?,
+        };
+        self.under_way.push_back(UnderWay { key, ticket, slots: work.decode.clone(), steps });
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Vec<SlotTokens>> {
+        if self.done.is_empty() {
+            self.absorb()?;
+        }
+        Ok(self.done.pop_front().unwrap_or_default())
+    }
+}

@@ -1,0 +1,220 @@
+//! Many sequences on one device: each gets the tokens it gets alone, whoever joins and leaves.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
+
+use std::sync::Arc;
+
+use clearway::Device;
+use clearway::cpu::CpuDevice;
+use clearway::vulkan::VulkanOptions;
+use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
+use clearway_llm::batch::runner::{Change, Read, Runner, SlotState, Work};
+use clearway_llm::engine::{Engine, EngineOptions, Penalties, Sampling};
+use clearway_llm::gguf::Gguf;
+
+mod tiny;
+use tiny::{file, shapes};
+
+/// Random numbers by seed.
+struct Rng(clearway_graph::testkit::Rng);
+
+impl Rng {
+    fn new(seed: u64) -> Self {
+        Self(clearway_graph::testkit::Rng::new(seed))
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.0.below(end as u64) as usize
+    }
+
+    fn shuffle(&mut self, items: &mut [u32]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+}
+
+const BLOCK: usize = 4;
+const POOL: usize = 256;
+const VOCAB: usize = 96;
+
+/// A text that is to be continued.
+#[derive(Clone, Debug)]
+struct Text {
+    prompt: Vec<u32>,
+    count: usize,
+    sampling: Sampling,
+}
+
+impl Text {
+    fn random(rng: &mut Rng) -> Self {
+        let length = 1 + rng.below(24);
+        let prompt = (0..length).map(|_| rng.below(VOCAB) as u32).collect();
+        let count = 1 + rng.below(8);
+        let mut sampling = match rng.below(3) {
+            0 => Sampling::greedy(),
+            _ => Sampling { seed: rng.below(1000) as u64, ..Sampling::default() },
+        };
+        if rng.below(5) == 0 {
+            // The host chooses these.
+            sampling.penalties = Penalties { repeat: 1.3, ..Penalties::default() };
+        }
+        Self { prompt, count, sampling }
+    }
+}
+
+/// A text in its slot.
+struct Running {
+    text: usize,
+    slot: usize,
+    blocks: Vec<u32>,
+    read: usize,
+    open: bool,
+    found: Vec<u32>,
+}
+
+fn runner(device: &Arc<dyn Device>, deterministic: bool) -> DeviceRunner {
+    let (_, shape) = &shapes()[0];
+    let gguf = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
+    let options = EngineOptions { context: Some(POOL), ..EngineOptions::default() };
+    let engine = Engine::new(&gguf, device.clone(), options).unwrap();
+    let options = DeviceOptions { slots: 5, block: BLOCK, context: 64, deterministic };
+    DeviceRunner::new(engine, options).unwrap()
+}
+
+/// Continues all texts, with joins, prompt chunks and numbers of steps as `rng` has it. Blocks lie anywhere in the pool.
+fn run(runner: &mut DeviceRunner, texts: &[Text], rng: &mut Rng) -> Vec<Vec<u32>> {
+    let limits = runner.limits();
+    let mut free: Vec<u32> = (0..limits.blocks as u32).collect();
+    rng.shuffle(&mut free);
+    let mut slots: Vec<usize> = (0..limits.slots).collect();
+    let mut waiting: Vec<usize> = (0..texts.len()).rev().collect();
+    let mut running: Vec<Running> = Vec::new();
+    let mut done = vec![Vec::new(); texts.len()];
+    while !(waiting.is_empty() && running.is_empty()) {
+        let mut work = Work::default();
+        while !waiting.is_empty() && !slots.is_empty() && (running.is_empty() || rng.below(2) == 0)
+        {
+            let (text, slot) = (waiting.pop().unwrap(), slots.pop().unwrap());
+            let rows = texts[text].prompt.len() + texts[text].count;
+            let blocks: Vec<u32> = (0..rows.div_ceil(BLOCK)).map(|_| free.pop().unwrap()).collect();
+            work.changes.push(Change::Blocks { slot, first: 0, blocks: blocks.clone() });
+            running.push(Running { text, slot, blocks, read: 0, open: false, found: Vec::new() });
+        }
+        for one in &mut running {
+            let Text { prompt, count, sampling } = &texts[one.text];
+            let last = prompt.len() - 1;
+            if !one.open && one.read < last {
+                let chunk = (1 + rng.below(20)).min(last - one.read);
+                let tokens = prompt[one.read..one.read + chunk].to_vec();
+                work.read.push(Read { slot: one.slot, position: one.read, tokens });
+                one.read += chunk;
+            } else if !one.open {
+                one.open = true;
+                let state = SlotState {
+                    token: prompt[last],
+                    position: last,
+                    end: last + count,
+                    sampling: sampling.clone(),
+                    stop_tokens: Vec::new(),
+                    history: prompt.clone(),
+                };
+                work.changes.push(Change::Open { slot: one.slot, state: Box::new(state) });
+            }
+        }
+        work.decode = running.iter().filter(|one| one.open).map(|one| one.slot).collect();
+        let hosts = |one: &Running| !texts[one.text].sampling.runs_on_device();
+        let alone = running.iter().any(|one| one.open && hosts(one));
+        work.steps = if alone { 1 } else { 1 + rng.below(limits.steps) };
+        runner.start(&work).unwrap();
+        // Without changes the next work may be under way before the first is done.
+        let again = Work { decode: work.decode.clone(), steps: 1, ..Work::default() };
+        let ahead = limits.ahead > 1 && !alone && rng.below(2) == 0;
+        if ahead {
+            runner.start(&again).unwrap();
+        }
+        let mut results = runner.finish().unwrap();
+        if ahead {
+            results.extend(runner.finish().unwrap());
+        }
+        for result in results {
+            assert!(!result.failed);
+            let one = running.iter_mut().find(|one| one.slot == result.slot).unwrap();
+            one.found.extend(result.tokens.iter().map(|chosen| chosen.token));
+        }
+        let mut index = 0;
+        while index < running.len() {
+            // Some leave before they are done and are not looked at again.
+            let leaves = running[index].found.len() == texts[running[index].text].count;
+            if !leaves {
+                index += 1;
+                continue;
+            }
+            let one = running.swap_remove(index);
+            runner
+                .start(&Work { changes: vec![Change::Close { slot: one.slot }], ..Work::default() })
+                .unwrap();
+            runner.finish().unwrap();
+            slots.push(one.slot);
+            free.extend(one.blocks);
+            rng.shuffle(&mut free);
+            done[one.text] = one.found;
+        }
+    }
+    done
+}
+
+fn devices() -> Vec<Arc<dyn Device>> {
+    let cpu: Arc<dyn Device> = Arc::new(CpuDevice::with_threads(2));
+    let vulkan = clearway::testkit::open_vulkan(VulkanOptions::default()).unwrap();
+    let vulkan = vulkan.map(|device| Arc::new(device) as Arc<dyn Device>);
+    [cpu].into_iter().chain(vulkan).collect()
+}
+
+#[test]
+fn a_sequence_gets_bit_for_bit_the_tokens_it_gets_alone() {
+    for (index, device) in devices().into_iter().enumerate() {
+        let name = device.info().name.clone();
+        let mut runner = runner(&device, true);
+        let schedules = [1000, 30][index.min(1)];
+        let mut rng = Rng::new(7);
+        let mut tokens = 0;
+        for round in 0..schedules / 10 {
+            let texts: Vec<Text> = (0..5).map(|_| Text::random(&mut rng)).collect();
+            let alone: Vec<Vec<u32>> = texts
+                .iter()
+                .map(|text| run(&mut runner, std::slice::from_ref(text), &mut rng).remove(0))
+                .collect();
+            for _ in 0..10 {
+                let together = run(&mut runner, &texts, &mut rng);
+                assert_eq!(together, alone, "{name}, round {round}");
+                tokens += together.iter().map(Vec::len).sum::<usize>();
+            }
+        }
+        println!("counted: {schedules} schedules on {name}, {tokens} tokens");
+    }
+}
+
+#[test]
+fn greedy_text_of_the_crowd_is_that_of_the_single_stream() {
+    for device in devices() {
+        let name = device.info().name.clone();
+        let (_, shape) = &shapes()[0];
+        let gguf = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
+        let options = EngineOptions { context: Some(POOL), ..EngineOptions::default() };
+        let mut engine = Engine::new(&gguf, device.clone(), options).unwrap();
+        let mut rng = Rng::new(3);
+        let mut texts: Vec<Text> = (0..12).map(|_| Text::random(&mut rng)).collect();
+        texts.iter_mut().for_each(|text| text.sampling = Sampling::greedy());
+        let together = run(&mut runner(&device, false), &texts, &mut rng);
+        for (text, found) in texts.iter().zip(together) {
+            engine.clear();
+            let mut logits = engine.eval(&text.prompt).unwrap();
+            for (at, token) in found.into_iter().enumerate() {
+                let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                // Kernels of other sizes sum in another order: only a near tie may be decided otherwise.
+                assert!(best - logits[token as usize] < 1e-3, "{name}: token {at} of {text:?}");
+                logits = engine.eval(&[token]).unwrap();
+            }
+        }
+    }
+}
