@@ -61,12 +61,14 @@
 //! |---|---|
 //! | [`generate`] | conversations and replies |
 //! | [`engine`] | runs a model file on a device |
+//! | [`batch`] | many sequences at once: scheduler, block pool, service |
 //! | [`model`] | records the ops of a model over its shape, without weights |
 //! | [`gguf`] | reads and writes model files |
 //! | [`text`] | tokenizers and chat templates |
 //! | `fetch` | models by name: downloads and the cache (feature `fetch`) |
 //! | [`output`] | files that appear whole or not at all |
 
+pub mod batch;
 pub mod engine;
 #[cfg(feature = "fetch")]
 pub mod fetch;
