@@ -61,6 +61,7 @@
 //! |---|---|
 //! | [`generate`] | conversations and replies |
 //! | [`engine`] | runs a model file on a device |
+//! | [`batch`] | many sequences at once: scheduler, block pool, service |
 //! | [`model`] | records the ops of a model over its shape, without weights |
 //! | [`gguf`] | reads and writes model files |
 //! | [`text`] | tokenizers and chat templates |

@@ -16,7 +16,7 @@
 //! first work is finished, at most [`Limits::ahead`] times. Changes of work that is started later never reach steps of work
 //! that was started before.
 
-use crate::engine::{EngineError, LogProbs, Sampling};
+use super::super::engine::{EngineError, LogProbs, Sampling};
 
 /// Index of a slot.
 pub type Slot = usize;

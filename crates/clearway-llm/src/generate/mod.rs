@@ -13,7 +13,7 @@
 mod chat;
 mod reply;
 mod saved;
-mod stop;
+pub(crate) mod stop;
 
 pub use chat::Chat;
 pub use reply::{End, Pace, Piece, Reply, Usage};

@@ -24,6 +24,7 @@ pub(crate) use bpe::byte_char;
 pub use chat::{ChatFormat, ChatMessage, ChatOptions, ChatTemplate, Date};
 pub use error::TextError;
 pub use pretokenize::{Pieces, PreTokenizer};
+pub(crate) use stream::DecoderState;
 pub use stream::StreamDecoder;
 pub use tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 pub use vocab::{TokenKind, Vocab};

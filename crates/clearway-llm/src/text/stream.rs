@@ -8,6 +8,12 @@ use super::tokenizer::{DecodeOptions, Tokenizer};
 #[derive(Debug, Clone)]
 pub struct StreamDecoder<'t> {
     tokenizer: &'t Tokenizer,
+    state: DecoderState,
+}
+
+/// A [`StreamDecoder`] without its tokenizer.
+#[derive(Debug, Clone)]
+pub(crate) struct DecoderState {
     options: DecodeOptions,
     strip: bool,
     /// The start of a character that is not complete: at most three bytes between calls.
@@ -17,12 +23,27 @@ pub struct StreamDecoder<'t> {
 impl<'t> StreamDecoder<'t> {
     /// A decoder with nothing pending.
     pub fn new(tokenizer: &'t Tokenizer, options: DecodeOptions) -> Self {
-        Self { tokenizer, options, strip: options.strip_prefix, pending: Vec::new() }
+        Self { tokenizer, state: DecoderState::new(options) }
     }
 
     /// The text that `id` completes; often empty inside a character.
     pub fn push(&mut self, id: u32) -> Result<String, TextError> {
-        let piece = self.tokenizer.piece(id, self.options.skip_special, &mut self.strip)?;
+        self.state.push(self.tokenizer, id)
+    }
+
+    /// The end of the text: U+FFFD if a character stayed incomplete, otherwise nothing. The decoder can be used again.
+    pub fn finish(&mut self) -> String {
+        self.state.finish()
+    }
+}
+
+impl DecoderState {
+    pub(crate) fn new(options: DecodeOptions) -> Self {
+        Self { options, strip: options.strip_prefix, pending: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
+        let piece = tokenizer.piece(id, self.options.skip_special, &mut self.strip)?;
         self.pending.extend_from_slice(piece);
         let mut text = String::with_capacity(self.pending.len());
         let mut rest = self.pending.as_slice();
@@ -48,8 +69,7 @@ impl<'t> StreamDecoder<'t> {
         Ok(text)
     }
 
-    /// The end of the text: U+FFFD if a character stayed incomplete, otherwise nothing. The decoder can be used again.
-    pub fn finish(&mut self) -> String {
+    pub(crate) fn finish(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
         self.strip = self.options.strip_prefix;
