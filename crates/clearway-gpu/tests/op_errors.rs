@@ -648,7 +648,7 @@ fn views(text: &str) -> Vec<TensorView> {
 fn view(buf_id: usize, text: &str) -> TensorView {
     let (tensor, strides) = text.split_once('/').unwrap_or((text, ""));
     let (dtype, shape) = tensor.strip_suffix(']').unwrap().split_once('[').unwrap();
-    let known = DType::ALL.into_iter().chain([DType::A8]);
+    let known = DType::ALL.into_iter().chain([DType::A8, DType::A16]);
     let dtype = known.into_iter().find(|d| d.name() == dtype).unwrap();
     let numbers = |list: &str, by: char| -> Vec<usize> {
         list.split(by).map(|number| number.parse().unwrap()).collect()

@@ -48,6 +48,10 @@ pub enum DType {
     /// second half, and a part of what the row is still to be divided by, which is the root of the mean of
     /// these parts. It is one where there is nothing to divide by.
     A8,
+    /// 32 activations on their way to products on matrices of f16: a type of kernels alone, in no file. They
+    /// are f16 in the first half of the bytes of as many floats, so that a value keeps its size, and an
+    /// element its place whatever shape the value is given.
+    A16,
 }
 
 impl DType {
@@ -81,7 +85,8 @@ impl DType {
             | Self::Q5_1
             | Self::Q8_0
             | Self::IQ4_NL
-            | Self::A8 => 32,
+            | Self::A8
+            | Self::A16 => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
         }
     }
@@ -102,13 +107,18 @@ impl DType {
             Self::Q5_K => 176,
             Self::Q6_K => 210,
             Self::IQ4_XS => 136,
-            Self::A8 => 128,
+            Self::A8 | Self::A16 => 128,
         }
     }
 
     /// True for block formats, whose rows are whole blocks and are never strided inside.
     pub const fn is_quantised(self) -> bool {
         self.block_elems() > 1
+    }
+
+    /// Whether it is a form that stages give to values between kernels: no data comes in it.
+    pub const fn is_form(self) -> bool {
+        matches!(self, Self::A8 | Self::A16)
     }
 
     /// Lower-case name, as used in text forms and on the command line.
@@ -131,6 +141,7 @@ impl DType {
             Self::IQ4_NL => "iq4_nl",
             Self::IQ4_XS => "iq4_xs",
             Self::A8 => "a8",
+            Self::A16 => "a16",
         }
     }
 }

@@ -348,6 +348,20 @@ impl ComputeGraph {
         Ok(rounded)
     }
 
+    /// Gives values that only products read the form of f16 where the device has the kernels; returns how many.
+    /// They join the report of the round stage.
+    ///
+    /// # Errors
+    /// As [`round`](Self::round).
+    pub fn halve<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<u32> {
+        let report = crate::round::halve::halve(self, catalog, device)?;
+        let halved = report.rounded.len() as u32;
+        let all = self.round_report.get_or_insert_default();
+        all.halved = report.rounded;
+        all.refusals.extend(report.refusals);
+        Ok(halved)
+    }
+
     /// Strips barriers and orders the list for concurrency; returns how many dispatches moved
     /// earlier (not those that merely shifted). The report stays with the graph.
     pub fn reorder(&mut self) -> u32 {

@@ -96,9 +96,20 @@ impl Layout {
     /// The same tensor with its elements rounded for products ([`DType::A8`]), in the same bytes; `None`
     /// if it is not dense, not of f32, or its rows are no whole chunks.
     pub fn rounded(&self) -> Option<Self> {
-        let chunks = self.cols().is_multiple_of(DType::A8.block_elems());
-        let ok = self.dtype == DType::F32 && chunks && self.is_dense();
-        ok.then_some(Self { dtype: DType::A8, ..*self })
+        self.in_form(DType::A8)
+    }
+
+    /// The same tensor with its elements as f16 ([`DType::A16`]), in the same bytes; `None` as for
+    /// [`rounded`](Self::rounded).
+    pub fn halved(&self) -> Option<Self> {
+        self.in_form(DType::A16)
+    }
+
+    /// The same tensor in one of the forms that values have between kernels.
+    pub(crate) fn in_form(&self, form: DType) -> Option<Self> {
+        let chunks = self.cols().is_multiple_of(form.block_elems());
+        let ok = form.is_form() && self.dtype == DType::F32 && chunks && self.is_dense();
+        ok.then_some(Self { dtype: form, ..*self })
     }
 
     /// Element type.

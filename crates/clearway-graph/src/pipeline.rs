@@ -16,7 +16,8 @@ use crate::verify::{Fault, Placement, VerifyStats, verify};
 pub struct CompileOptions {
     /// Apply the fusion rules.
     pub fuse: bool,
-    /// Quantise values between the products that come of them, with their norms. Nothing without `fuse`.
+    /// Quantise values between the products that come of them, with their norms, and make those f16 that only
+    /// products of many rows read. Nothing without `fuse`.
     pub quantise: bool,
     /// How to order the list; `None` keeps the recorded order.
     pub reorder: Option<Strategy>,
@@ -80,6 +81,8 @@ pub struct Scheduled {
     pub fusions: u32,
     /// Values that go rounded from one product to the next.
     pub rounded: u32,
+    /// Values that are f16 for the products that read them.
+    pub halved: u32,
     /// Dispatches that moved earlier.
     pub moved: u32,
     /// Dispatches on the longest chain of true dependences.
@@ -113,6 +116,8 @@ pub struct CompileStats {
     pub fusions: u32,
     /// Values that go rounded from one product to the next.
     pub rounded: u32,
+    /// Values that are f16 for the products that read them.
+    pub halved: u32,
     /// Dispatches that moved earlier.
     pub moved: u32,
     /// Bytes of the arena.
@@ -170,7 +175,7 @@ where
     let mut recorded = recorded.clone();
     recorded.set_replayed(options.replay);
     let scheduled = schedule(&recorded, catalog, device, options).map_err(graph_error)?;
-    let Scheduled { graph, fusions, rounded, moved, longest_chain } = scheduled;
+    let Scheduled { graph, fusions, rounded, halved, moved, longest_chain } = scheduled;
 
     // Place with lifetimes counted in groups, so that sharing adds no barrier.
     let (mut graph, plan) = place(graph, options).map_err(graph_error)?;
@@ -192,6 +197,7 @@ where
         false_barriers,
         fusions,
         rounded,
+        halved,
         moved,
         arena_bytes: plan.total_bytes(),
         arena_lower_bound: plan.lower_bound(),
@@ -218,12 +224,13 @@ pub fn schedule<C: KernelCatalog>(
 
     // Fuse: fewer dispatches, fewer bytes. What goes from one product to the next is rounded, with its norm
     // where the product before can see to that.
-    let (mut fusions, mut rounded) = (0, 0);
+    let (mut fusions, mut rounded, mut halved) = (0, 0, 0);
     if options.fuse {
         fusions += graph.fuse_with(catalog, device, options.quantise)?;
     }
     if options.fuse && options.quantise {
         rounded += graph.round(catalog, device)?;
+        halved += graph.halve(catalog, device)?;
     }
 
     // Schedule on values without addresses, so that only true dependences count.
@@ -233,7 +240,7 @@ pub fn schedule<C: KernelCatalog>(
         true => graph.place_barriers(),
         false => graph.place_barriers_everywhere(),
     };
-    Ok(Scheduled { graph, fusions, rounded, moved, longest_chain })
+    Ok(Scheduled { graph, fusions, rounded, halved, moved, longest_chain })
 }
 
 /// The list, split where the budget asks for it, and its plan.

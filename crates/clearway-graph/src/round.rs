@@ -14,7 +14,10 @@
 //!   nobody else, not uploaded by the host and not read by it;
 //! - everybody who reads it is a product, reads it as its activations and as it was written;
 //! - the device has a kernel for each of them, which is asked last.
+//!
+//! Values that products of many rows read become f16 in the same way (`round/halve.rs`).
 
+pub(crate) mod halve;
 mod survey;
 
 use std::fmt;
@@ -53,6 +56,9 @@ pub(crate) fn may_read(kind: Kind) -> bool {
 pub struct RoundReport {
     /// Values that are rounded, in the order in which they are written.
     pub rounded: Vec<RoundedValue>,
+    /// Values that are f16 for the products that read them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub halved: Vec<RoundedValue>,
     /// Values between two products that could have been, with the reason why not.
     pub refusals: Vec<RefusedPair>,
 }
@@ -71,10 +77,17 @@ pub struct RoundedValue {
 
 impl fmt::Display for RoundReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |f: &mut fmt::Formatter<'_>, values: &[RoundedValue]| {
+            values.iter().try_for_each(|RoundedValue { buf_id, writer, readers }| {
+                let readers: Vec<_> = readers.iter().map(ToString::to_string).collect();
+                write!(f, "\n  {}: {writer} -> {}", buf_name(*buf_id), readers.join(", "))
+            })
+        };
         write!(f, "rounded {}", self.rounded.len())?;
-        for RoundedValue { buf_id, writer, readers } in &self.rounded {
-            let readers: Vec<_> = readers.iter().map(ToString::to_string).collect();
-            write!(f, "\n  {}: {writer} -> {}", buf_name(*buf_id), readers.join(", "))?;
+        list(f, &self.rounded)?;
+        if !self.halved.is_empty() {
+            write!(f, "\nhalved {}", self.halved.len())?;
+            list(f, &self.halved)?;
         }
         self.refusals.iter().try_for_each(|refused| write!(f, "\n  {refused}"))
     }

@@ -6,7 +6,7 @@ use clearway::cpu::CpuDevice;
 use clearway::fuse::{RULES, Refusal};
 use clearway::pipeline::{Compiled, compile};
 use clearway::{
-    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, ComputeGraph, DType, Device,
+    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, ComputeGraph, Device,
     DeviceInfo, Encoder, GpuError, KernelRegistry, MemoryPlan,
 };
 use clearway_graph::FusedRequest;
@@ -54,7 +54,7 @@ impl Device for Asked {
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
         let few = request.bindings[0].layout.rows() <= FEW_ROWS;
         let turns = RULES.iter().any(|rule| rule.fused == request.kind && rule.reshaped);
-        let rounded = request.bindings.iter().any(|view| view.layout.dtype() == DType::A8);
+        let rounded = request.bindings.iter().any(|view| view.layout.dtype().is_form());
         match self.kernels {
             Kernels::Plain => !rounded && !holds_more(request.kind),
             Kernels::Apart => !rounded && (!holds_more(request.kind) || (few && !turns)),

@@ -88,7 +88,7 @@ impl Texts {
             };
             let views: Vec<TensorView> = case.operands.iter().map(view).collect();
             let fused = RULES.iter().any(|rule| rule.fused == case.kind)
-                || views.iter().any(|view| view.layout.dtype() == DType::A8);
+                || views.iter().any(|view| view.layout.dtype().is_form());
             let mut made = 0;
             // Weights as files have them, and as devices like them best.
             for packed in [false, true] {

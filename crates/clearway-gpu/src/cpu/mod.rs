@@ -31,7 +31,7 @@ pub use piece::{CpuKernel, Grid, Piece};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use clearway_graph::{DType, FusedRequest, Layout};
+use clearway_graph::{FusedRequest, Layout};
 use rustc_hash::FxHashMap;
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
@@ -177,7 +177,7 @@ impl Device for CpuDevice {
     }
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
-        let rounded = request.bindings.iter().any(|view| view.layout.dtype() == DType::A8);
+        let rounded = request.bindings.iter().any(|view| view.layout.dtype().is_form());
         let builtin = |spec: &OpSpec| kernels::builtin(spec.name).is_some();
         !rounded && crate::ops::spec(request.kind).is_some_and(builtin)
     }

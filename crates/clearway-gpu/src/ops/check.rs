@@ -2,7 +2,8 @@
 //!
 //! Activations of one op share a type (f32 or f16). Weights may have any type where the op says so.
 //! Rows are contiguous everywhere but in `copy` and `fill`; outer strides are free. Between two products f32
-//! activations may be rounded, where the first is gated.
+//! activations may be rounded, where the first is gated; what norms, gates and attention give to products may be
+//! f16 in the bytes of f32.
 
 use clearway_graph::{
     BindingRole, CapturedOpKind as Kind, DType, Epilogue, OpSpec, Operand, ParamKind, Product,
@@ -91,7 +92,7 @@ impl Call<'_> {
     /// Any type that holds weights.
     fn want_weight(&self, i: usize) -> Result<()> {
         let found = self.view(i).layout.dtype();
-        if !matches!(found, DType::U32 | DType::A8) {
+        if found != DType::U32 && !found.is_form() {
             return Ok(());
         }
         let expected = "a float or block type is needed".into();
@@ -109,12 +110,25 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Whether activations are rounded; those lie densely.
-    fn is_rounded(&self, i: usize) -> Result<bool> {
+    /// Whether activations have a form; those lie densely.
+    fn has_form(&self, i: usize, form: DType) -> Result<bool> {
         let layout = &self.view(i).layout;
-        let rounded = layout.dtype() == DType::A8;
-        self.shape(i, !rounded || layout.is_dense(), || "dense rows are needed".into())?;
-        Ok(rounded)
+        let has = layout.dtype() == form;
+        self.shape(i, !has || layout.is_dense(), || "dense rows are needed".into())?;
+        Ok(has)
+    }
+
+    /// Activations of one type, with contiguous rows; the result `y` of f32 may be f16 for products.
+    fn activations_and(&self, operands: &[usize], y: usize) -> Result<()> {
+        if !self.has_form(y, DType::A16)? {
+            let all: Vec<usize> = operands.iter().copied().chain([y]).collect();
+            return self.activations(&all);
+        }
+        for &i in operands {
+            self.want_dtype(i, &[DType::F32])?;
+            self.contiguous_rows(i)?;
+        }
+        Ok(())
     }
 
     fn contiguous_rows(&self, i: usize) -> Result<()> {
@@ -163,9 +177,17 @@ impl Call<'_> {
 pub(super) fn check(c: &Call<'_>) -> Result<()> {
     match c.spec.kind {
         Kind::Gather => gather(c),
-        Kind::RmsNorm | Kind::Scale | Kind::Silu | Kind::Gelu => unary(c),
+        Kind::RmsNorm => rms_norm(c),
+        Kind::Scale | Kind::Silu | Kind::Gelu => unary(c),
         Kind::LayerNorm => layer_norm(c),
-        Kind::Add | Kind::Mul | Kind::RmsNormMul => binary(c),
+        Kind::Add | Kind::Mul => {
+            c.activations(&[0, 2])?;
+            binary(c)
+        }
+        Kind::RmsNormMul => {
+            c.activations_and(&[0], 2)?;
+            binary(c)
+        }
         Kind::SiluMul | Kind::GeluMul => gated(c),
         Kind::SoftCap => soft_cap(c),
         Kind::MatMulExperts => matmul_experts(c),
@@ -199,16 +221,16 @@ fn gather(c: &Call<'_>) -> Result<()> {
     c.float_param(0, |_| true, "a finite number is needed")
 }
 
+fn rms_norm(c: &Call<'_>) -> Result<()> {
+    c.activations_and(&[0], 1)?;
+    c.same_dims(1, 0)?;
+    c.epsilon(0)
+}
+
 fn unary(c: &Call<'_>) -> Result<()> {
     c.activations(&[0, 1])?;
     c.same_dims(1, 0)?;
-    for i in 0..c.params.len() {
-        match c.spec.params[i].name {
-            "eps" => c.epsilon(i)?,
-            _ => c.float_param(i, |_| true, "a finite number is needed")?,
-        }
-    }
-    Ok(())
+    (0..c.params.len()).try_for_each(|i| c.float_param(i, |_| true, "a finite number is needed"))
 }
 
 fn layer_norm(c: &Call<'_>) -> Result<()> {
@@ -222,9 +244,9 @@ fn layer_norm(c: &Call<'_>) -> Result<()> {
     c.epsilon(0)
 }
 
-/// Two operands, the second the first's shape or one row of it; also the fused norm and weight.
+/// Two operands, the second the first's shape or one row of it; also the fused norm and weight. The first and
+/// the result are checked before.
 fn binary(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0, 2])?;
     c.want_dtype(1, ACTIVATIONS)?;
     c.contiguous_rows(1)?;
     c.same_or_row(1, 0)?;
@@ -233,7 +255,7 @@ fn binary(c: &Call<'_>) -> Result<()> {
 }
 
 fn gated(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0, 1, 2])?;
+    c.activations_and(&[0, 1], 2)?;
     c.same_dims(1, 0)?;
     c.same_dims(2, 0)
 }
@@ -308,12 +330,13 @@ fn matmul(c: &Call<'_>, product: Product) -> Result<()> {
     Ok(())
 }
 
-/// Activations and result of a product have one type; between products either may be quantised, and the
-/// other is f32 then.
+/// Activations and result of a product have one type; activations may come in a form, the result may be
+/// quantised for the next product, and the other is f32 then.
 fn product_activations(c: &Call<'_>, product: Product, result: Option<usize>) -> Result<()> {
-    let read = product.may_read_quantised() && c.is_rounded(0)?;
+    let plain = product.may_read_quantised();
+    let read = plain && (c.has_form(0, DType::A8)? || c.has_form(0, DType::A16)?);
     let written = match result {
-        Some(y) if product.may_quantise() => c.is_rounded(y)?,
+        Some(y) if product.may_quantise() => c.has_form(y, DType::A8)?,
         _ => false,
     };
     let operands = [Some((0, read)), result.map(|y| (y, written))].into_iter().flatten();
@@ -357,7 +380,10 @@ fn row_of_weights(c: &Call<'_>, i: usize, cols: usize) -> Result<()> {
 }
 
 fn matmul_experts(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0, 3])?;
+    match c.has_form(0, DType::A16)? {
+        true => c.want_dtype(3, &[DType::F32]).and_then(|()| c.contiguous_rows(3))?,
+        false => c.activations(&[0, 3])?,
+    }
     c.want_rank(1, 3)?;
     c.want_weight(1)?;
     c.contiguous_rows(1)?;
@@ -438,7 +464,7 @@ fn softmax(c: &Call<'_>) -> Result<()> {
 
 fn attention(c: &Call<'_>) -> Result<()> {
     let y = c.views.len() - 1;
-    c.activations(&[0, y])?;
+    c.activations_and(&[0], y)?;
     c.activations(&[1, 2])?;
     for i in [0, 1] {
         c.want_rank(i, 3)?;
@@ -537,9 +563,11 @@ fn added_norm(c: &Call<'_>, y: usize, outputs: usize) -> Result<()> {
     c.want_dtype(1, ACTIVATIONS)?;
     c.contiguous_rows(1)?;
     c.same_or_row(1, 0)?;
-    for output in outputs..=y {
+    for output in outputs..y {
         c.activations(&[0, output])?;
         c.same_dims(output, 0)?;
     }
+    c.activations_and(&[0], y)?;
+    c.same_dims(y, 0)?;
     c.epsilon(0)
 }

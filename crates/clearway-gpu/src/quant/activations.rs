@@ -1,4 +1,7 @@
-//! Activations that are rounded for products: not blocks but a row, in three planes.
+//! Activations in the forms that products read: rounded to 8 bits, which is no block but a row in three planes;
+//! and as f16 in the first half of the bytes of their floats.
+
+use half::f16;
 
 /// Numbers that share a scale.
 const CHUNK: usize = 32;
@@ -51,8 +54,47 @@ pub(super) fn encode(src: &[f32], dst: &mut [u8]) -> Result<(), usize> {
     Ok(())
 }
 
+/// Decodes f16 in the bytes of floats.
+pub(super) fn decode_halves(src: &[u8], dst: &mut [f32]) {
+    for (out, bytes) in dst.chunks_exact_mut(CHUNK).zip(src.chunks_exact(4 * CHUNK)) {
+        for (out, half) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+            *out = f16::from_le_bytes([half[0], half[1]]).to_f32();
+        }
+    }
+}
+
+/// Encodes numbers as f16 in the bytes of floats; the other half of the bytes stays as it is. The error is the chunk
+/// with a number beyond f16.
+pub(super) fn encode_halves(src: &[f32], dst: &mut [u8]) -> Result<(), usize> {
+    let chunks = src.chunks_exact(CHUNK).zip(dst.chunks_exact_mut(4 * CHUNK));
+    for (chunk, (values, bytes)) in chunks.enumerate() {
+        for (value, half) in values.iter().zip(bytes.chunks_exact_mut(2)) {
+            let rounded = f16::from_f32(*value);
+            if !rounded.is_finite() {
+                return Err(chunk);
+            }
+            half.copy_from_slice(&rounded.to_le_bytes());
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn halves_lie_in_the_first_half_of_their_floats() {
+        let row: Vec<f32> = (0..64).map(|i| i as f32 * 0.37 - 9.0).collect();
+        let mut bytes = vec![0xee; row_bytes(DType::A16, row.len()).unwrap()];
+        encode(DType::A16, &row, &mut bytes).unwrap();
+        assert!(bytes[64..128].iter().chain(&bytes[192..]).all(|&byte| byte == 0xee));
+        let mut back = vec![0.0; row.len()];
+        decode(DType::A16, &bytes, &mut back).unwrap();
+        for (a, b) in row.iter().zip(back) {
+            assert!((a - b).abs() <= a.abs() / 2048.0, "{a} {b}");
+        }
+        assert!(encode(DType::A16, &[1e6; 64], &mut bytes).is_err());
+    }
+
     use clearway_graph::DType;
 
     use super::super::{decode, encode, row_bytes};

@@ -191,6 +191,7 @@ pub fn block_decoder(dtype: DType) -> Option<BlockDecoder> {
         DType::IQ4_NL => decode_row::<BlockIq4Nl, _>,
         DType::IQ4_XS => decode_row::<BlockIq4Xs, _>,
         DType::A8 => activations::decode,
+        DType::A16 => activations::decode_halves,
     })
 }
 
@@ -224,6 +225,7 @@ fn row_encoder(dtype: DType) -> Option<RowEncoder> {
         DType::IQ4_NL => encode_row::<BlockIq4Nl, _>,
         DType::IQ4_XS => encode_row::<BlockIq4Xs, _>,
         DType::A8 => activations::encode,
+        DType::A16 => activations::encode_halves,
     })
 }
 

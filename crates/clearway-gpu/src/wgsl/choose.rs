@@ -44,7 +44,9 @@ pub fn has_fused(
     target: &Target,
     suits: &dyn Fn(&TensorView) -> bool,
 ) -> bool {
-    let Some(product) = request.kind.product() else { return true };
+    let Some(product) = request.kind.product() else {
+        return halves_in(request, target).unwrap_or(true);
+    };
     let bound = request.bindings.len();
     let layout = |slot| product.operand(slot, bound).map(|index| &request.bindings[index].layout);
     let matrices = request.kind.spec().into_iter().flat_map(OpSpec::matrices);
@@ -52,5 +54,27 @@ pub fn has_fused(
     if request.bindings.iter().any(|view| view.layout.dtype() == DType::A8) {
         return matvec::has_rounded(target, layout) && suit();
     }
+    if let Some(halves) = halves_in(request, target) {
+        return halves && suit();
+    }
     product.is_basic() || (matvec::has_fused(target, layout) && suit())
+}
+
+/// Whether there are fast kernels for a call that reads or writes activations as f16; `None` if it does neither.
+/// Whoever writes them always has one, so it is asked whether they will pay: on devices with matrices, for more
+/// rows than products of few rows have.
+fn halves_in(request: &FusedRequest<'_>, target: &Target) -> Option<bool> {
+    let halved = |view: &&TensorView| view.layout.dtype() == DType::A16;
+    let (x, found) = (request.bindings.first()?, request.bindings.iter().find(halved)?);
+    if request.kind == Kind::MatMulExperts
+        || request.kind.product().is_some_and(|product| !product.is_basic())
+    {
+        return Some(false);
+    }
+    let w = request.kind.spec().and_then(|spec| spec.matrices().next());
+    let w = w.and_then(|w| request.bindings.get(w)).map(|view| &view.layout);
+    let tokens = x.layout.shape4()[..3].iter().map(|&extent| extent as usize).product::<usize>();
+    let rows = if request.kind == Kind::Attention { x.layout.shape4()[1] as usize } else { tokens };
+    let reads = w.is_none_or(|w| coop::takes(target, rows, w));
+    Some(target.cooperative && rows > matvec::MAX_COLS && found.layout.is_dense() && reads)
 }

@@ -3,15 +3,19 @@
 //! Matrices are variables of their own, written out by [`unroll`]: no compiler keeps an array of them in
 //! registers reliably.
 
-use clearway_graph::{DType, Product, Slot};
+use clearway_graph::{DType, Layout, Product, Slot};
 
 use super::chunks::{chunk_type, load_chunk};
 use super::matvec::in_quads;
+use super::planes::supports;
 use super::template::unroll;
 use super::{HALVES, Job, Kernel, Source, Target, View};
 
 /// Columns of a step.
 const STEP: usize = 32;
+
+/// Tiles that lie below one another before the next to the right come.
+const BAND: usize = 8;
 
 /// How a workgroup cuts its part of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,15 +68,23 @@ impl Tiling {
     }
 }
 
+/// Whether there is a kernel for so many rows and weights like these, if those lie as they should.
+pub(super) fn takes(target: &Target, rows: usize, w: &Layout) -> bool {
+    let [_, _, outer, inner] = w.shape4();
+    let readable = matches!(w.dtype(), DType::F16 | DType::BF16) || supports(w);
+    target.cooperative
+        && (inner as usize).is_multiple_of(STEP)
+        && outer >= 64
+        && w.is_dense()
+        && readable
+        && Tiling::of(rows, outer as usize, target).is_some()
+}
+
 /// The kernel, if device and weights allow one.
 pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let w = &job.operands[1];
-    let (rows, outer, inner) = (job.layout(0).rows(), w.layout.rows(), w.layout.cols());
-    let fits = job.target.cooperative
-        && inner.is_multiple_of(STEP)
-        && outer >= 64
-        && w.is_aligned()
-        && w.layout.is_dense();
+    let (rows, outer) = (job.layout(0).rows(), w.layout.rows());
+    let fits = takes(job.target, rows, &w.layout) && w.is_aligned();
     if !fits || !job.kind.product().is_some_and(Product::is_basic) {
         return None;
     }
@@ -95,16 +107,28 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         source = source.view(0, View::Quads);
     }
     let last = job.operands.len() - 1;
-    let finish = if last_in_quads(job, last) {
+    let mut finish = FINISH_ELEMENTS;
+    if last_in_quads(job, last) {
         source = source.view(last, View::Quads);
-        FINISH_QUADS
-    } else {
-        FINISH_ELEMENTS
-    };
+        finish = FINISH_QUADS;
+    }
     let add = match job.slot(Slot::Addend) {
-        Some(addend) if job.layout(addend).rows() == 1 => "get_c(row_c(0u) + n)",
-        Some(_) => "get_c(row_c(t) + n)",
-        None => "0.0",
+        // Of what is no multiple of four, the last would be read beyond the end.
+        Some(c) if finish == FINISH_QUADS && in_quads(job, c) && alone(job, c) => {
+            source = source.view(c, View::Quads);
+            let row = if job.layout(c).rows() == 1 { "0u" } else { "row_c(t)" };
+            format!("return bitcast<vec4<f32>>(b_c[({row} + n) / 4u]);")
+        }
+        Some(c) => {
+            let row = if job.layout(c).rows() == 1 { "row_c(0u)" } else { "row_c(t)" };
+            format!(
+                "let c = {row} + n;
+    var four = vec4<f32>();
+    for (var i = 0u; i < min(4u, outer - min(n, outer)); i++) {{ four[i] = get_c(c + i); }}
+    return four;"
+            )
+        }
+        None => "return vec4<f32>();".into(),
     };
     let [tile_t, tile_n] = tiling.tile();
     let [down, right] = tiling.matrices;
@@ -120,7 +144,8 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         .constant("DOWN", down as u32)
         .constant("RIGHT", right as u32)
         .constant("X_UNITS", units(tile_t) as u32)
-        .body(&format!("fn addend(t: u32, n: u32) -> f32 {{ return {add}; }}\n"))
+        .constant("BAND", BAND as u32)
+        .body(&format!("fn addend(t: u32, n: u32, outer: u32) -> vec4<f32> {{\n    {add}\n}}\n"))
         .body(HALVES)
         .body(finish)
         .body(&unroll(activations, &bounds))
@@ -137,6 +162,9 @@ fn activations(job: &Job<'_>) -> (&'static str, bool) {
         && (0..3).all(|d| shape[d] == 1 || strides[d].is_multiple_of(8));
     match job.dtype(0) {
         DType::F16 if eights => (include_str!("kernels/coop_x_f16.wgsl"), true),
+        DType::A16 if job.operands[0].is_aligned() => {
+            (include_str!("kernels/coop_x_a16.wgsl"), true)
+        }
         _ if in_quads(job, 0) => (include_str!("kernels/coop_x_f32.wgsl"), true),
         _ => (include_str!("kernels/coop_x.wgsl"), false),
     }
@@ -144,22 +172,27 @@ fn activations(job: &Job<'_>) -> (&'static str, bool) {
 
 /// Whether results can be written four at a time: alone in their memory, every row at a multiple of 16 bytes.
 fn last_in_quads(job: &Job<'_>, y: usize) -> bool {
-    let alone = job.operands[y].same_as.is_none();
-    alone && in_quads(job, y) && job.layout(1).rows().is_multiple_of(4)
+    alone(job, y) && in_quads(job, y) && job.layout(1).rows().is_multiple_of(4)
+}
+
+/// Whether an operand shares its binding with no other.
+fn alone(job: &Job<'_>, operand: usize) -> bool {
+    job.operands[operand].same_as.is_none()
+        && job.operands.iter().all(|other| other.same_as != Some(operand))
 }
 
 const FINISH_QUADS: &str = "
 fn finish(t: u32, n: u32, outer: u32, y: vec4<f32>) {
     if (n >= outer) { return; }
-    let sums = y + vec4<f32>(addend(t, n), addend(t, n + 1u), addend(t, n + 2u), addend(t, n + 3u));
-    b_y[(row_y(t) + n) / 4u] = bitcast<vec4<u32>>(sums);
+    b_y[(row_y(t) + n) / 4u] = bitcast<vec4<u32>>(y + addend(t, n, outer));
 }
 ";
 
 const FINISH_ELEMENTS: &str = "
 fn finish(t: u32, n: u32, outer: u32, y: vec4<f32>) {
+    let sums = y + addend(t, n, outer);
     for (var i = 0u; i < min(4u, outer - min(n, outer)); i++) {
-        put_y(row_y(t) + n + i, y[i] + addend(t, n + i));
+        put_y(row_y(t) + n + i, sums[i]);
     }
 }
 ";

@@ -148,6 +148,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
             None
         }
         DType::A8 => rounded(job, &shape),
+        DType::A16 => None,
         _ if w.in_planes() => blocks(job, &shape),
         _ => floats(job, &shape),
     }

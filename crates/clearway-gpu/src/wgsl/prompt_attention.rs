@@ -82,7 +82,11 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         source = source.view(operand, View::Quads);
     }
     source = source.body(if job.dtype(0) == DType::F16 { Q_F16 } else { Q_F32 });
-    source = source.body(if job.dtype(y) == DType::F16 { Y_F16 } else { Y_F32 });
+    source = source.body(match job.dtype(y) {
+        DType::F16 => Y_F16,
+        DType::A16 => Y_A16,
+        _ => Y_F32,
+    });
     source = match job.dtype(1) {
         DType::F16 => source.body(CACHE_F16),
         _ => source.body(CACHE_F32),
@@ -97,6 +101,7 @@ fn is_in_quads(job: &Job<'_>, operand: usize) -> bool {
     let unit = match job.dtype(operand) {
         DType::F32 => 4,
         DType::F16 => 8,
+        DType::A16 => 32,
         _ => return false,
     };
     let strides = job.layout(operand).strides4();
@@ -125,6 +130,10 @@ fn y_eight(i: u32, low: vec4<f32>, high: vec4<f32>) {
 
 const Y_F16: &str = "
 fn y_eight(i: u32, low: vec4<f32>, high: vec4<f32>) { b_y[i / 8u] = bounded_halves(low, high); }
+";
+
+const Y_A16: &str = "
+fn y_eight(i: u32, low: vec4<f32>, high: vec4<f32>) { b_y[i / 32u * 8u + i % 32u / 8u] = bounded_halves(low, high); }
 ";
 
 const CACHE_F16: &str = "

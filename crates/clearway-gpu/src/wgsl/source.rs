@@ -152,7 +152,7 @@ impl<'a> Source<'a> {
     /// The kernel with this many workgroups.
     pub fn build(self, groups: [u32; 3]) -> Kernel {
         let mut text = String::new();
-        if self.job.operands.iter().any(|o| o.layout.dtype() == DType::F16)
+        if self.job.operands.iter().any(|o| matches!(o.layout.dtype(), DType::F16 | DType::A16))
             || self.enables.contains("wgpu_cooperative_matrix")
         {
             text.push_str("enable f16;\n");
@@ -245,7 +245,11 @@ impl<'a> Source<'a> {
             words.extend(operand.layout.shape4());
             words.extend(operand.layout.strides4());
             let dtype = operand.layout.dtype();
-            let unit = if dtype.is_quantised() { 1 } else { dtype.block_bytes() as u32 };
+            let unit = match dtype {
+                DType::A16 => 2,
+                _ if dtype.is_quantised() => 1,
+                _ => dtype.block_bytes() as u32,
+            };
             let mut place = [operand.shift / unit, 0, 0, 0];
             if operand.in_planes() {
                 let chunks = (operand.layout.elems() / planes::CHUNK) as u64;
@@ -273,7 +277,7 @@ impl<'a> Source<'a> {
             (View::Quads, _) => "vec4<u32>",
             (View::Words, _) => "u32",
             (View::Elements, DType::F32) => "f32",
-            (View::Elements, DType::F16) => "f16",
+            (View::Elements, DType::F16 | DType::A16) => "f16",
             (View::Elements, DType::BF16) if atomic => "atomic<u32>",
             (View::Elements, _) => "u32",
         };
@@ -312,7 +316,11 @@ impl<'a> Source<'a> {
         if self.views[index] != View::Elements {
             return;
         }
-        let place = format!("(i + P.{name}.place.x)");
+        let place = match dtype {
+            // f16 in the bytes of 32 floats.
+            DType::A16 => format!("(i / 32u * 64u + i % 32u + P.{name}.place.x)"),
+            _ => format!("(i + P.{name}.place.x)"),
+        };
         // The binding may hold bytes of other tensors in front of the view and behind it.
         let outside = |leave: &str| match self.trust == Trust::Checked && !operand.in_planes() {
             true => format!("if (i > P.{name}.place.w) {{ {leave} }} "),
@@ -322,7 +330,9 @@ impl<'a> Source<'a> {
             (outside("return 0.0;"), outside("return 0u;"), outside("return;"));
         let get = match dtype {
             DType::F32 => format!("fn get_{name}(i: u32) -> f32 {{ {zero}return {array}[{place}]; }}"),
-            DType::F16 => format!("fn get_{name}(i: u32) -> f32 {{ {zero}return f32({array}[{place}]); }}"),
+            DType::F16 | DType::A16 => {
+                format!("fn get_{name}(i: u32) -> f32 {{ {zero}return f32({array}[{place}]); }}")
+            }
             DType::U32 => format!("fn get_{name}(i: u32) -> u32 {{ {none}return {array}[{place}]; }}"),
             DType::BF16 => {
                 let word = format!("{array}[{place} / 2u]");
@@ -354,6 +364,10 @@ fn word_{name}(i: u32) -> u32 {{
             DType::F16 => {
                 format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = f16(v); }}")
             }
+            // Beyond f16 is the largest number of it.
+            DType::A16 => format!(
+                "fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = f16(clamp(v, -65504.0, 65504.0)); }}"
+            ),
             DType::U32 => {
                 format!("fn put_{name}(i: u32, v: u32) {{ {nothing}{array}[{place}] = v; }}")
             }

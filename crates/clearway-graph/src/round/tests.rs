@@ -1,6 +1,7 @@
 use super::*;
 use crate::testkit::kind;
 mod ahead;
+mod halve;
 
 use crate::fuse::TestCatalog;
 use crate::verify::{Problem, Proof, verify};

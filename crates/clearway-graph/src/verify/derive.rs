@@ -30,6 +30,7 @@ use crate::layout::{Layout, TensorView};
 use crate::node::{Access, Dispatch};
 use crate::op::{CapturedOpKind as Kind, Product, Slot as Part};
 use crate::range::MemRangeRole;
+use crate::round::halve::{self, same_elements};
 
 /// Most members of anything the rules make. More need not be looked at.
 pub(super) const MOST_MEMBERS: usize = 8;
@@ -49,7 +50,7 @@ pub(super) struct Context<'a> {
 /// Proves a dispatch whose structure is proven. The recorded dispatches it stands for are noted, and
 /// nobody behind it carries out anything yet.
 pub(super) fn prove(context: Context<'_>, dispatch: &Dispatch) -> Result<(), Fault> {
-    let rounded = dispatch.bindings.iter().any(|view| view.layout.dtype() == DType::A8);
+    let rounded = dispatch.bindings.iter().any(|view| view.layout.dtype().is_form());
     if dispatch.origins.len() == 1 && !rounded {
         return Ok(()); // what was recorded, as the structure proof shows
     }
@@ -114,7 +115,8 @@ impl Derivation<'_> {
         }
         for (binding, (view, &slot)) in (0..).zip(dispatch.bindings.iter().zip(&slots)) {
             let was = self.view(slot);
-            let same = view.layout == was.layout || was.layout.rounded() == Some(view.layout);
+            let form = was.layout.in_form(view.layout.dtype());
+            let same = view.layout == was.layout || form == Some(view.layout);
             let place = self.context.places.view(was).ok();
             if !same
                 || place.map(|place| TensorView { layout: view.layout, ..place }) != Some(*view)
@@ -276,14 +278,15 @@ impl Derivation<'_> {
         let result = dispatch.bindings.len().saturating_sub(1);
         let mut gives = false;
         for (binding, (view, &slot)) in dispatch.bindings.iter().zip(slots).enumerate() {
-            if view.layout.dtype() != DType::A8 || self.view(slot).layout.dtype() == DType::A8 {
+            let form = view.layout.dtype();
+            if !form.is_form() || self.view(slot).layout.dtype() == form {
                 continue;
             }
             let writes = binding == result && self.only(slot, MemRangeRole::Dst).is_some();
             gives |= writes;
             let allowed = match writes {
-                true => dispatch.kind.product().is_some_and(Product::may_quantise),
-                false => self.may_read_rounded(slot),
+                true => may_give(dispatch.kind, form),
+                false => self.may_read_rounded(slot, form),
             };
             if !allowed {
                 let problem = Problem::Rounded { kind: dispatch.kind, binding: binding as u16 };
@@ -298,9 +301,9 @@ impl Derivation<'_> {
         Ok(())
     }
 
-    /// Whether a member's binding is that of activations that may come rounded from whoever writes them in
-    /// the final list, and saw all of what it wrote through the same view.
-    fn may_read_rounded(&self, slot: Slot) -> bool {
+    /// Whether a member's binding is that of activations that may come in this form from whoever writes them in
+    /// the final list, and saw all of what it wrote through the same view; as f16 in any shape.
+    fn may_read_rounded(&self, slot: Slot, form: DType) -> bool {
         let Context { recorded, carriers, last, .. } = self.context;
         let Some(Run { source: Origin::Written { position, access }, at: 0, len }) = self.saw(slot)
         else {
@@ -312,16 +315,20 @@ impl Derivation<'_> {
         let written = writer.bindings.get(usize::from(write.binding));
         let Some(carrier) = carriers.last_of(position) else { return false };
         let (_, member) = self.member(slot);
-        let product = |kind: Kind, may: fn(Product) -> bool| kind.product().is_some_and(may);
-        let activations = member.kind.product().and_then(|product| {
-            let bound = member.bindings.len();
-            product.operand(Part::Input, bound).filter(|&at| at == usize::from(slot.binding))
+        let activations = match member.kind.product() {
+            Some(product) => product.operand(Part::Input, member.bindings.len()),
+            None => (member.kind == Kind::MatMulExperts).then_some(0),
+        };
+        let view = self.view(slot);
+        let seen_alike = written.is_some_and(|written| match form {
+            DType::A16 => same_elements(written, view),
+            _ => written == view,
         });
-        activations.is_some()
+        activations == Some(usize::from(slot.binding))
             && whole
-            && written == Some(self.view(slot))
-            && product(last[carrier as usize].kind, Product::may_quantise)
-            && product(self.dispatch.kind, Product::may_read_quantised)
+            && seen_alike
+            && may_give(last[carrier as usize].kind, form)
+            && may_take(self.dispatch.kind, form)
     }
 
     /// Whether the dispatch carries out a member's write through this binding.
@@ -372,6 +379,22 @@ impl Derivation<'_> {
 
     fn at(&self, problem: Problem) -> Fault {
         Fault::new(Proof::Derivation, problem).at(self.dispatch.id)
+    }
+}
+
+/// Whether an op may give its result in a form.
+fn may_give(kind: Kind, form: DType) -> bool {
+    match form {
+        DType::A16 => halve::may_write(kind),
+        _ => kind.product().is_some_and(Product::may_quantise),
+    }
+}
+
+/// Whether an op may find its activations in a form.
+fn may_take(kind: Kind, form: DType) -> bool {
+    match form {
+        DType::A16 => halve::may_read(kind),
+        _ => kind.product().is_some_and(Product::may_read_quantised),
     }
 }
 

@@ -15,7 +15,7 @@
 
 use std::cell::OnceCell;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Placement;
@@ -184,8 +184,8 @@ pub(super) struct Carriers {
     carried: Vec<u32>,
     /// Per recorded dispatch: whether anybody in the final list writes what it wrote.
     written: Vec<bool>,
-    /// Recorded values that somebody in the final list finds rounded.
-    rounded: FxHashSet<usize>,
+    /// Recorded values that somebody in the final list finds rounded, with the form.
+    rounded: FxHashMap<usize, DType>,
 }
 
 const NOBODY: u32 = u32::MAX;
@@ -199,7 +199,7 @@ impl Carriers {
             // Most dispatches have two or three operands and a result.
             carried: Vec::with_capacity(4 * recorded.dispatches.len()),
             written: vec![false; recorded.dispatches.len()],
-            rounded: FxHashSet::default(),
+            rounded: FxHashMap::default(),
         }
     }
 
@@ -219,14 +219,16 @@ impl Carriers {
             [only] => prove_alone(recorded, only, dispatch, places)?,
             _ => prove_fused(recorded, dispatch, places)?,
         }
-        if dispatch.bindings.iter().any(|view| view.layout.dtype() == DType::A8) {
+        if dispatch.bindings.iter().any(|view| view.layout.dtype().is_form()) {
             let changed =
                 views(recorded, dispatch).filter(|(_, now, was)| now.layout != was.layout);
             for (access, now, was) in changed {
-                if was.layout.rounded() != Some(now.layout) {
+                let form = now.layout.dtype();
+                if was.layout.in_form(form) != Some(now.layout) {
                     return Err(fault_at(Problem::Altered { what: "layout" }, dispatch, access));
                 }
-                self.rounded.insert(was.buf_id);
+                // Those who find it in another form are found where the whole list is proven.
+                self.rounded.entry(was.buf_id).or_insert(form);
             }
         }
         Ok(())
@@ -262,7 +264,7 @@ impl Carriers {
             let seen = |view: &&TensorView| {
                 let value = NodeId::from_buf_id(view.buf_id).and_then(|id| values.get(id.index()));
                 let own = value.is_some_and(|value| !value.lasts() && !value.output);
-                self.rounded.contains(&view.buf_id) && (!own || !dispatch.is_annotated())
+                self.rounded.contains_key(&view.buf_id) && (!own || !dispatch.is_annotated())
             };
             if let Some(view) = dispatch.bindings.iter().find(seen) {
                 let end = view.offset.saturating_add(view.layout.span_bytes());
@@ -272,7 +274,7 @@ impl Carriers {
         for dispatch in last {
             let mut views = views(recorded, dispatch);
             let differs = |(_, now, was): &(&Access, &TensorView, &TensorView)| {
-                self.rounded.contains(&was.buf_id) && now.layout == was.layout
+                self.rounded.get(&was.buf_id).is_some_and(|&form| now.layout.dtype() != form)
             };
             if let Some((access, ..)) = views.find(differs) {
                 return Err(fault_at(FORM, dispatch, access));
@@ -370,7 +372,7 @@ impl Carriers {
 
 /// Whether a view shows what was recorded, or that rounded.
 fn is_form_of(view: &TensorView, was: &TensorView) -> bool {
-    view.layout == was.layout || was.layout.rounded() == Some(view.layout)
+    view.layout == was.layout || was.layout.in_form(view.layout.dtype()) == Some(view.layout)
 }
 
 /// The accesses of a dispatch of the final list, each with its view and the recorded one.

@@ -183,7 +183,9 @@ macro_rules! by_format {
             DType::Q6_K => $function::<Q6K>,
             DType::IQ4_NL => $function::<Iq4Nl>,
             DType::IQ4_XS => $function::<Iq4Xs>,
-            DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 => return None,
+            DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 => {
+                return None
+            }
         }
     };
 }

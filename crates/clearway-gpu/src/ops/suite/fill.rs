@@ -128,7 +128,7 @@ pub(super) fn dense_bytes(spec: &OperandSpec, rng: &mut Rng) -> Result<Option<Ve
             let words = indices(&spec.fill, rows * cols, rng);
             Ok(Some(words.iter().flat_map(|word| word.to_ne_bytes()).collect()))
         }
-        _ if spec.dtype.is_quantised() && spec.dtype != DType::A8 => {
+        _ if spec.dtype.is_quantised() && !spec.dtype.is_form() => {
             Ok(Some(blocks(spec.dtype, rows * cols, rng)))
         }
         _ => {

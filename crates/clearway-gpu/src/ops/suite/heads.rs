@@ -94,7 +94,7 @@ impl<'a> Heads<'a> {
 
 /// The type that products of activations have: rounded ones are floats again.
 pub(super) fn float_of(dtype: DType) -> DType {
-    if dtype == DType::A8 { DType::F32 } else { dtype }
+    if dtype.is_form() { DType::F32 } else { dtype }
 }
 
 /// Largest angle a rotary op turns a pair by.

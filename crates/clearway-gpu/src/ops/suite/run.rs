@@ -9,8 +9,8 @@ use clearway_graph::{
 use super::heads::{Heads, float_of, largest_angle};
 use super::memory::{self, Prepared};
 use super::tolerance::{
-    OF_HALVES, OF_ROUNDED, ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, ULP, Weights,
-    smallest_step, storage_error, tolerance,
+    OF_HALF_WEIGHTS, OF_HALVES, OF_ROUNDED, ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, ULP,
+    Weights, smallest_step, storage_error, tolerance,
 };
 use super::unfused::Plain;
 use super::{OpCase, OperandSpec};
@@ -74,9 +74,9 @@ fn is_fused(case: &OpCase) -> bool {
     is_rounded(case) || RULES.iter().any(|rule| rule.fused == case.kind)
 }
 
-/// Whether something in it is rounded between products.
+/// Whether something in it has a form that stages give to values.
 fn is_rounded(case: &OpCase) -> bool {
-    case.operands.iter().any(|operand| operand.dtype == DType::A8)
+    case.operands.iter().any(|operand| operand.dtype.is_form())
 }
 
 /// Holds the buffers after a run against what is expected.
@@ -361,7 +361,7 @@ fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tol
     let dtypes = || matrices.iter().map(|&index| case.operands[index].dtype);
     let blocks = dtypes().find(|dtype| dtype.is_quantised());
     // What comes rounded is not rounded again.
-    let rounds = device.rounds_activations() && source(case).dtype != DType::A8;
+    let rounds = device.rounds_activations() && !source(case).dtype.is_form();
     let weights =
         blocks.or(dtypes().next()).map_or(Weights::None, |dtype| Weights::of(dtype, rounds));
     let activations = if kind == Kind::Gather { &case.operands[2] } else { source(case) };
@@ -369,6 +369,9 @@ fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tol
         .ok_or_else(|| format!("the table of tolerances has no row for {kind:?}"))?;
     if source(case).dtype == DType::A8 {
         tolerance.limit *= OF_ROUNDED;
+    }
+    if source(case).dtype == DType::A16 {
+        tolerance.limit = tolerance.limit.max(OF_HALF_WEIGHTS);
     }
     if kind == Kind::Attention && device.multiplies_halves() {
         tolerance.limit = tolerance.limit.max(OF_HALVES);

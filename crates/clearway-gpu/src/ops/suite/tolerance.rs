@@ -108,6 +108,10 @@ pub const OF_ROUNDED: f64 = 6.0;
 /// unit, which is 1 part of 2048, and a score counts as in [`Scale::Score`].
 pub const OF_HALVES: f64 = 4.0 / 2048.0;
 
+/// Limit of products of activations that came as f16: weights in blocks are rounded to f16, too, and off by half a unit
+/// or, where a conversion rounds the other way, by a whole one.
+pub const OF_HALF_WEIGHTS: f64 = 1.0 / 1024.0;
+
 /// How many deviations the sum of roundings may be off: chance alone goes further in one element of
 /// 500 million.
 pub const ROUNDING_DEVIATIONS: f64 = 6.0;
@@ -201,7 +205,7 @@ fn of_product(product: Product, weights: Weights) -> Option<(Scale, f64, u32)> {
 /// f32 arithmetic gives: their rounding is part of the limits.
 pub const fn storage_error(dtype: DType) -> f64 {
     match dtype {
-        DType::F16 => 9.765_625e-4,
+        DType::F16 | DType::A16 => 9.765_625e-4,
         DType::BF16 => 7.812_5e-3,
         _ => 0.0,
     }
@@ -210,7 +214,7 @@ pub const fn storage_error(dtype: DType) -> f64 {
 /// Distance of the smallest magnitudes of a type, below which no relative error can hold.
 pub(super) const fn smallest_step(dtype: DType) -> f64 {
     match dtype {
-        DType::F16 => 5.960_464_477_539_063e-8,
+        DType::F16 | DType::A16 => 5.960_464_477_539_063e-8,
         // GPUs may flush what lies below the least normal number.
         _ => 1.175_494_350_822_287_5e-38,
     }

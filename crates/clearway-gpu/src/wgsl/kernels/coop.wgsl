@@ -42,12 +42,17 @@ fn main(
     let outer = P.w.shape.z;
     let rows = P.x.shape.x * P.x.shape.y * P.x.shape.z;
     let across = (outer + TILE_N - 1u) / TILE_N;
+    let down = (rows + TILE_T - 1u) / TILE_T;
     let tile = group.x + size.x * (group.y + size.y * group.z);
-    let t0 = tile / across * TILE_T;
-    let n0 = tile % across * TILE_N;
-    if (t0 >= rows) {
+    if (tile >= across * down) {
         return;
     }
+    // Tiles that run at the same time share rows of weights and rows of activations: BAND tiles down, then to the right.
+    let band = tile / (BAND * across);
+    let height = min(BAND, down - band * BAND);
+    let in_band = tile - band * BAND * across;
+    let t0 = (band * BAND + in_band % height) * TILE_T;
+    let n0 = in_band / height * TILE_N;
     let subgroup = lid / 32u;
     let t_in = subgroup / ACROSS * (16u * DOWN);
     let n_in = subgroup % ACROSS * (16u * RIGHT);

@@ -114,7 +114,7 @@ fn scales(dtype: DType) -> &'static [(usize, f32)] {
         DType::Q6_K => &[(208, 1.46e-5)],
         DType::IQ4_NL => &[(0, 2.9e-4)],
         DType::IQ4_XS => &[(0, 1.57e-5)],
-        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 => &[],
+        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 => &[],
     }
 }
 

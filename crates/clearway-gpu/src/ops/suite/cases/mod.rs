@@ -1,6 +1,7 @@
 //! The list of cases: ops by shapes, types, constants and places.
 
 mod fused;
+mod halved;
 mod heads;
 mod positional;
 mod products;
@@ -24,6 +25,7 @@ pub fn cases(seed: u64) -> Vec<OpCase> {
     select::add(&mut list);
     heads::add(&mut list);
     rounded::add(&mut list);
+    halved::add(&mut list);
     list.cases
 }
 

@@ -1,0 +1,173 @@
+//! Values that only products read, as f16.
+//!
+//! Products of many rows multiply on matrices of f16, and every tile of them fetches its activations anew. Where
+//! nobody but products reads what a norm, a gate or attention gives, it is written as f16 at once: the value then
+//! has the type [`DType::A16`], in the bytes it had.
+//!
+//! The conditions are those of the round stage with one difference: a reader may see the value in another
+//! shape, since an element of this type has its place whatever the shape is.
+
+use crate::contract::KernelCatalog;
+use crate::error::Result;
+use crate::fuse::{Refusal, RefusedPair};
+use crate::graph::ComputeGraph;
+use crate::ids::NodeId;
+use crate::layout::TensorView;
+use crate::node::Dispatch;
+use crate::op::{CapturedOpKind as Kind, Product};
+
+use super::survey::{Readers, Survey, id_at};
+use super::{ACTIVATIONS, RoundReport, RoundedValue, check_written, with_layout};
+
+/// Name of the stage in reports of what was refused.
+const STAGE: &str = "halve";
+
+/// Whether an op may give its result as f16.
+pub(crate) const fn may_write(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::RmsNorm
+            | Kind::RmsNormMul
+            | Kind::AddRmsNorm
+            | Kind::AddRmsNormMul
+            | Kind::SiluMul
+            | Kind::GeluMul
+            | Kind::Attention
+    )
+}
+
+/// Whether an op may find its activations as f16.
+pub(crate) fn may_read(kind: Kind) -> bool {
+    kind == Kind::MatMulExperts || kind.product().is_some_and(Product::may_read_quantised)
+}
+
+/// Whether two views show the same elements in the same order, whatever their shapes.
+pub(crate) fn same_elements(a: &TensorView, b: &TensorView) -> bool {
+    let alike = |view: &TensorView| (view.layout.dtype(), view.layout.elems());
+    (a.buf_id, a.offset) == (b.buf_id, b.offset)
+        && alike(a) == alike(b)
+        && [a, b].into_iter().all(|view| view.layout.is_dense())
+}
+
+/// Gives every value that can have it the form of f16. Values for which a kernel is missing are not told: on
+/// devices without matrices that is all of them.
+pub(crate) fn halve<C: KernelCatalog>(
+    graph: &mut ComputeGraph,
+    catalog: &mut C,
+    device: &C::Device,
+) -> Result<RoundReport> {
+    let mut report = RoundReport::default();
+    let mut writers: Vec<(usize, NodeId)> = Vec::new();
+    let survey = Survey::of(graph, |index, dispatch| {
+        let result = dispatch.bindings.last().filter(|_| may_write(dispatch.kind));
+        writers.extend(result.and_then(|view| view.value()).map(|value| (index, value)));
+    });
+    let mut changed: Vec<(usize, Dispatch)> = Vec::new();
+    for (index, value) in writers {
+        let readers = survey.readers(graph, value);
+        let reads = |&(at, binding): &(u32, u16)| {
+            let reader = graph.nodes()[at as usize].dispatch()?;
+            (may_read(reader.kind) && binding == ACTIVATIONS).then_some(reader.id)
+        };
+        let Some(writer) = graph.nodes()[index].dispatch() else { continue };
+        let Some(consumer) = readers.iter().find_map(reads) else { continue };
+        let buf_id = value.buf_id();
+        match halved(graph, (index, value), &survey, &readers, catalog, device)? {
+            Ok(fresh) => {
+                let readers = readers.iter().map(|&(at, _)| id_at(graph, at)).collect();
+                report.rounded.push(RoundedValue { buf_id, writer: writer.id, readers });
+                changed.extend(fresh);
+            }
+            Err(Refusal::NoKernel { .. }) => {}
+            Err(reason) => {
+                let producer = writer.id;
+                report.refusals.push(RefusedPair {
+                    rule: STAGE,
+                    producer,
+                    consumer,
+                    buf_id,
+                    reason,
+                });
+            }
+        }
+    }
+    // Nobody both reads such a value and writes one: those who may do the one may not do the other.
+    for (index, dispatch) in changed {
+        graph.replace(index, dispatch);
+    }
+    Ok(report)
+}
+
+/// The dispatches that touch a value, with the value as f16; or why it cannot be.
+fn halved<C: KernelCatalog>(
+    graph: &ComputeGraph,
+    (index, value): (usize, NodeId),
+    survey: &Survey,
+    readers: &Readers,
+    catalog: &mut C,
+    device: &C::Device,
+) -> Result<std::result::Result<Vec<(usize, Dispatch)>, Refusal>> {
+    let Some(writer) = graph.nodes()[index].dispatch() else {
+        return Ok(Err(Refusal::NotAValue));
+    };
+    let result = writer.bindings.len() - 1;
+    let Some(layout) = writer.bindings[result].layout.halved() else {
+        return Ok(Err(Refusal::NoKernel { kind: writer.kind }));
+    };
+    // The device first: most have no such kernels, and then nothing else needs to be said.
+    let mut fresh = Vec::with_capacity(1 + readers.len());
+    match with_layout(writer, result as u16, layout, catalog, device)? {
+        Ok(dispatch) => fresh.push((index, dispatch)),
+        Err(reason) => return Ok(Err(reason)),
+    }
+    if let Err(reason) = check_written(graph, survey, index, value)
+        .and_then(|entry| if entry.output { Err(Refusal::IsOutput) } else { Ok(()) })
+        .and_then(|()| check_readers(graph, survey, index, value, readers))
+    {
+        return Ok(Err(reason));
+    }
+    for &(at, binding) in readers {
+        let Some(dispatch) = graph.nodes()[at as usize].dispatch() else { continue };
+        let Some(layout) = dispatch.bindings[usize::from(binding)].layout.halved() else {
+            return Ok(Err(Refusal::NoKernel { kind: dispatch.kind }));
+        };
+        match with_layout(dispatch, binding, layout, catalog, device)? {
+            Ok(dispatch) => fresh.push((at as usize, dispatch)),
+            Err(reason) => return Ok(Err(reason)),
+        }
+    }
+    Ok(Ok(fresh))
+}
+
+/// Everybody who reads what the dispatch at `index` writes multiplies it, stands behind it, and reads all of it
+/// once, as its activations.
+fn check_readers(
+    graph: &ComputeGraph,
+    survey: &Survey,
+    index: usize,
+    value: NodeId,
+    readers: &Readers,
+) -> std::result::Result<(), Refusal> {
+    let written = graph.nodes()[index].dispatch().and_then(|writer| writer.bindings.last());
+    let written = written.ok_or(Refusal::NotAValue)?;
+    for (place, &(at, binding)) in readers.iter().enumerate() {
+        let reader = graph.nodes()[at as usize].dispatch().ok_or(Refusal::NotAValue)?;
+        let twice = readers[..place].iter().any(|&(other, _)| other == at);
+        let behind = at as usize > index;
+        if !may_read(reader.kind) || binding != ACTIVATIONS || twice || !behind {
+            return Err(Refusal::SecondReader { reader: reader.id });
+        }
+        let read = &reader.bindings[usize::from(binding)];
+        if !same_elements(read, written) {
+            return Err(Refusal::Shape { written: written.layout, read: read.layout });
+        }
+    }
+    // Those that stand too far away are nobody's to judge.
+    let all = survey.of_value(value).map_or(0, |uses| uses.reads as usize);
+    match readers.last() {
+        Some(&(last, _)) if readers.len() < all => {
+            Err(Refusal::SecondReader { reader: id_at(graph, last) })
+        }
+        _ => Ok(()),
+    }
+}
