@@ -1,6 +1,7 @@
 //! `clearway bench`
 
 mod micro;
+mod parallel;
 mod table;
 
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use table::{About, Table};
   clearway bench -m model.gguf -p 128,512 -n 0 -t 4
   clearway bench -m synthetic.gguf -r 3 --json
   clearway bench --micro --device vulkan
+  clearway bench -m model.gguf -p 128 -n 128 --parallel 1,2,4,8,16
 
 ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run once to warm up and
 then -r times; tokens per second are shown as mean and standard deviation. On a GPU tokens are
@@ -37,6 +39,9 @@ pub struct Args {
     /// Measure the device itself: dispatches, barriers, bandwidth, products, replay. No model is used.
     #[arg(long, conflicts_with_all = ["n_depth", "temp"])]
     micro: bool,
+    /// Generate so many sequences at once and print llama-batched-bench's table, with the first lengths of -p and -n.
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', conflicts_with_all = ["n_depth", "micro"])]
+    parallel: Vec<usize>,
     /// Prompt lengths; 0 for none.
     #[arg(
         short = 'p',
@@ -111,6 +116,9 @@ struct Decode {
 pub fn run(args: &Args) -> Result<()> {
     if args.micro {
         return micro::run(args.device.open()?, args.json);
+    }
+    if !args.parallel.is_empty() {
+        return parallel::run(args);
     }
     let prompts = args.n_prompt.iter().map(|&tokens| Test::Prompt(tokens));
     let tests = prompts.chain(args.n_gen.iter().map(|&tokens| Test::Generate(tokens)));

@@ -155,7 +155,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
 }
 
 /// How activations are read, and whether that is 16 bytes at a time.
-fn activations(job: &Job<'_>) -> (&'static str, bool) {
+pub(super) fn activations(job: &Job<'_>) -> (&'static str, bool) {
     let layout = job.layout(0);
     let (shape, strides) = (layout.shape4(), layout.strides4());
     let eights = job.operands[0].is_aligned()
@@ -197,11 +197,11 @@ fn finish(t: u32, n: u32, outer: u32, y: vec4<f32>) {
 }
 ";
 
-const W_F16: &str = "
+pub(super) const W_F16: &str = "
 fn w_halves(bits: vec4<u32>) -> vec4<u32> { return bits; }
 ";
 
-const W_BF16: &str = "
+pub(super) const W_BF16: &str = "
 fn wide(words: vec2<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(words.x << 16u, words.x & 0xffff0000u, words.y << 16u, words.y & 0xffff0000u));
 }
