@@ -79,7 +79,6 @@ pub struct Args {
 /// Records, optimises, proves, measures where asked, and writes every form that was asked for.
 pub fn run(args: &Args) -> Result<()> {
     let source = Source::open(args)?;
-    let step = source.record(args)?;
     let named = match (args.device, args.measure) {
         (None, false) if args.kernels.is_some() => Some(device::for_kernels()),
         (None, false) => None,
@@ -88,6 +87,7 @@ pub fn run(args: &Args) -> Result<()> {
             Some(DeviceArgs::new(device, args.threads).open()?)
         }
     };
+    let step = source.record(args, named.as_deref())?;
     let any = DeviceName::Cpu.open(Some(1))?;
     let mut compile = args.switches.options();
     if let Some(device) = &named {

@@ -370,6 +370,7 @@ impl Engine {
         let options = RecordOptions {
             cache_dtype: self.options.cache_dtype,
             logits,
+            order_experts: self.executor.device().multiplies_halves(),
             weight_dtype: &weight_dtype,
             ..RecordOptions::new(tokens, self.context)
         };
