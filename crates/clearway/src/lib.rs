@@ -25,7 +25,7 @@ pub use clearway_gpu::vulkan;
 pub use clearway_gpu::wgsl::listing;
 pub use clearway_gpu::{
     AttentionParams, BlockTable, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo,
-    Encoder, External, GpuError, HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode,
+    Encoder, External, GpuError, HostWork, KernelRegistry, KernelStatistics, Ops, Profile, ProfileClock, ProfileMode,
     ProfileSpan, Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload,
     WgslKernel, cache_folder, make_cache_folder, quant, record,
 };
