@@ -45,12 +45,16 @@ pub struct DeviceArgs {
     /// rounding is to blame.
     #[arg(long, env = "CLEARWAY_FLOAT_ACTIVATIONS", help_heading = OFF, value_parser = Falsey::new())]
     float_activations: bool,
+    /// Ask the driver what it made of each kernel.
+    #[arg(skip)]
+    pub statistics: bool,
 }
 
 impl DeviceArgs {
     /// A device as it comes.
     pub fn new(device: DeviceName, threads: Option<u32>) -> Self {
-        Self { device, threads, no_tune: false, no_read_ahead: false, float_activations: false }
+        let [no_tune, no_read_ahead, float_activations, statistics] = [false; 4];
+        Self { device, threads, no_tune, no_read_ahead, float_activations, statistics }
     }
 
     /// Opens the device. Where the choice was ours, one line on stderr says what it was.
@@ -59,6 +63,7 @@ impl DeviceArgs {
             tuning: if self.no_tune { Tuning::Never } else { Tuning::default() },
             read_ahead: self.no_read_ahead.then_some(0),
             float_activations: self.float_activations,
+            statistics: self.statistics,
             ..VulkanOptions::default()
         };
         let device = self.device.open_with(self.threads(), options)?;

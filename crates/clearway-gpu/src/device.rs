@@ -99,6 +99,11 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// What the driver says of the kernels compiled so far, where it was asked to and does.
+    fn kernel_statistics(&self) -> Vec<KernelStatistics> {
+        Vec::new()
+    }
+
     /// The buffer of this device with this identity.
     ///
     /// # Errors
@@ -115,6 +120,17 @@ pub trait Device: Send + Sync {
 
     /// A fresh encoder that finds user kernels in `kernels`.
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder>;
+}
+
+/// What a driver says of a compiled kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelStatistics {
+    /// Name of the first op that needed it.
+    pub kernel: String,
+    /// Its text.
+    pub source: String,
+    /// Names and numbers as the driver gives them: registers, bytes of memory, instructions.
+    pub values: Vec<(String, f64)>,
 }
 
 /// Memory of a device, behind a [`Buffer`].

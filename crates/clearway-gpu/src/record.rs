@@ -247,6 +247,32 @@ pub trait Ops {
         self.call(Kind::MatMulExperts, &[x, w, ids], &[], x.layout.dtype(), &shape)
     }
 
+    /// As [`matmul_experts`](Self::matmul_experts), with the order of the rows by expert
+    /// ([`expert_order`](Self::expert_order)): a device may then multiply the rows of each expert together.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn matmul_experts_in_order(
+        &mut self,
+        x: TensorView,
+        w: TensorView,
+        ids: TensorView,
+        order: TensorView,
+    ) -> Result<TensorView> {
+        let shape = [ids.layout.rows(), ids.layout.cols(), w.layout.shape4()[2] as usize];
+        let operands = [x, w, ids, order];
+        self.call(Kind::MatMulExperts, &operands, &[], x.layout.dtype(), &shape)
+    }
+
+    /// The pairs of a row and an expert in `ids[T,k]`, by expert of `experts`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn expert_order(&mut self, ids: TensorView, experts: usize) -> Result<TensorView> {
+        let shape = [ids.layout.elems() + experts + 2];
+        self.call(Kind::ExpertOrder, &[ids], &[experts as u32], DType::U32, &shape)
+    }
+
     /// The best experts of each row of `logits[T,E]` and their weights, both `[T,k]`.
     ///
     /// # Errors

@@ -23,6 +23,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     processors: None,
     read_ahead: None,
     tuning: Tuning::Hardware,
+    statistics: false,
     float_activations: false,
     patience: None,
 };

@@ -88,6 +88,7 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         | Kind::GeluMul
         | Kind::SoftCap
         | Kind::MatMulExperts
+        | Kind::ExpertOrder
         | Kind::RouterTopK
         | Kind::ExpertSum
         | Kind::Rope

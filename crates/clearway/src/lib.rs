@@ -25,9 +25,9 @@ pub use clearway_gpu::vulkan;
 pub use clearway_gpu::wgsl::listing;
 pub use clearway_gpu::{
     AttentionParams, BlockTable, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo,
-    Encoder, External, GpuError, HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode,
-    ProfileSpan, Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload,
-    WgslKernel, cache_folder, make_cache_folder, quant, record,
+    Encoder, External, GpuError, HostWork, KernelRegistry, KernelStatistics, Ops, Profile,
+    ProfileClock, ProfileMode, ProfileSpan, Program, Recorder, RopeMode, RopeParams, RouterMode,
+    RouterParams, Ticket, Upload, WgslKernel, cache_folder, make_cache_folder, quant, record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

@@ -25,9 +25,9 @@ use table::{About, Table};
   clearway bench --micro --device vulkan
   clearway bench -m model.gguf -p 128 -n 128 --parallel 1,2,4,8,16
 
-ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run once to warm up and
-then -r times; tokens per second are shown as mean and standard deviation. On a GPU tokens are
-chosen and fed back on the device.
+ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run to warm up, once
+or on a GPU for at least 0.3 seconds, and then -r times; tokens per second are shown as mean and
+standard deviation. On a GPU tokens are chosen and fed back on the device.
 
 A generated token takes so many phases, each behind a barrier, fetches so many bytes (every weight
 it uses once, and the rows of the cache it looks at, on average), which makes this share of the
@@ -175,6 +175,9 @@ struct Cpu<T> {
     own: T,
 }
 
+/// How long a device beside the host is kept busy before anything is measured: its clocks go up with work.
+const WARM_UP: Duration = Duration::from_millis(300);
+
 /// Everything a measurement needs.
 struct Bench<'a> {
     engine: &'a mut Engine,
@@ -193,7 +196,7 @@ struct Cost {
 
 impl Bench<'_> {
     fn measure(&mut self, test: Test) -> Result<Measured> {
-        self.once(test)?;
+        self.warm_up(test)?;
         let runs = (0..self.args.repetitions).map(|_| self.once(test));
         let runs = runs.collect::<Result<Vec<Cost>>>()?;
         let rate = |run: &Cost| test.tokens() as f64 / run.time.as_secs_f64();
@@ -202,6 +205,16 @@ impl Bench<'_> {
             Test::Generate(count) => self.decode(count, &runs)?,
         };
         Ok(Measured { test, samples: runs.iter().map(rate).collect(), decode })
+    }
+
+    /// Runs without being measured until kernels are compiled and clocks are up.
+    fn warm_up(&mut self, test: Test) -> Result<()> {
+        self.once(test)?;
+        let started = Instant::now();
+        while started.elapsed() < WARM_UP && self.device.host_is_far() {
+            self.once(test)?;
+        }
+        Ok(())
     }
 
     /// One run. What the tokens are does not matter, but they are not all one: experts and rows of the

@@ -191,6 +191,7 @@ pub(super) fn check(c: &Call<'_>) -> Result<()> {
         Kind::SiluMul | Kind::GeluMul => gated(c),
         Kind::SoftCap => soft_cap(c),
         Kind::MatMulExperts => matmul_experts(c),
+        Kind::ExpertOrder => expert_order(c),
         Kind::RouterTopK => router(c),
         Kind::ExpertSum => expert_sum(c),
         Kind::Rope => rope(c),
@@ -380,9 +381,10 @@ fn row_of_weights(c: &Call<'_>, i: usize, cols: usize) -> Result<()> {
 }
 
 fn matmul_experts(c: &Call<'_>) -> Result<()> {
+    let y = c.views.len() - 1;
     match c.has_form(0, DType::A16)? {
-        true => c.want_dtype(3, &[DType::F32]).and_then(|()| c.contiguous_rows(3))?,
-        false => c.activations(&[0, 3])?,
+        true => c.want_dtype(y, &[DType::F32]).and_then(|()| c.contiguous_rows(y))?,
+        false => c.activations(&[0, y])?,
     }
     c.want_rank(1, 3)?;
     c.want_weight(1)?;
@@ -394,7 +396,23 @@ fn matmul_experts(c: &Call<'_>) -> Result<()> {
     let (shared, own) = ([rows, inner], [rows, used, inner]);
     let ok = c.dims(0) == shared || c.dims(0) == own;
     c.shape(0, ok, || format!("{shared:?} or {own:?} is needed"))?;
-    c.want_dims(3, &[rows, used, outer])
+    if y == 4 {
+        c.ids(3, &[order_len(c.dims(1)[0], c.dims(2))])?;
+    }
+    c.want_dims(y, &[rows, used, outer])
+}
+
+/// Words of an order of pairs by expert.
+fn order_len(experts: u32, ids: &[u32]) -> u32 {
+    let pairs = ids.iter().fold(1, |pairs: u32, &extent| pairs.saturating_mul(extent));
+    pairs.saturating_add(experts).saturating_add(2)
+}
+
+fn expert_order(c: &Call<'_>) -> Result<()> {
+    c.want_rank(0, 2)?;
+    c.ids(0, &[c.dims(0)[0], c.dims(0)[1]])?;
+    c.int_param(0, |experts| experts > 0, "a number above 0 is needed")?;
+    c.ids(1, &[order_len(c.params[0], c.dims(0))])
 }
 
 fn router(c: &Call<'_>) -> Result<()> {

@@ -28,7 +28,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         }
         // All others exist only as products of few rows.
         Kind::Product(_) => matvec::lower(job),
-        Kind::MatMulExperts => matvec::lower(job),
+        Kind::MatMulExperts => coop::experts(job).or_else(|| matvec::lower(job)),
         Kind::Gather => planar::gather(job),
         Kind::Attention => decode_attention::lower(job).or_else(|| prompt_attention::lower(job)),
         _ => None,
@@ -72,16 +72,18 @@ pub fn has_fused(
 fn halves_in(request: &FusedRequest<'_>, target: &Target) -> Option<bool> {
     let halved = |view: &&TensorView| view.layout.dtype() == DType::A16;
     let (x, found) = (request.bindings.first()?, request.bindings.iter().find(halved)?);
-    if request.kind == Kind::MatMulExperts
-        || request.kind.product().is_some_and(|product| !product.is_basic())
-    {
+    let unordered = request.kind == Kind::MatMulExperts && request.bindings.len() < 5;
+    if unordered || request.kind.product().is_some_and(|product| !product.is_basic()) {
         return Some(false);
     }
     let w = request.kind.spec().and_then(|spec| spec.matrices().next());
     let w = w.and_then(|w| request.bindings.get(w)).map(|view| &view.layout);
     let tokens = x.layout.shape4()[..3].iter().map(|&extent| extent as usize).product::<usize>();
     let rows = if request.kind == Kind::Attention { x.layout.shape4()[1] as usize } else { tokens };
+    let few = |w: &Layout| request.kind.product().is_some() && thin::takes(target, rows, w);
     let many = |w: &Layout| rows > matvec::MAX_COLS && coop::takes(target, rows, w);
-    let reads = w.is_none_or(|w| thin::takes(target, rows, w) || many(w));
+    let reads = w.is_none_or(|w| few(w) || many(w));
+    // Experts are looked for by subgroups of this size.
+    let reads = reads && (request.kind != Kind::MatMulExperts || target.subgroup == 32);
     Some(target.cooperative && rows > 1 && found.layout.is_dense() && reads)
 }

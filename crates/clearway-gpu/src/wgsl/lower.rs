@@ -47,6 +47,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::Gather => Ok(select::gather(job)),
         Kind::ArgMax => Ok(select::arg_max(job)),
         Kind::TopK => Ok(select::top_k(job)),
+        Kind::ExpertOrder => Ok(select::expert_order(job)),
         Kind::RouterTopK => Ok(select::router(job)),
         Kind::Product(product) if product.is_basic() => product::matmul(job),
         Kind::MatMulExperts => Ok(product::matmul_experts(job)),

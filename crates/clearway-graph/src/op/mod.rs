@@ -149,8 +149,12 @@ ops! {
     GeluMul "gelu_mul" [read("gate"), read("up"), write_over("y", &[0, 1])] []
     /// `cap * tanh(x / cap)`.
     SoftCap "soft_cap" [read("x"), write_over("y", &[0])] [float("cap")]
-    /// Product with the weight matrices of the experts chosen per row.
-    MatMulExperts "matmul_experts" [read("x"), matrix("w"), read("ids"), write("y")] []
+    /// Product with the weight matrices of the experts chosen per row. Where the order of the rows by expert is given,
+    /// rows of one expert may be multiplied together.
+    MatMulExperts "matmul_experts" [read("x"), matrix("w"), read("ids"), read_if_given("order"), write("y")] []
+    /// Pairs of a row and an expert chosen for it, by expert: where those of each expert start, of ids beyond the last, and
+    /// where they end; then their numbers.
+    ExpertOrder "expert_order" [read("ids"), write("order")] [int("experts")]
     /// The best experts of each row and their weights.
     RouterTopK "router_top_k" [read("logits"), write("ids"), write("weights")] [int("mode"), int("renorm"), float("scale")]
     /// Sum of expert results by weight.
@@ -186,6 +190,10 @@ ops! {
 
 const fn read(name: &'static str) -> Operand {
     Operand { name, role: BindingRole::Read, optional: false, matrix: false, over: &[] }
+}
+
+const fn read_if_given(name: &'static str) -> Operand {
+    Operand { optional: true, ..read(name) }
 }
 
 const fn matrix(name: &'static str) -> Operand {

@@ -137,7 +137,7 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
             | Kind::AddRmsNorm
             | Kind::AddRmsNormMul => 1,
             Kind::Attention | Kind::Rope | Kind::RopeKvWrite | Kind::Softmax => 2,
-            Kind::MatMulExperts | Kind::RouterTopK | Kind::ExpertSum => 4,
+            Kind::MatMulExperts | Kind::ExpertOrder | Kind::RouterTopK | Kind::ExpertSum => 4,
             Kind::Gather | Kind::Custom | Kind::Pinned => 5,
             Kind::Add
             | Kind::Mul

@@ -57,6 +57,8 @@ pub struct RecordOptions<'a> {
     pub cache_dtype: DType,
     /// Which tokens get logits.
     pub logits: Logits,
+    /// Whether rows of experts are put in order, for devices that multiply those of each expert together.
+    pub order_experts: bool,
     /// Element type of each matrix, by name. Vectors are f32.
     pub weight_dtype: &'a dyn Fn(&str) -> DType,
 }
@@ -70,6 +72,7 @@ impl RecordOptions<'_> {
             cache: CacheLayout::Whole,
             cache_dtype: DType::F16,
             logits: Logits::Last,
+            order_experts: false,
             weight_dtype: &|_| DType::F16,
         }
     }

@@ -46,9 +46,10 @@ impl Source {
     }
 
     /// The step as recorded.
-    pub fn record(&self, args: &Args) -> Result<ModelGraph> {
+    pub fn record(&self, args: &Args, device: Option<&dyn Device>) -> Result<ModelGraph> {
         let tokens = args.tokens as usize;
         let mut options = RecordOptions::new(tokens, rows(args));
+        options.order_experts = device.is_some_and(Device::multiplies_halves);
         let dtype = |name: &str| {
             let tensor = self.file.as_ref().and_then(|file| file.find_tensor(name));
             tensor.map_or(clearway::DType::F32, |tensor| tensor.dtype())

@@ -96,6 +96,7 @@ const KERNELS: &[(&str, GridFn, RunFn)] = &[
     ("soft_cap", elementwise::heavy_grid, vectorised!(elementwise::soft_cap)),
     ("matmul", matmul::grid, matmul::matmul),
     ("matmul_experts", experts::matmul_grid, experts::matmul_experts),
+    ("expert_order", experts::order_grid, experts::expert_order),
     ("router_top_k", select::router_grid, select::router_top_k),
     ("expert_sum", experts::sum_grid, vectorised!(experts::expert_sum)),
     ("rope", rope::grid, vectorised!(rope::rope)),

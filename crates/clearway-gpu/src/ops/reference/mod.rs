@@ -119,6 +119,7 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
         Kind::GeluMul => one(elementwise::gated(x, &operands[1], elementwise::gelu)),
         Kind::SoftCap => one(elementwise::map(x, |v| elementwise::soft_cap(v, float(0)))),
         Kind::MatMulExperts => one(product::matmul_experts(x, &operands[1], &operands[2])),
+        Kind::ExpertOrder => one(select::expert_order(x, params[0] as usize)),
         Kind::RouterTopK => {
             let (mode, renorm) = (params[0], params[1] == 1);
             let (ids, weights) = select::router(x, operands[1].cols(), mode, renorm, float(2));

@@ -137,6 +137,7 @@ static TABLE: &[Row] = {
         (Kind::MatMulExperts,  Float, Magnitude, 8.0 * ULP,  0),
         (Kind::MatMulExperts,  Block, Magnitude, 8.0 * ULP,  0),
         (Kind::MatMulExperts,  Weights::Rounded, Rounded, 8.0 * ULP, 0),
+        (Kind::ExpertOrder,    None,  Moved,     0.0,        0),
         (Kind::RouterTopK,     None,  Row,       16.0 * ULP, 0),
         (Kind::ExpertSum,      None,  Magnitude, 8.0 * ULP,  0),
         (Kind::Rope,           None,  Angle,     4.0 * ULP,  0),
