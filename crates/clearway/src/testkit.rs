@@ -463,8 +463,8 @@ impl Calls<'_> {
         }
         let second = y.reinterpret(sides[1 - swapped], half)?;
         match rng.below(3) {
-            0 => s.push(Kind::Silu, &[other, second], &[])?,
-            1 => s.push(Kind::Add, &[other, x.reinterpret(0, half)?, second], &[])?,
+            0 => s.push(Kind::SILU, &[other, second], &[])?,
+            1 => s.push(Kind::ADD, &[other, x.reinterpret(0, half)?, second], &[])?,
             _ => s.copy_into(x.reinterpret(sides[0], half)?, second)?,
         }
         if rng.below(3) == 0 {
@@ -510,11 +510,11 @@ impl Calls<'_> {
         let y = self.pass.buffers[SCRATCH].view(offset, layout)?;
         let other = self.pick_cols(cols);
         match self.rng.below(4) {
-            0 => s.push(Kind::Add, &[x, other, y], &[])?,
+            0 => s.push(Kind::ADD, &[x, other, y], &[])?,
             1 => {
                 // A rule fuses the two where the kernel can write such rows.
                 let gate = s.silu(x)?;
-                s.push(Kind::Mul, &[gate, other, y], &[])?;
+                s.push(Kind::MUL, &[gate, other, y], &[])?;
             }
             2 => s.push(Kind::RmsNorm, &[x, y], &[1e-5f32.to_bits()])?,
             _ => {
@@ -523,7 +523,7 @@ impl Calls<'_> {
                 let shape = Layout::new(DType::F32, &[rows, cols.min(32)])?;
                 let y = y.reinterpret(0, shape.with_strides(&[cols + 8, 1])?)?;
                 let residual = self.pick_cols(cols.min(32));
-                s.push(Kind::Add, &[product, residual, y], &[])?;
+                s.push(Kind::ADD, &[product, residual, y], &[])?;
             }
         }
         Ok(s.copy(y, DType::F32)?)

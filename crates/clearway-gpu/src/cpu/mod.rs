@@ -36,7 +36,6 @@ use rustc_hash::FxHashMap;
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
-use crate::ops::OpSpec;
 use crate::registry::KernelRegistry;
 use memory::{HostMemory, WeightMemory};
 use pool::Pool;
@@ -178,8 +177,7 @@ impl Device for CpuDevice {
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
         let rounded = request.bindings.iter().any(|view| view.layout.dtype().is_form());
-        let builtin = |spec: &OpSpec| kernels::builtin(spec.name).is_some();
-        !rounded && crate::ops::spec(request.kind).is_some_and(builtin)
+        !rounded && kernels::builtin(request.kind, self.shared.float_activations).is_some()
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {

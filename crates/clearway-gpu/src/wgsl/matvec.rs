@@ -308,9 +308,9 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
     let source = source
         .line(&format!("const NORM = {};\nconst GATED = {};", norm.is_some(), shape.gate.is_some()))
         .body(weight);
-    match job.kind {
-        Kind::MatMulExperts => epilogue::experts(source, job),
-        _ => epilogue::plain(source, job),
+    match job.kind.product() {
+        Some(_) => epilogue::plain(source, job),
+        None => epilogue::experts(source, job),
     }
 }
 

@@ -260,7 +260,7 @@ const FIRST: &[usize] = &[0];
 const PLAIN_RULES: [PlainRule; 7] = [
     PlainRule {
         producer: Kind::RmsNorm,
-        consumer: Kind::Mul,
+        consumer: Kind::MUL,
         operands: EITHER,
         fit: Fit::Full,
         fused: Kind::RmsNormMul,
@@ -268,20 +268,20 @@ const PLAIN_RULES: [PlainRule; 7] = [
         bindings: &[producer(0), other(Fit::Row), RESULT],
     },
     PlainRule {
-        producer: Kind::Silu,
-        consumer: Kind::Mul,
+        producer: Kind::SILU,
+        consumer: Kind::MUL,
         operands: EITHER,
         fit: Fit::Full,
-        fused: Kind::SiluMul,
+        fused: Kind::SILU_MUL,
         name: None,
         bindings: &[producer(0), other(Fit::Full), RESULT],
     },
     PlainRule {
-        producer: Kind::Gelu,
-        consumer: Kind::Mul,
+        producer: Kind::GELU,
+        consumer: Kind::MUL,
         operands: EITHER,
         fit: Fit::Full,
-        fused: Kind::GeluMul,
+        fused: Kind::GELU_MUL,
         name: None,
         bindings: &[producer(0), other(Fit::Full), RESULT],
     },
@@ -295,7 +295,7 @@ const PLAIN_RULES: [PlainRule; 7] = [
         bindings: &[producer(0), producer(1), producer(2), consumer(1), RESULT],
     },
     PlainRule {
-        producer: Kind::Add,
+        producer: Kind::ADD,
         consumer: Kind::RmsNormMul,
         operands: FIRST,
         fit: Fit::Full,
@@ -304,7 +304,7 @@ const PLAIN_RULES: [PlainRule; 7] = [
         bindings: &[ADDEND, ADDEND_OR_ROW, consumer(1), KEPT, RESULT],
     },
     PlainRule {
-        producer: Kind::Add,
+        producer: Kind::ADD,
         consumer: Kind::RmsNorm,
         operands: FIRST,
         fit: Fit::Full,
@@ -314,7 +314,7 @@ const PLAIN_RULES: [PlainRule; 7] = [
     },
     PlainRule {
         producer: Kind::AddRmsNorm,
-        consumer: Kind::Mul,
+        consumer: Kind::MUL,
         operands: EITHER,
         fit: Fit::Full,
         fused: Kind::AddRmsNormMul,
@@ -332,7 +332,7 @@ fn add(product: Product) -> Option<Rule> {
         Slot::Addend => Some(other(Fit::Row)),
         _ => None,
     });
-    let rule = Rule::between(Kind::Product(product), Kind::Add, Kind::Product(fused));
+    let rule = Rule::between(Kind::Product(product), Kind::ADD, Kind::Product(fused));
     Some(Rule { operands: EITHER.into(), fit: Fit::Full, bindings, ..rule })
 }
 

@@ -139,14 +139,7 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
             Kind::Attention | Kind::Rope | Kind::RopeKvWrite | Kind::Softmax => 2,
             Kind::MatMulExperts | Kind::RouterTopK | Kind::ExpertSum => 4,
             Kind::Gather | Kind::Custom | Kind::Pinned => 5,
-            Kind::Add
-            | Kind::Mul
-            | Kind::Scale
-            | Kind::Silu
-            | Kind::Gelu
-            | Kind::SiluMul
-            | Kind::GeluMul
-            | Kind::SoftCap
+            Kind::Map(_)
             | Kind::KvWrite
             | Kind::Copy
             | Kind::Concat

@@ -86,7 +86,7 @@ fn not_refused(rule: &Rule) -> Vec<Spoil> {
     let cache = heads && rule.consumer != Kind::Rope;
     let gate = rule.consumer.product().is_some_and(|p| matches!(p.gate(), Gate::Operand(_)));
     let behind_norm = rule.producer == Kind::RmsNormMul;
-    let of_sum = matches!(rule.producer, Kind::Add | Kind::AddRmsNorm);
+    let of_sum = matches!(rule.producer, Kind::ADD | Kind::AddRmsNorm);
     let all = [
         // The sum stays.
         (rule.keeps(), Spoil::SecondReader),
@@ -229,7 +229,7 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             Refused(Refusal::Operand { operand, result: result.layout })
         }
         Spoil::FirstAddend => {
-            if !matches!(rule.producer, Kind::Add | Kind::AddRmsNorm) {
+            if !matches!(rule.producer, Kind::ADD | Kind::AddRmsNorm) {
                 return Inapplicable;
             }
             let operand = layout(&[1, COLS]);
@@ -242,9 +242,9 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             let misfit = setup.buffer(operand);
             if sources.clone().any(|source| source == Source::Other) {
                 setup.consumer.views[1 - setup.operand] = misfit;
-            } else if matches!(rule.producer, Kind::Add | Kind::RmsNormMul) {
+            } else if matches!(rule.producer, Kind::ADD | Kind::RmsNormMul) {
                 setup.producer.views[1] = misfit;
-            } else if matches!(rule.consumer, Kind::SiluMul | Kind::GeluMul) {
+            } else if matches!(rule.consumer, Kind::SILU_MUL | Kind::GELU_MUL) {
                 setup.consumer.views[1] = misfit;
             } else {
                 return Inapplicable;
