@@ -12,8 +12,8 @@ use clearway_gpu::{
 use clearway_graph::testkit::Rng;
 use clearway_graph::{CapturedOpKind as Kind, DType, Layout, TensorView};
 use half::f16;
-use rustc_hash::FxHashMap;
 
+use crate::bindings::Bindings;
 use crate::error::Result;
 use crate::session::{GraphSession, PassResult};
 
@@ -261,13 +261,15 @@ impl RandomPass {
     pub fn aliased(&self, device: &dyn Device) -> Result<Aliased> {
         let mut rng = Rng::new(self.seed ^ 0xa11a5);
         let memory = device.upload(&self.initial[SCRATCH].repeat(2))?;
-        let places = [SCRATCH, KEYS, VALUES].into_iter().map(|index| {
+        let mut places = Bindings::new();
+        for index in [SCRATCH, KEYS, VALUES] {
             let buffer = &self.buffers[index];
             // As devices bind them.
             let offset = rng.below(self.initial[SCRATCH].len() as u64 / 256 / 2) * 256;
-            (buffer.id(), (memory.clone(), offset))
-        });
-        let (places, initial) = (places.collect(), self.initial[SCRATCH].repeat(2));
+            let whole = buffer.tensor(DType::U32, &[buffer.len() as usize / 4])?;
+            places.bind_at(whole, &memory, offset);
+        }
+        let initial = self.initial[SCRATCH].repeat(2);
         Ok(Aliased { memory, places, initial })
     }
 
@@ -287,7 +289,7 @@ pub struct Aliased {
     memory: Buffer,
     initial: Vec<u8>,
     /// Where each of them starts in it.
-    pub places: FxHashMap<usize, (Buffer, u64)>,
+    pub places: Bindings,
 }
 
 impl Aliased {

@@ -31,6 +31,7 @@ pub use piece::{CpuKernel, Grid, Piece};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use clearway_graph::place::SlabRule;
 use clearway_graph::{FusedRequest, Layout};
 use rustc_hash::FxHashMap;
 
@@ -107,6 +108,7 @@ impl CpuDevice {
             description: format!("{threads} threads, {}{float}{order}", simd::ISA.name()),
             arena_align: ALIGN as u64,
             max_buffer_bytes: isize::MAX as u64,
+            slab_rule: SlabRule::Any,
             memory_bytes,
         };
         let pool = Pool::new(threads);

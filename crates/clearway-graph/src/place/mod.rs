@@ -64,6 +64,14 @@ pub enum SlabRule {
     WritesApart,
 }
 
+impl SlabRule {
+    /// The rule that both rules ask for.
+    #[must_use]
+    pub fn stricter(self, other: Self) -> Self {
+        if self == Self::Any { other } else { self }
+    }
+}
+
 impl Default for PlaceOptions {
     /// One slab, aligned to 256 bytes.
     fn default() -> Self {
