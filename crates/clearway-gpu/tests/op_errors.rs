@@ -13,7 +13,7 @@ use clearway_gpu::ops::{self, OPS, OpSpec};
 use clearway_gpu::{GpuError, Ops, Recorder};
 use clearway_graph::testkit::kind;
 use clearway_graph::{
-    CapturedOpKind as Kind, DType, GraphError, Layout, Map, MapInputs, TensorView,
+    CapturedOpKind as Kind, DType, GraphError, Layout, Map, MapInputs, Product, TensorView,
 };
 
 /// What is wrong with a call, and which operand is blamed.
@@ -477,11 +477,17 @@ fn of_map(map: Map) -> Calls {
     Calls { op: spec.name, good, params, bad, bad_params: bad_params.leak() }
 }
 
-/// Every entry.
+/// Every entry: those written down, then those that follow from tables.
 fn all_calls() -> impl Iterator<Item = &'static Calls> {
-    static MAPS: LazyLock<Vec<Calls>> =
-        LazyLock::new(|| Map::ALL.iter().map(|&map| of_map(map)).collect());
-    PLAIN.iter().chain(&*MAPS).chain(fused::CALLS)
+    static DERIVED: LazyLock<Vec<Calls>> = LazyLock::new(|| {
+        let written = |product: &&Product| {
+            let name = product.spec().name;
+            !PLAIN.iter().chain(fused::CALLS).any(|calls| calls.op == name)
+        };
+        let products = Product::all().iter().filter(written).map(|&product| fused::of(product));
+        Map::ALL.iter().map(|&map| of_map(map)).chain(products).collect()
+    });
+    PLAIN.iter().chain(fused::CALLS).chain(&*DERIVED)
 }
 
 /// Operands that have any shape, and constants that have any value.

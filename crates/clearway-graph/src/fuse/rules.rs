@@ -344,7 +344,7 @@ fn gate(product: Product, activation: Activation) -> Option<Rule> {
         Slot::Up => Some(Bind { source: Source::Consumer(1), fit: Fit::Full }),
         _ => None,
     });
-    let rule = Rule::between(Kind::Product(product), activation.mul(), Kind::Product(fused));
+    let rule = Rule::between(Kind::Product(product), activation.mul()?, Kind::Product(fused));
     Some(Rule { operands: FIRST.into(), fit: Fit::Full, bindings, ..rule })
 }
 

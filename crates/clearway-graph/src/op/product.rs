@@ -199,11 +199,12 @@ impl Activation {
         }
     }
 
-    /// The op that multiplies an activated gate by an operand.
-    pub const fn mul(self) -> CapturedOpKind {
+    /// The op that multiplies a gate activated by this function by an operand, if there is one. Without it no
+    /// product is gated by the function.
+    pub const fn mul(self) -> Option<CapturedOpKind> {
         match self {
-            Self::Silu => CapturedOpKind::SILU_MUL,
-            Self::Gelu => CapturedOpKind::GELU_MUL,
+            Self::Silu => Some(CapturedOpKind::SILU_MUL),
+            Self::Gelu => Some(CapturedOpKind::GELU_MUL),
         }
     }
 }
@@ -249,8 +250,12 @@ impl Product {
         let plain = matches!(input, Input::Plain);
         let allowed = match gate {
             Gate::None => !norm || (add && plain && !rope && !cache),
-            Gate::Operand(_) => plain && !(add || rope || cache || norm),
-            Gate::Weights(_) => !(add || rope || cache || norm),
+            Gate::Operand(activation) => {
+                activation.mul().is_some() && plain && !(add || rope || cache || norm)
+            }
+            Gate::Weights(activation) => {
+                activation.mul().is_some() && !(add || rope || cache || norm)
+            }
         };
         if allowed { Some(Self { input, gate, epilogue }) } else { None }
     }

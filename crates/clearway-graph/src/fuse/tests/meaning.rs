@@ -74,7 +74,7 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
             vec![one(Kind::MUL, &[], &[normed, w.clone()], last)]
         }
         (Kind::SILU_MUL | Kind::GELU_MUL, [gate, up]) => {
-            let activation = Activation::ALL.into_iter().find(|a| a.mul() == kind).unwrap();
+            let activation = Activation::ALL.into_iter().find(|a| a.mul() == Some(kind)).unwrap();
             let gate = one(activation.op(), &[], from_ref(gate), last);
             vec![one(Kind::MUL, &[], &[gate, up.clone()], last)]
         }

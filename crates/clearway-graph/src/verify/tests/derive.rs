@@ -103,7 +103,7 @@ impl List {
             Kind::Product(product) => self.parts_of(product, kept, x),
             Kind::RmsNormMul => Some(self.normed(x)),
             Kind::SILU_MUL | Kind::GELU_MUL => {
-                let activation = Activation::ALL.into_iter().find(|a| a.mul() == rule.fused);
+                let activation = Activation::ALL.into_iter().find(|a| a.mul() == Some(rule.fused));
                 let gate = self.activated(activation.unwrap(), x);
                 Some(self.with_buffer(Kind::MUL, gate))
             }
