@@ -215,6 +215,14 @@ pub trait Ops {
         self.call(Kind::GELU_MUL, &[gate, up], &[], gate.layout.dtype(), &dims(&gate))
     }
 
+    /// The square of `x` where it is above zero, and zero elsewhere.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn relu_squared(&mut self, x: TensorView) -> Result<TensorView> {
+        self.call(Kind::RELU_SQUARED, &[x], &[], x.layout.dtype(), &dims(&x))
+    }
+
     /// `cap * tanh(x / cap)`.
     ///
     /// # Errors

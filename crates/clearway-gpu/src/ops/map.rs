@@ -33,9 +33,10 @@ pub(crate) const STEEPEST: f64 = 1.13;
 /// Largest slope of a function of one element, for arguments up to this magnitude: by how much it makes errors
 /// larger.
 #[cfg(any(test, feature = "testkit"))]
-pub(crate) fn slope(map: Map, _most: f64) -> Option<f64> {
+pub(crate) fn slope(map: Map, most: f64) -> Option<f64> {
     match map {
         Map::Silu | Map::Gelu => Some(STEEPEST),
+        Map::ReluSquared => Some(2.0 * most),
         Map::Add | Map::Mul | Map::Scale | Map::SiluMul | Map::GeluMul | Map::SoftCap => None,
     }
 }
@@ -53,6 +54,7 @@ pub(crate) fn row(map: Map) -> MapRow {
         Map::Gelu => near(|x, _, _| gelu(x), "gelu(x)"),
         Map::SiluMul => near(|a, b, _| silu(a) * b, "silu(a) * b"),
         Map::GeluMul => near(|a, b, _| gelu(a) * b, "gelu(a) * b"),
+        Map::ReluSquared => exact(|x, _, _| if x < 0.0 { 0.0 } else { x * x }, "relu_squared(x)"),
         Map::SoftCap => {
             MapRow { usual: &[30.0], ..near(|x, _, p| soft_cap(x, p[0]), "soft_cap(x, argf(0u))") }
         }
@@ -81,6 +83,7 @@ mod tests {
             }
             Map::SiluMul => vec![(1.0, 2.0, &[], 2.0 * silu_1)],
             Map::GeluMul => vec![(1.0, 2.0, &[], 2.0 * gelu_1)],
+            Map::ReluSquared => vec![(3.0, 0.0, &[], 9.0), (-2.0, 0.0, &[], 0.0)],
             Map::SoftCap => vec![(1.0, 0.0, &[2.0], 2.0 * tanh_half), (0.0, 0.0, &[2.0], 0.0)],
         }
     }

@@ -91,6 +91,8 @@ maps! {
     SiluMul SILU_MUL "silu_mul" Gated []
     /// `gelu(gate) * up`.
     GeluMul GELU_MUL "gelu_mul" Gated []
+    /// The square of `x` where it is above zero, and zero elsewhere.
+    ReluSquared RELU_SQUARED "relu_squared" One []
     /// `cap * tanh(x / cap)`.
     SoftCap SOFT_CAP "soft_cap" One [positive("cap")]
 }

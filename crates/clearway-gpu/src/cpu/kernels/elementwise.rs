@@ -19,6 +19,7 @@ pub(super) fn parts(map: Map) -> (GridFn, RunFn) {
         Map::Gelu => (heavy, vectorised!(gelu)),
         Map::SiluMul => (heavy, vectorised!(silu_mul)),
         Map::GeluMul => (heavy, vectorised!(gelu_mul)),
+        Map::ReluSquared => (light, vectorised!(relu_squared)),
         Map::SoftCap => (heavy, vectorised!(soft_cap)),
     }
 }
@@ -52,6 +53,7 @@ kernels! {
     gelu unary |piece| math::gelu;
     silu_mul binary |piece| |gate: f32, up: f32| math::silu(gate) * up;
     gelu_mul binary |piece| |gate: f32, up: f32| math::gelu(gate) * up;
+    relu_squared unary |piece| |x: f32| if x < 0.0 { 0.0 } else { x * x };
     soft_cap unary |piece| { let cap = piece.float(0); move |x: f32| math::soft_cap(x, cap) };
 }
 
