@@ -213,6 +213,9 @@ fn all_rules() -> Vec<Rule> {
     rules.extend(
         Activation::ALL.into_iter().flat_map(|a| products().filter_map(move |p| gate(p, a))),
     );
+    rules.extend(
+        Activation::ALL.into_iter().flat_map(|a| products().filter_map(move |p| activated(p, a))),
+    );
     rules.extend(products().filter_map(second_weights));
     rules.extend(products().filter_map(norm_behind));
     // Gated ones first, only to be read first.
@@ -345,6 +348,15 @@ fn gate(product: Product, activation: Activation) -> Option<Rule> {
         _ => None,
     });
     let rule = Rule::between(Kind::Product(product), activation.mul()?, Kind::Product(fused));
+    Some(Rule { operands: FIRST.into(), fit: Fit::Full, bindings, ..rule })
+}
+
+/// A product takes in the function behind it, where that gates nothing.
+fn activated(product: Product, activation: Activation) -> Option<Rule> {
+    let open = product.gate() == Gate::None;
+    let fused = product.with_gate(Gate::Ungated(activation)).filter(|_| open)?;
+    let bindings = absorb(product, fused, |_| None);
+    let rule = Rule::between(Kind::Product(product), activation.op(), Kind::Product(fused));
     Some(Rule { operands: FIRST.into(), fit: Fit::Full, bindings, ..rule })
 }
 

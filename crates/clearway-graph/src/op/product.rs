@@ -3,7 +3,7 @@
 //! | part | values | what it does |
 //! |---|---|---|
 //! | input | plain, normed | divides each row by its root mean square and multiplies it by a weight first |
-//! | gate | none, operand, weights | multiplies the activated product by an operand, or by a second product of the same rows |
+//! | gate | none, ungated, operand, weights | sends the product through a function, and multiplies it by an operand or by a second product of the same rows |
 //! | epilogue | add | adds a residual of the result's shape, or a bias of one row |
 //! | | rope | rotates the heads of each row |
 //! | | cache | writes the heads into a KV cache instead of a result |
@@ -45,6 +45,8 @@ pub enum Input {
 pub enum Gate {
     /// Of nothing: it is the result.
     None,
+    /// Of nothing, but it goes through the function.
+    Ungated(Activation),
     /// Of an operand: the activated product is multiplied by it.
     Operand(Activation),
     /// Of a second product of the same rows with other weights.
@@ -58,6 +60,8 @@ pub enum Activation {
     Silu,
     /// GELU, tanh form.
     Gelu,
+    /// The square of what is above zero. Products use it ungated.
+    ReluSquared,
 }
 
 /// What is done with each element of a product before it is stored, in this order.
@@ -181,13 +185,14 @@ impl Slot {
 
 impl Activation {
     /// Every activation.
-    pub const ALL: [Self; 2] = [Self::Silu, Self::Gelu];
+    pub const ALL: [Self; 3] = [Self::Silu, Self::Gelu, Self::ReluSquared];
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
             Self::Gelu => "gelu",
+            Self::ReluSquared => "relu_squared",
         }
     }
 
@@ -196,6 +201,7 @@ impl Activation {
         match self {
             Self::Silu => CapturedOpKind::SILU,
             Self::Gelu => CapturedOpKind::GELU,
+            Self::ReluSquared => CapturedOpKind::RELU_SQUARED,
         }
     }
 
@@ -205,6 +211,7 @@ impl Activation {
         match self {
             Self::Silu => Some(CapturedOpKind::SILU_MUL),
             Self::Gelu => Some(CapturedOpKind::GELU_MUL),
+            Self::ReluSquared => None,
         }
     }
 }
@@ -214,7 +221,9 @@ impl Gate {
     pub const fn activation(self) -> Option<Activation> {
         match self {
             Self::None => None,
-            Self::Operand(activation) | Self::Weights(activation) => Some(activation),
+            Self::Ungated(activation) | Self::Operand(activation) | Self::Weights(activation) => {
+                Some(activation)
+            }
         }
     }
 }
@@ -239,17 +248,21 @@ impl Product {
         Self { epilogue: Epilogue { add: true, norm: true, ..Epilogue::NONE }, ..Self::PLAIN };
 
     /// How many products there are.
-    pub const COUNT: usize = 23;
+    pub const COUNT: usize = 25;
 
     /// The product with these parts; `None` if they do not go together:
     ///
-    /// - a gated product has no epilogue, and one that is the gate of an operand no norm in front;
+    /// - a product with an activation has no epilogue, and one that is the gate of an operand no norm in front;
+    /// - only an activation that gates nothing stands alone;
     /// - the norm behind needs a sum in front of it, and stands alone otherwise.
     pub const fn new(input: Input, gate: Gate, epilogue: Epilogue) -> Option<Self> {
         let Epilogue { add, rope, cache, norm } = epilogue;
         let plain = matches!(input, Input::Plain);
         let allowed = match gate {
             Gate::None => !norm || (add && plain && !rope && !cache),
+            Gate::Ungated(activation) => {
+                activation.mul().is_none() && !(add || rope || cache || norm)
+            }
             Gate::Operand(activation) => {
                 activation.mul().is_some() && plain && !(add || rope || cache || norm)
             }
@@ -305,7 +318,7 @@ impl Product {
 
     /// Whether a kernel may quantise the result for the product that reads it.
     pub const fn may_quantise(self) -> bool {
-        matches!(self.gate, Gate::Weights(_)) || self.epilogue.norm
+        matches!(self.gate, Gate::Ungated(_) | Gate::Weights(_)) || self.epilogue.norm
     }
 
     /// Every product.
@@ -367,6 +380,7 @@ impl Product {
         let mut y = list.product(x, Slot::Weight);
         match self.gate {
             Gate::None => {}
+            Gate::Ungated(activation) => y = list.element_wise(activation.op(), &[y]),
             Gate::Operand(activation) => {
                 y = list.element_wise(activation.op(), &[y]);
                 y = list.element_wise(CapturedOpKind::MUL, &[y, PlainInput::Slot(Slot::Up)]);
@@ -416,6 +430,7 @@ impl Product {
         let Epilogue { add, rope, cache, norm } = self.epilogue;
         let gate = match self.gate {
             Gate::None => String::new(),
+            Gate::Ungated(activation) => format!("_{}", activation.name()),
             Gate::Operand(activation) => format!("_{}_mul", activation.name()),
             Gate::Weights(activation) => format!("_{}_gated", activation.name()),
         };
@@ -447,8 +462,9 @@ impl Product {
     const fn code(self) -> usize {
         let gate = match self.gate {
             Gate::None => 0,
-            Gate::Operand(activation) => 1 + 2 * activation as usize,
-            Gate::Weights(activation) => 2 + 2 * activation as usize,
+            Gate::Ungated(activation) => 1 + 3 * activation as usize,
+            Gate::Operand(activation) => 2 + 3 * activation as usize,
+            Gate::Weights(activation) => 3 + 3 * activation as usize,
         };
         let Epilogue { add, rope, cache, norm } = self.epilogue;
         let flags = [self.is_normed(), add, rope, cache, norm];
@@ -501,7 +517,7 @@ impl PlainList {
 }
 
 /// Combinations of parts, allowed or not.
-const CODES: usize = (1 + 2 * Activation::ALL.len()) << 5;
+const CODES: usize = (1 + 3 * Activation::ALL.len()) << 5;
 
 /// What follows from the parts of each product.
 struct Table {
@@ -513,7 +529,9 @@ struct Table {
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    let gates = Activation::ALL.into_iter().flat_map(|a| [Gate::Operand(a), Gate::Weights(a)]);
+    let gates = Activation::ALL
+        .into_iter()
+        .flat_map(|a| [Gate::Ungated(a), Gate::Operand(a), Gate::Weights(a)]);
     let gates: Vec<_> = [Gate::None].into_iter().chain(gates).collect();
     let mut table = Table { products: vec![], specs: vec![], slots: vec![], index: [0; CODES] };
     for input in [Input::Plain, Input::Normed] {
