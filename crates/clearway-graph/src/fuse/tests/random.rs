@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::meaning::visible;
 use super::setup::Step;
 use crate::fuse::{FuseReport, RULES, Stage, TestCatalog};
-use crate::op::CapturedOpKind as Kind;
+use crate::op::{Activation, CapturedOpKind as Kind};
 use crate::schedule::Strategy;
 use crate::testkit::{
     Rng, Run, Shape, conflicting_pairs, decoder_like, members_once, out_of_order, random_graph,
@@ -97,7 +97,7 @@ impl Model {
     }
 
     fn op(&mut self) {
-        const KINDS: [Kind; 14] = [
+        const KINDS: [Kind; 12] = [
             Kind::RmsNorm,
             Kind::RmsNorm,
             Kind::MUL,
@@ -105,8 +105,6 @@ impl Model {
             Kind::MUL,
             Kind::ADD,
             Kind::ADD,
-            Kind::SILU,
-            Kind::GELU,
             Kind::MATMUL,
             Kind::MATMUL,
             Kind::Rope,
@@ -119,7 +117,11 @@ impl Model {
         if self.window < usize::MAX && self.rng.chance(80) {
             self.caches = [(); 2].map(|()| self.buffer(layout(&[6, 2, COLS / 2]))).to_vec();
         }
-        let kind = KINDS[self.rng.below(KINDS.len() as u64) as usize];
+        let pick = self.rng.below((KINDS.len() + Activation::ALL.len()) as u64) as usize;
+        let kind = match KINDS.get(pick) {
+            Some(&kind) => kind,
+            None => Activation::ALL[pick - KINDS.len()].op(),
+        };
         match kind {
             Kind::MUL => {
                 let (a, made_by) = self.recent();
@@ -193,7 +195,8 @@ impl Model {
                 }
             } else if self.rng.chance(40) {
                 let up = self.value(Kind::MATMUL, &[x, u], full());
-                let act = if self.rng.chance(50) { Kind::SILU } else { Kind::GELU };
+                let activation = self.rng.below(Activation::ALL.len() as u64) as usize;
+                let act = Activation::ALL[activation].op();
                 let gate = self.value(act, &[product], full());
                 self.either_order(Kind::MUL, gate, up);
             } else if self.rng.chance(60) {
