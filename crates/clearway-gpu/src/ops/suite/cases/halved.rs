@@ -54,7 +54,7 @@ fn attended(list: &mut List) {
             ];
             let window = if index % 2 == 1 { 24 } else { 0 };
             let cap = if index == 2 { 30.0_f32 } else { 0.0 };
-            let params = [(head as f32).powf(-0.5).to_bits(), window, cap.to_bits()];
+            let params = [(head as f32).powf(-0.5).to_bits(), window, cap.to_bits(), 0];
             list.push(Kind::Attention, &operands, &params, PLACES[index % PLACES.len()]);
         }
     }
