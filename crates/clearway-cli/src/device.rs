@@ -9,10 +9,10 @@ use clap::builder::FalseyValueParser as Falsey;
 use clearway::Device;
 use clearway::cpu::{CpuDevice, CpuOptions};
 use clearway::listing::{TargetDevice, WgslTarget};
-use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 
 use crate::out::note;
 use crate::shape::OFF;
+use crate::vulkan;
 
 /// What `--device` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +59,11 @@ impl DeviceArgs {
 
     /// Opens the device. Where the choice was ours, one line on stderr says what it was.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
-        let options = VulkanOptions {
-            tuning: if self.no_tune { Tuning::Never } else { Tuning::default() },
-            read_ahead: self.no_read_ahead.then_some(0),
+        let options = vulkan::Options {
+            no_tune: self.no_tune,
+            no_read_ahead: self.no_read_ahead,
             float_activations: self.float_activations,
             statistics: self.statistics,
-            ..VulkanOptions::default()
         };
         let device = self.device.open_with(self.threads(), options)?;
         if self.device == DeviceName::Auto {
@@ -93,59 +92,36 @@ pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>> {
 /// Every device of this machine that can be opened, the one `auto` means first, and why others
 /// cannot be.
 pub fn all() -> (Vec<Arc<dyn Device>>, Vec<String>) {
-    let (mut devices, mut software, mut problems) =
-        (Vec::<Arc<dyn Device>>::new(), Vec::new(), Vec::new());
-    match VulkanDevice::list() {
-        Ok(found) => {
-            for (index, info) in found.iter().enumerate() {
-                match VulkanDevice::open_index(index, VulkanOptions::default()) {
-                    Ok(device) if info.software => {
-                        software.push(Arc::new(device) as Arc<dyn Device>)
-                    }
-                    Ok(device) => devices.push(Arc::new(device)),
-                    Err(error) => problems.push(error.to_string()),
-                }
-            }
-        }
-        Err(error) => problems.push(error.to_string()),
-    }
+    let vulkan::Found { cards: mut devices, software, problems } = vulkan::all();
     devices.push(Arc::new(CpuDevice::new()));
     devices.extend(software);
     (devices, problems)
 }
 
-/// A real card that can be opened. A software driver is no faster than the CPU itself.
-fn best_gpu(options: VulkanOptions) -> Option<VulkanDevice> {
-    let gpu = VulkanDevice::open(options).ok()?;
-    (!gpu.is_software()).then_some(gpu)
-}
-
 /// A device that lists of WGSL kernels are made for: a real card, or where there is none a target that is only
 /// described.
 pub fn for_kernels() -> Arc<dyn Device> {
-    match best_gpu(VulkanOptions::default()) {
-        Some(gpu) => Arc::new(gpu),
-        None => Arc::new(TargetDevice::new(WgslTarget::default())),
-    }
+    let target = || Arc::new(TargetDevice::new(WgslTarget::default()));
+    vulkan::best(vulkan::Options::default()).unwrap_or_else(|| target())
 }
 
 impl DeviceName {
     /// Opens the device.
     pub fn open(self, threads: Option<usize>) -> Result<Arc<dyn Device>> {
-        self.open_with(threads, VulkanOptions::default())
+        self.open_with(threads, vulkan::Options::default())
     }
 
-    fn open_with(self, threads: Option<usize>, options: VulkanOptions) -> Result<Arc<dyn Device>> {
+    fn open_with(
+        self,
+        threads: Option<usize>,
+        options: vulkan::Options,
+    ) -> Result<Arc<dyn Device>> {
         let float_activations = options.float_activations;
         let cpu = || CpuDevice::with_options(CpuOptions { threads, float_activations });
         match self {
-            Self::Auto => match best_gpu(options) {
-                Some(gpu) => Ok(Arc::new(gpu)),
-                None => Ok(Arc::new(cpu())),
-            },
+            Self::Auto => Ok(vulkan::best(options).unwrap_or_else(|| Arc::new(cpu()))),
             Self::Cpu => Ok(Arc::new(cpu())),
-            Self::Vulkan(None) => Ok(Arc::new(VulkanDevice::open(options)?)),
-            Self::Vulkan(Some(index)) => Ok(Arc::new(VulkanDevice::open_index(index, options)?)),
+            Self::Vulkan(index) => vulkan::open(index, options),
         }
     }
 }

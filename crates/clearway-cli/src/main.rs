@@ -17,6 +17,7 @@ mod progress;
 mod sampling;
 mod shape;
 mod stats;
+mod vulkan;
 
 use std::process::ExitCode;
 

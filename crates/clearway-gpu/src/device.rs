@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytemuck::Pod;
+use clearway_graph::place::SlabRule;
 use clearway_graph::{CommandEncoder, DType, FusedRequest, GraphError, Layout, TensorView};
 
 use crate::error::{GpuError, Result};
@@ -20,8 +21,10 @@ pub struct DeviceInfo {
     pub description: String,
     /// Alignment of values in the arena, in bytes.
     pub arena_align: u64,
-    /// Bytes of the largest buffer.
+    /// Bytes of the largest buffer, and so of a slab of the arena.
     pub max_buffer_bytes: u64,
+    /// Which values may share a slab of the arena.
+    pub slab_rule: SlabRule,
     /// Bytes of memory in all, as far as the device tells.
     pub memory_bytes: u64,
 }

@@ -37,7 +37,7 @@ fn file(seed: u64) -> Gguf {
     set_vocabulary(&mut writer);
     let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 1) };
     let mut state = seed;
-    for external in model::record(&shape, &record).unwrap().externals {
+    for external in model::record(&shape, &record).unwrap().into_externals() {
         let name = &*external.name;
         if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
             continue;

@@ -44,6 +44,7 @@ impl Executable {
         let options = CompileOptions {
             align: info.arena_align,
             max_slab_bytes: options.max_slab_bytes.min(info.max_buffer_bytes),
+            slab_rule: options.slab_rule.stricter(info.slab_rule),
             ..*options
         };
         let mut arena = None;

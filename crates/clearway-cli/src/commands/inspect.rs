@@ -101,12 +101,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let options = InspectOptions {
         compile,
-        buffers: step.externals.iter().map(|e| (e.view.buf_id, e.name.clone())).collect(),
+        buffers: step.externals().iter().map(|e| (e.view.buf_id, e.name.clone())).collect(),
         ..InspectOptions::default()
     };
     let device = named.as_ref().unwrap_or(&any);
     let mut report =
-        clearway_inspect::inspect(&step.graph, &mut KernelRegistry::new(), &**device, &options)?;
+        clearway_inspect::inspect(step.graph(), &mut KernelRegistry::new(), &**device, &options)?;
     report.name = source.title(args);
     report.shape = Some(source.shape().name.clone());
     report.tokens = Some(args.tokens);
@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.measure {
         let executor = GraphExecutor::on(device.clone());
         let buffers = source.bind(&step, &**device, args)?;
-        let mut executable = executor.compile(&step.graph, &buffers, &compile)?;
+        let mut executable = executor.compile(step.graph(), &buffers, &compile)?;
         let times = clearway_inspect::measure(&executor, &mut executable)
             .with_context(|| format!("cannot measure on {}", device.info().name))?;
         report.attach(&times)?;
@@ -124,7 +124,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     // For a list that was planned for the CPU they are those of the default target.
     if args.html.is_some() || args.json || args.kernels.is_some() {
-        let compiled = source::compile_only(&step.graph, &**device, &compile)?;
+        let compiled = source::compile_only(step.graph(), &**device, &compile)?;
         let target = device.wgsl_target().unwrap_or_default();
         let kernels = clearway_inspect::kernels(
             compiled.graph(),
@@ -139,7 +139,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     write_forms(args, &report)?;
     if args.list {
-        let compiled = source::compile_only(&step.graph, &**device, &compile)?;
+        let compiled = source::compile_only(step.graph(), &**device, &compile)?;
         out::text(&compiled.graph().to_text())?;
     }
     Ok(())

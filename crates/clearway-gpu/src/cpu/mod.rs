@@ -31,12 +31,12 @@ pub use piece::{CpuKernel, Grid, Piece};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use clearway_graph::place::SlabRule;
 use clearway_graph::{FusedRequest, Layout};
 use rustc_hash::FxHashMap;
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
-use crate::ops::OpSpec;
 use crate::registry::KernelRegistry;
 use memory::{HostMemory, WeightMemory};
 use pool::Pool;
@@ -108,6 +108,7 @@ impl CpuDevice {
             description: format!("{threads} threads, {}{float}{order}", simd::ISA.name()),
             arena_align: ALIGN as u64,
             max_buffer_bytes: isize::MAX as u64,
+            slab_rule: SlabRule::Any,
             memory_bytes,
         };
         let pool = Pool::new(threads);
@@ -178,8 +179,7 @@ impl Device for CpuDevice {
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
         let rounded = request.bindings.iter().any(|view| view.layout.dtype().is_form());
-        let builtin = |spec: &OpSpec| kernels::builtin(spec.name).is_some();
-        !rounded && crate::ops::spec(request.kind).is_some_and(builtin)
+        !rounded && kernels::builtin(request.kind, self.shared.float_activations).is_some()
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {

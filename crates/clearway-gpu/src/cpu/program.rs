@@ -104,11 +104,7 @@ impl CpuEncoder {
         let name = &*dispatch.kernel;
         // By kind, as its contract: a user's kernel is never run by the contract of one of ours.
         if ops::spec(dispatch.kind).is_some() {
-            let builtin = match self.shared.float_activations {
-                true => kernels::builtin_float(name),
-                false => kernels::builtin(name),
-            };
-            return builtin
+            return kernels::builtin(dispatch.kind, self.shared.float_activations)
                 .cloned()
                 .ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() });
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
 use ash::{ext, khr, vk};
+use clearway_graph::place::SlabRule;
 use rustc_hash::FxHashMap;
 
 use super::counts::{Counters, VulkanCounts};
@@ -78,6 +79,7 @@ impl Context {
             max_buffer_bytes: adapter
                 .max_buffer_bytes
                 .min(u64::from(adapter.limits.max_storage_buffer_range)),
+            slab_rule: SlabRule::Any,
             memory_bytes: adapter.local_bytes(),
         };
         let (heap, mailboxes) = (Heap::device(&adapter), Heap::host(&adapter));

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ash::vk;
 use clearway_graph::verify::verify;
 use clearway_graph::{
-    BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
-    Dispatch, OpSpec, TensorView,
+    BarrierReason, BindingRole, CapturedNode, CommandEncoder, ComputeGraph, Dispatch, OpSpec,
+    TensorView,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -126,12 +126,10 @@ impl VulkanEncoder {
         let weights = matrices.into_iter().flat_map(OpSpec::matrices).collect();
         let written = indices(|operand| operand.role != BindingRole::Read);
         let mut bound = Bound { ranges, weights, written };
-        let kernel = match dispatch.kind {
-            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
-                self.custom(dispatch, &job, &bound)?
-            }
-            _ if part.is_some() => wgsl::lower(&job)?,
-            _ => tune::lower(&context, &mut job, &bound)?,
+        let kernel = match (dispatch.kind.spec(), part) {
+            (None, _) => self.custom(dispatch, &job, &bound)?,
+            (Some(_), Some(_)) => wgsl::lower(&job)?,
+            (Some(_), None) => tune::lower(&context, &mut job, &bound)?,
         };
         let again: SmallVec<[_; 2]> = kernel.again.iter().map(|&o| bound.ranges[o]).collect();
         bound.ranges.extend(again);

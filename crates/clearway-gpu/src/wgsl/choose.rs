@@ -31,7 +31,26 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::MatMulExperts => coop::experts(job).or_else(|| matvec::lower(job)),
         Kind::Gather => planar::gather(job),
         Kind::Attention => decode_attention::lower(job).or_else(|| prompt_attention::lower(job)),
-        _ => None,
+        Kind::RmsNorm
+        | Kind::LayerNorm
+        | Kind::Map(_)
+        | Kind::ExpertOrder
+        | Kind::RouterTopK
+        | Kind::ExpertSum
+        | Kind::Rope
+        | Kind::Softmax
+        | Kind::KvWrite
+        | Kind::Copy
+        | Kind::Concat
+        | Kind::ArgMax
+        | Kind::TopK
+        | Kind::Fill
+        | Kind::RmsNormMul
+        | Kind::AddRmsNorm
+        | Kind::AddRmsNormMul
+        | Kind::RopeKvWrite
+        | Kind::Custom
+        | Kind::Pinned => None,
     };
     special.map_or_else(|| general::lower(job), Ok)
 }

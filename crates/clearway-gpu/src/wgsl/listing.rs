@@ -4,6 +4,7 @@
 //! arena have no memory yet: block weights are taken to lie in planes, as uploaded weights do.
 //! [`TargetDevice`] makes lists for a target where there is no such device.
 
+use clearway_graph::place::SlabRule;
 use clearway_graph::{
     BarrierReason, BindingRole, CapturedOpKind, CommandEncoder, Dispatch, FusedRequest, OpSpec,
     TensorView,
@@ -255,6 +256,7 @@ impl TargetDevice {
             description: target.name.clone(),
             arena_align: target.align,
             max_buffer_bytes: u64::MAX,
+            slab_rule: SlabRule::Any,
             memory_bytes: 0,
         };
         Self { info, target }

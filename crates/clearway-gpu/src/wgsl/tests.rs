@@ -210,7 +210,7 @@ fn large_grids_are_folded() {
         same_as: None,
     };
     let operands = vec![operand("x", BindingRole::Read), operand("y", BindingRole::Write)];
-    let job = Job { kind: Kind::Silu, operands, params: &[], target: &TARGET, choice: 0 };
+    let job = Job { kind: Kind::SILU, operands, params: &[], target: &TARGET, choice: 0 };
     let groups = lower(&job).unwrap().groups;
     assert!(groups[1] > 1 && groups.iter().all(|&g| g <= TARGET.max_groups), "{groups:?}");
 }

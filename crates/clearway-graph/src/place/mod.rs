@@ -5,8 +5,6 @@ mod classes;
 mod form;
 mod front;
 mod lifetimes;
-pub mod peers;
-mod picture;
 mod plan;
 mod shadow;
 mod slabs;
@@ -15,7 +13,6 @@ mod tile;
 pub use classes::{AliasClass, alias_classes};
 pub use front::{CostModel, FrontPoint, fit_budget, front, live_bytes};
 pub use lifetimes::{Lifetime, lifetimes};
-pub use picture::svg;
 pub use plan::{MemoryPlan, Slot};
 pub use shadow::stale_shadow;
 
@@ -62,6 +59,14 @@ pub enum SlabRule {
     /// What a dispatch writes lies in another slab than what it reads, unless it runs in place: for
     /// backends that follow whole buffers and not ranges.
     WritesApart,
+}
+
+impl SlabRule {
+    /// The rule that both rules ask for.
+    #[must_use]
+    pub fn stricter(self, other: Self) -> Self {
+        if self == Self::Any { other } else { self }
+    }
 }
 
 impl Default for PlaceOptions {

@@ -42,7 +42,9 @@ pub use vocab::{chat_template, tokenizer};
 
 use std::sync::Arc;
 
-use clearway::{Buffer, CompileOptions, DType, Device, Executable, GraphExecutor, Upload};
+use clearway::{
+    Bindings, Buffer, CompileOptions, DType, Device, Executable, GraphExecutor, Upload,
+};
 use rustc_hash::FxHashMap;
 
 use token_loop::TokenLoop;
@@ -400,7 +402,7 @@ impl Engine {
             Logits::Last | Logits::All | Logits::None => None,
         };
         let bound = self.bind(&recorded, &ids, &positions, rows.as_ref())?;
-        let graph = self.executor.compile(&recorded.graph, &bound, options)?;
+        let graph = self.executor.compile(recorded.graph(), &bound, options)?;
         Ok(Step { graph, recorded, tokens: ids, positions, rows })
     }
 
@@ -411,16 +413,16 @@ impl Engine {
         tokens: &Buffer,
         positions: &Buffer,
         rows: Option<&Buffer>,
-    ) -> Result<FxHashMap<usize, (Buffer, u64)>> {
-        let mut bound = FxHashMap::default();
-        for (id, external) in recorded.externals.iter().enumerate() {
+    ) -> Result<Bindings> {
+        let mut bound = Bindings::new();
+        for external in recorded.externals() {
             let buffer = match &*external.name {
                 TOKENS => tokens,
                 POSITIONS => positions,
                 LOGIT_ROWS => rows.ok_or_else(|| missing(LOGIT_ROWS))?,
                 name => self.buffers.get(name).ok_or_else(|| missing(name))?,
             };
-            bound.insert(id, (buffer.clone(), 0));
+            bound.bind(external.view, buffer);
         }
         Ok(bound)
     }
@@ -466,7 +468,7 @@ impl Engine {
         let recorded = self.record(1, Logits::Last)?;
         let mut uploaded = 0;
         let device = self.executor.device().clone();
-        for external in &recorded.externals {
+        for external in recorded.externals() {
             let layout = external.view.layout;
             let name = &*external.name;
             let buffer = match name {

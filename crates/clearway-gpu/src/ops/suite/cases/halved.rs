@@ -31,7 +31,7 @@ fn written(list: &mut List) {
         list.push(Kind::RmsNorm, &pair, &[EPS], place);
         let weighed = [&x, &w, &y].map(Clone::clone);
         list.push(Kind::RmsNormMul, &weighed, &[EPS], place);
-        for gate in [Kind::SiluMul, Kind::GeluMul] {
+        for gate in [Kind::SILU_MUL, Kind::GELU_MUL] {
             list.push(gate, &[&x, &x, &y].map(Clone::clone), &[], place);
         }
         list.push(Kind::AddRmsNorm, &[&x, &x, &sum, &y].map(Clone::clone), &[EPS], place);

@@ -1,0 +1,105 @@
+//! Devices with a Vulkan driver, where the program is built with them.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use clearway::Device;
+
+/// How to open one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Time no kernels.
+    pub no_tune: bool,
+    /// Let idle groups read no weights ahead.
+    pub no_read_ahead: bool,
+    /// Keep activations float.
+    pub float_activations: bool,
+    /// Keep what the driver says of each kernel.
+    pub statistics: bool,
+}
+
+/// What was found.
+#[derive(Default)]
+pub struct Found {
+    /// Real cards.
+    pub cards: Vec<Arc<dyn Device>>,
+    /// Drivers that run on the processor.
+    pub software: Vec<Arc<dyn Device>>,
+    /// Why others cannot be opened.
+    pub problems: Vec<String>,
+}
+
+#[cfg(feature = "vulkan")]
+mod with {
+    use super::*;
+    use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
+
+    impl From<Options> for VulkanOptions {
+        fn from(options: Options) -> Self {
+            Self {
+                tuning: if options.no_tune { Tuning::Never } else { Tuning::default() },
+                read_ahead: options.no_read_ahead.then_some(0),
+                float_activations: options.float_activations,
+                statistics: options.statistics,
+                ..Self::default()
+            }
+        }
+    }
+
+    /// A real card that can be opened. A software driver is no faster than the CPU itself.
+    pub fn best(options: Options) -> Option<Arc<dyn Device>> {
+        let gpu = VulkanDevice::open(options.into()).ok()?;
+        if gpu.is_software() { None } else { Some(Arc::new(gpu)) }
+    }
+
+    /// The first device, or the one of this number.
+    pub fn open(index: Option<usize>, options: Options) -> Result<Arc<dyn Device>> {
+        let device = match index {
+            None => VulkanDevice::open(options.into())?,
+            Some(index) => VulkanDevice::open_index(index, options.into())?,
+        };
+        Ok(Arc::new(device))
+    }
+
+    /// Every device that can be opened.
+    pub fn all() -> Found {
+        let mut found = Found::default();
+        match VulkanDevice::list() {
+            Ok(list) => {
+                for (index, info) in list.iter().enumerate() {
+                    match VulkanDevice::open_index(index, VulkanOptions::default()) {
+                        Ok(device) if info.software => found.software.push(Arc::new(device)),
+                        Ok(device) => found.cards.push(Arc::new(device)),
+                        Err(error) => found.problems.push(error.to_string()),
+                    }
+                }
+            }
+            Err(error) => found.problems.push(error.to_string()),
+        }
+        found
+    }
+}
+
+#[cfg(not(feature = "vulkan"))]
+mod with {
+    use super::*;
+
+    const MISSING: &str = "this program was built without Vulkan (cargo feature `vulkan`)";
+
+    /// None: the program was built without Vulkan.
+    pub fn best(_: Options) -> Option<Arc<dyn Device>> {
+        None
+    }
+
+    /// Says that the program was built without Vulkan.
+    pub fn open(_: Option<usize>, _: Options) -> Result<Arc<dyn Device>> {
+        anyhow::bail!(MISSING)
+    }
+
+    /// None: the program was built without Vulkan.
+    pub fn all() -> Found {
+        Found { problems: vec![MISSING.into()], ..Found::default() }
+    }
+}
+
+pub use with::{all, best, open};
