@@ -19,10 +19,10 @@ impl Avx2 {
 
 /// One instruction. Who has a value of the type has the instructions.
 macro_rules! op {
-    ($name:ident($($arg:expr),*)) => {{
+    ($name:ident $(::<$imm:literal>)? ($($arg:expr),*)) => {{
         // SAFETY: the machine has the instruction: `self` exists, and `assume`, which makes it, is called by
         // `with_avx2` only, whose callers answer for that.
-        unsafe { $name($($arg),*) }
+        unsafe { $name $(::<$imm>)? ($($arg),*) }
     }};
 }
 
@@ -233,5 +233,47 @@ impl Lanes for Avx2 {
             unsafe { _mm256_storeu_ps(out.as_mut_ptr(), a) };
         }
         bytemuck::cast(out)
+    }
+
+    #[inline(always)]
+    fn transpose(self, square: [[__m256; 2]; 16]) -> [[__m256; 2]; 16] {
+        let mut out = square;
+        for (low, high) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let mut part = [square[0][0]; 8];
+            for (i, part) in part.iter_mut().enumerate() {
+                *part = square[8 * low + i][high];
+            }
+            for (i, part) in self.transpose_eight(part).into_iter().enumerate() {
+                out[8 * high + i][low] = part;
+            }
+        }
+        out
+    }
+}
+
+impl Avx2 {
+    /// Eight vectors of eight.
+    #[inline(always)]
+    fn transpose_eight(self, v: [__m256; 8]) -> [__m256; 8] {
+        // Pairs of neighbours, then fours, then halves.
+        let mut pairs = v;
+        for i in 0..4 {
+            pairs[2 * i] = op!(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]));
+            pairs[2 * i + 1] = op!(_mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+        }
+        let mut fours = v;
+        for half in [0, 4] {
+            for i in 0..2 {
+                let (a, b) = (pairs[half + i], pairs[half + 2 + i]);
+                fours[half + 2 * i] = op!(_mm256_shuffle_ps::<0b01_00_01_00>(a, b));
+                fours[half + 2 * i + 1] = op!(_mm256_shuffle_ps::<0b11_10_11_10>(a, b));
+            }
+        }
+        let mut out = v;
+        for i in 0..4 {
+            out[i] = op!(_mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]));
+            out[i + 4] = op!(_mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]));
+        }
+        out
     }
 }

@@ -81,4 +81,19 @@ pub(in crate::cpu) trait Lanes: Copy {
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// The numbers, row by row.
     fn store(self, a: Self::Floats) -> [f32; 16];
+    /// Number `i` of vector `j` becomes number `j` of vector `i`.
+    #[inline(always)]
+    fn transpose(self, square: [Self::Floats; 16]) -> [Self::Floats; 16] {
+        let mut numbers = [[0.0; 16]; 16];
+        for (j, vector) in square.iter().enumerate() {
+            for (i, number) in self.store(*vector).into_iter().enumerate() {
+                numbers[i][j] = number;
+            }
+        }
+        let mut out = square;
+        for (vector, numbers) in out.iter_mut().zip(&numbers) {
+            *vector = self.floats(numbers);
+        }
+        out
+    }
 }
