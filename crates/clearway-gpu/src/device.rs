@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytemuck::Pod;
+use clearway_graph::place::SlabRule;
 use clearway_graph::{CommandEncoder, DType, FusedRequest, GraphError, Layout, TensorView};
 
 use crate::error::{GpuError, Result};
@@ -24,6 +25,8 @@ pub struct DeviceInfo {
     pub max_buffer_bytes: u64,
     /// Bytes of memory in all, as far as the device tells.
     pub memory_bytes: u64,
+    /// Which values of an arena may lie in one buffer.
+    pub slab_rule: SlabRule,
 }
 
 /// What the host did for a device since it was opened. A replayed step adds nothing to it.

@@ -31,6 +31,7 @@ pub use piece::{CpuKernel, Grid, Piece};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use clearway_graph::place::SlabRule;
 use clearway_graph::{FusedRequest, Layout};
 use rustc_hash::FxHashMap;
 
@@ -38,6 +39,7 @@ use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
 use crate::ops::OpSpec;
 use crate::registry::KernelRegistry;
+pub(crate) use memory::system_bytes;
 use memory::{HostMemory, WeightMemory};
 use pool::Pool;
 use simd::packed::Packed;
@@ -100,7 +102,7 @@ impl CpuDevice {
         let CpuOptions { threads, float_activations } = options;
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = threads.unwrap_or_else(cores).max(1);
-        let memory_bytes = memory::system_bytes();
+        let memory_bytes = system_bytes();
         let order = if adversary.is_some() { ", adversarial order" } else { "" };
         let float = if float_activations { ", float activations" } else { "" };
         let info = DeviceInfo {
@@ -109,6 +111,7 @@ impl CpuDevice {
             arena_align: ALIGN as u64,
             max_buffer_bytes: isize::MAX as u64,
             memory_bytes,
+            slab_rule: SlabRule::Any,
         };
         let pool = Pool::new(threads);
         let (buffers, weights) = (Mutex::default(), WeightMemory::default());

@@ -4,6 +4,7 @@
 //! arena have no memory yet: block weights are taken to lie in planes, as uploaded weights do.
 //! [`TargetDevice`] makes lists for a target where there is no such device.
 
+use clearway_graph::place::SlabRule;
 use clearway_graph::{
     BarrierReason, BindingRole, CapturedOpKind, CommandEncoder, Dispatch, FusedRequest, OpSpec,
     TensorView,
@@ -42,6 +43,8 @@ impl Default for WgslTarget {
             max_binding: u64::from(u32::MAX),
             packed_dot: true,
             cooperative: false,
+            halves: true,
+            tickets: true,
             processors: 64,
         };
         let name = "default target: subgroups of 32, 48 KiB shared, packed dot products".into();
@@ -256,6 +259,7 @@ impl TargetDevice {
             arena_align: target.align,
             max_buffer_bytes: u64::MAX,
             memory_bytes: 0,
+            slab_rule: SlabRule::Any,
         };
         Self { info, target }
     }
