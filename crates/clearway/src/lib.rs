@@ -22,6 +22,8 @@ pub use clearway_gpu::cpu;
 pub use clearway_gpu::ops::NO_INDEX;
 #[cfg(feature = "vulkan")]
 pub use clearway_gpu::vulkan;
+#[cfg(feature = "wgpu")]
+pub use clearway_gpu::wgpu;
 pub use clearway_gpu::wgsl::listing;
 pub use clearway_gpu::{
     AttentionParams, BlockTable, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo,
@@ -34,5 +36,6 @@ pub use clearway_graph::{
     BarrierReason, BindingContract, BindingRole, BufferRange, CapturedNode, CapturedOpKind,
     CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchFields, DispatchId,
     Extent, GraphError, Hazard, HazardKind, KernelCatalog, KernelContract, Layout, MemRangeRole,
-    MemoryPlan, NodeId, TensorView, View, fuse, pack, pipeline, place, schedule, verify,
+    MemoryPlan, NodeId, TensorView, TrackedBarriers, View, fuse, pack, pipeline, place, schedule,
+    tracked_barriers, verify,
 };
