@@ -12,7 +12,9 @@ use clearway::listing::{TargetDevice, WgslTarget};
 use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 
 use crate::out::note;
+use crate::preference::{Candidate, Kind, Via, order};
 use crate::shape::OFF;
+use crate::wgpu;
 
 /// What `--device` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +23,16 @@ pub enum DeviceName {
     Auto,
     /// The processor.
     Cpu,
-    /// A device with a Vulkan driver: the first, or the one of this number.
+    /// A device with a Vulkan driver: the best, or the one of this number.
     Vulkan(Option<usize>),
+    /// An adapter of wgpu: the best, or the one of this number.
+    Wgpu(Option<usize>),
 }
 
 /// `--device` and what goes with it.
 #[derive(clap::Args)]
 pub struct DeviceArgs {
-    /// Device: auto, cpu, vulkan or vulkan:N.
+    /// Device: auto, cpu, vulkan, vulkan:N, wgpu or wgpu:N.
     #[arg(long, value_name = "D", default_value_t = DeviceName::Auto, env = "CLEARWAY_DEVICE")]
     pub device: DeviceName,
     /// Threads of the CPU; all cores without it.
@@ -85,28 +89,61 @@ pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>> {
     name.parse::<DeviceName>().map_err(|error| anyhow!(error))?.open(threads)
 }
 
+/// A device of this machine that can be opened, and why it stands where it does.
+pub struct Listed {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Why it is preferred, or not.
+    pub reason: &'static str,
+}
+
 /// Every device of this machine that can be opened, the one `auto` means first, and why others
 /// cannot be.
-pub fn all() -> (Vec<Arc<dyn Device>>, Vec<String>) {
-    let (mut devices, mut software, mut problems) =
-        (Vec::<Arc<dyn Device>>::new(), Vec::new(), Vec::new());
-    match VulkanDevice::list() {
-        Ok(found) => {
-            for (index, info) in found.iter().enumerate() {
-                match VulkanDevice::open_index(index, VulkanOptions::default()) {
-                    Ok(device) if info.software => {
-                        software.push(Arc::new(device) as Arc<dyn Device>)
-                    }
-                    Ok(device) => devices.push(Arc::new(device)),
-                    Err(error) => problems.push(error.to_string()),
-                }
-            }
+pub fn all() -> (Vec<Listed>, Vec<String>) {
+    let (found, mut problems) = candidates();
+    let mut devices = Vec::new();
+    for (candidate, reason) in order(found) {
+        match candidate.name.open(None) {
+            Ok(device) => devices.push(Listed { device, reason }),
+            Err(error) => problems.push(error.to_string()),
         }
+    }
+    (devices, problems)
+}
+
+/// What there is on this machine, and what could not be looked for.
+fn candidates() -> (Vec<Candidate>, Vec<String>) {
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    match VulkanDevice::list() {
+        Ok(list) => found.extend(list.iter().enumerate().map(|(index, info)| Candidate {
+            name: DeviceName::Vulkan(Some(index)),
+            via: Via::Vulkan,
+            kind: if info.software { Kind::Software } else { Kind::Hardware },
+            usable: info.usable,
+        })),
         Err(error) => problems.push(error.to_string()),
     }
-    devices.push(Arc::new(CpuDevice::new()));
-    devices.extend(software);
-    (devices, problems)
+    found.extend(wgpu::adapters());
+    found.push(Candidate {
+        name: DeviceName::Cpu,
+        via: Via::Cpu,
+        kind: Kind::Hardware,
+        usable: true,
+    });
+    (found, problems)
+}
+
+/// The best adapter of wgpu that `auto` may take where no Vulkan device is one.
+fn best_adapter() -> Option<DeviceName> {
+    let mut found = wgpu::adapters();
+    found.push(Candidate {
+        name: DeviceName::Cpu,
+        via: Via::Cpu,
+        kind: Kind::Hardware,
+        usable: true,
+    });
+    let first = order(found).into_iter().next()?.0;
+    (first.via != Via::Cpu).then_some(first.name)
 }
 
 /// A real card that can be opened. A software driver is no faster than the CPU itself.
@@ -136,11 +173,18 @@ impl DeviceName {
         match self {
             Self::Auto => match best_gpu(options) {
                 Some(gpu) => Ok(Arc::new(gpu)),
-                None => Ok(Arc::new(cpu())),
+                None => match best_adapter().and_then(|name| name.open_with(threads, options).ok())
+                {
+                    Some(gpu) => Ok(gpu),
+                    None => Ok(Arc::new(cpu())),
+                },
             },
             Self::Cpu => Ok(Arc::new(cpu())),
             Self::Vulkan(None) => Ok(Arc::new(VulkanDevice::open(options)?)),
             Self::Vulkan(Some(index)) => Ok(Arc::new(VulkanDevice::open_index(index, options)?)),
+            Self::Wgpu(index) => {
+                wgpu::open(index, wgpu::Options { tuning: options.tuning, float_activations })
+            }
         }
     }
 }
@@ -156,7 +200,11 @@ impl FromStr for DeviceName {
             Some(("vulkan", index)) if index.parse::<usize>().is_ok() => {
                 Ok(Self::Vulkan(index.parse().ok()))
             }
-            _ => Err("devices are auto, cpu, vulkan and vulkan:N".into()),
+            None if name == "wgpu" => Ok(Self::Wgpu(None)),
+            Some(("wgpu", index)) if index.parse::<usize>().is_ok() => {
+                Ok(Self::Wgpu(index.parse().ok()))
+            }
+            _ => Err("devices are auto, cpu, vulkan, vulkan:N, wgpu and wgpu:N".into()),
         }
     }
 }
@@ -168,6 +216,8 @@ impl fmt::Display for DeviceName {
             Self::Cpu => f.write_str("cpu"),
             Self::Vulkan(None) => f.write_str("vulkan"),
             Self::Vulkan(Some(index)) => write!(f, "vulkan:{index}"),
+            Self::Wgpu(None) => f.write_str("wgpu"),
+            Self::Wgpu(Some(index)) => write!(f, "wgpu:{index}"),
         }
     }
 }
@@ -178,10 +228,12 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for name in ["auto", "cpu", "vulkan", "vulkan:0", "vulkan:12"] {
+        for name in ["auto", "cpu", "vulkan", "vulkan:0", "vulkan:12", "wgpu", "wgpu:3"] {
             assert_eq!(name.parse::<DeviceName>().unwrap().to_string(), name);
         }
-        for odd in ["", "gpu", "cpu:0", "vulkan:", "vulkan:x", "vulkan:-1", "Vulkan"] {
+        for odd in
+            ["", "gpu", "cpu:0", "vulkan:", "vulkan:x", "vulkan:-1", "Vulkan", "wgpu:", "wgpu:x"]
+        {
             assert!(odd.parse::<DeviceName>().is_err(), "{odd}");
         }
     }

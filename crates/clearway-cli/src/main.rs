@@ -13,10 +13,12 @@ mod interrupt;
 mod memory;
 mod model;
 mod out;
+mod preference;
 mod progress;
 mod sampling;
 mod shape;
 mod stats;
+mod wgpu;
 
 use std::process::ExitCode;
 

@@ -39,6 +39,7 @@ mod memory;
 mod report;
 mod text;
 mod trace;
+mod tracked;
 
 pub use compare::{FIRST_SLAB, InspectOptions, inspect};
 pub use error::{InspectError, Result};
@@ -49,3 +50,4 @@ pub use report::{
     RecordedRow, RefusedFusionRow, Report, Summary, VERSION, ValueRow, ViewRow,
 };
 pub use text::{bytes_text, ns_text, stats_lines};
+pub use tracked::TrackedRow;
