@@ -115,8 +115,20 @@ fn lint(root: &Path, outcome: &mut Outcome) {
     let mut clippy = cargo(root, &["clippy"]);
     clippy.args(everything).args(["--", "--deny", "warnings"]);
     outcome.step(Part::Build, "clippy", &mut clippy);
+    backends(root, outcome);
     let mut docs = cargo(root, &["doc", "--workspace", "--no-deps", "--all-features"]);
     outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"));
+}
+
+/// Every backend alone, and none of them: features must not need one another.
+fn backends(root: &Path, outcome: &mut Outcome) {
+    for features in ["", "vulkan", "wgpu"] {
+        let mut check =
+            cargo(root, &["check", "--package", "clearway-gpu", "--package", "clearway"]);
+        check.args(["--no-default-features", "--features", features]);
+        let name = if features.is_empty() { "no backend but the CPU" } else { features };
+        outcome.step(Part::Build, &format!("build with {name}"), &mut check);
+    }
 }
 
 /// Licences, duplicates and sources of what we build with.
