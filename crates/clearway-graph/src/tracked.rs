@@ -102,3 +102,62 @@ fn uses(dispatch: &Dispatch) -> (FxHashMap<usize, Use>, bool) {
     }
     (uses, both_ways)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::barriers::BarrierWalk;
+    use crate::contract::{BindingContract, BindingRole, KernelContract};
+    use crate::dtype::DType;
+    use crate::layout::{Layout, TensorView};
+    use crate::op::CapturedOpKind;
+
+    /// Dispatches that each read some places and write one; a place is a buffer and an offset in it.
+    fn counts(dispatches: &[(&[(usize, u64)], (usize, u64))]) -> TrackedBarriers {
+        let layout = Layout::new(DType::F32, &[4]).unwrap();
+        let view =
+            |&(buf_id, offset): &(usize, u64)| TensorView { buf_id, buf_len: 1024, offset, layout };
+        let mut graph = ComputeGraph::new();
+        let mut walk = BarrierWalk::default();
+        for (reads, write) in dispatches {
+            let mut bindings: Vec<BindingContract> =
+                reads.iter().map(|_| BindingContract::new("x", BindingRole::Read)).collect();
+            bindings.push(BindingContract::new("y", BindingRole::Write));
+            let views: Vec<TensorView> = reads.iter().chain([write]).map(view).collect();
+            let contract = KernelContract::new("test", bindings);
+            let dispatch =
+                graph.annotated(CapturedOpKind::Custom, &contract, &views, &[], "").unwrap();
+            if let Some(reason) = walk.before(&dispatch) {
+                graph.record(CapturedNode::Barrier(reason)).unwrap();
+            }
+            graph.record(CapturedNode::Dispatch(dispatch)).unwrap();
+        }
+        tracked_barriers(&graph)
+    }
+
+    #[test]
+    fn readers_of_one_buffer_that_write_others_wait_once() {
+        let found = counts(&[(&[(1, 0)], (2, 0)), (&[(2, 0)], (3, 0)), (&[(2, 0)], (4, 0))]);
+        assert_eq!((found.barriers, found.inside_groups, found.both_ways), (1, 0, 0));
+        assert_eq!(found.buffers, 4);
+    }
+
+    #[test]
+    fn ranges_of_one_buffer_wait_for_each_other() {
+        let found = counts(&[(&[(1, 0)], (2, 0)), (&[(2, 0)], (3, 0)), (&[(2, 0)], (3, 256))]);
+        assert_eq!(
+            (found.barriers, found.inside_groups),
+            (2, 1),
+            "the same list in one buffer less"
+        );
+        let one = counts(&[(&[(1, 0)], (1, 64)), (&[(1, 0)], (1, 128))]);
+        assert_eq!((one.barriers, one.inside_groups, one.both_ways), (1, 1, 2));
+    }
+
+    #[test]
+    fn a_buffer_that_is_written_again_waits_for_its_readers() {
+        let found = counts(&[(&[(2, 0)], (3, 0)), (&[(1, 0)], (2, 0)), (&[(1, 0)], (2, 0))]);
+        assert_eq!((found.barriers, found.inside_groups), (2, 0));
+    }
+}

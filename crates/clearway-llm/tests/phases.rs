@@ -6,8 +6,8 @@ use clearway::cpu::CpuDevice;
 use clearway::fuse::{RULES, Refusal};
 use clearway::pipeline::{Compiled, compile};
 use clearway::{
-    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, ComputeGraph, Device,
-    DeviceInfo, Encoder, GpuError, KernelRegistry, MemoryPlan,
+    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, ComputeGraph, Device, DeviceInfo,
+    Encoder, GpuError, KernelRegistry, MemoryPlan,
 };
 use clearway_graph::FusedRequest;
 use clearway_llm::model::{self, Arch, ModelShape, RecordOptions};

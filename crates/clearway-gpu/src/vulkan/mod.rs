@@ -16,7 +16,7 @@
 //! | `scratch` | memory beside the operands |
 //! | `program`, `record` | the recorded commands |
 //!
-//! Bindings, checks and the proof of a list are [`lowering`](crate::lowering)'s.
+//! Bindings, checks and the proof of a list are those of `lowering`.
 
 mod context;
 mod counts;
@@ -314,6 +314,15 @@ impl Device for VulkanDevice {
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
         Box::new(ListEncoder::new(self.context.clone(), kernels.clone()))
     }
+}
+
+/// Processors and bytes of memory of the device with this name, for a backend that does not tell.
+#[cfg(feature = "wgpu")]
+pub(crate) fn facts_of(name: &str) -> Option<(u32, u64)> {
+    let instance = Instance::load(VulkanOptions::default()).ok()?;
+    let adapters = instance.adapters().ok()?;
+    let adapter = adapters.iter().find(|adapter| adapter.name == name)?;
+    Some((adapter.target.processors, adapter.local_bytes()))
 }
 
 fn summary(adapter: &Adapter) -> VulkanDeviceInfo {

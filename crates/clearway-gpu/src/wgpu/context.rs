@@ -102,7 +102,7 @@ impl Faults {
 }
 
 impl Context {
-    pub(super) fn open(adapter: Adapter, options: WgpuOptions) -> Result<Arc<Self>> {
+    pub(super) fn open(mut adapter: Adapter, options: WgpuOptions) -> Result<Arc<Self>> {
         let name = format!("wgpu:{}", adapter.index);
         if let Some(missing) = adapter.missing {
             return Err(GpuError::Unsupported { device: adapter.facts.name, missing });
@@ -127,13 +127,17 @@ impl Context {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| heard.report(error.into())));
         let heard = faults.clone();
         device.set_device_lost_callback(move |_, _| heard.lost.store(true, Ordering::Release));
+        let told = super::told_by_vulkan(&adapter.facts);
+        if let (Some((processors, _)), None) = (told, options.processors) {
+            adapter.target.processors = processors.max(1);
+        }
         let align = u64::from(adapter.limits.min_storage_buffer_offset_alignment);
         let info = DeviceInfo {
             name,
             description: adapter.describe(),
             arena_align: align.max(64),
             max_buffer_bytes: adapter.limits.max_buffer_size.min(adapter.target.max_binding),
-            memory_bytes: super::memory_bytes(&adapter),
+            memory_bytes: super::memory_bytes(&adapter, told.map(|(_, bytes)| bytes)),
             slab_rule: SlabRule::GroupsApart { spread_bytes: SPREAD_BYTES },
         };
         let timing = Timing {

@@ -14,7 +14,7 @@
 //! | `pipeline` | kernels compiled once |
 //! | `program`, `profile` | bind groups, encoding, time stamps |
 //!
-//! Bindings, checks and the proof of a list are those of [`lowering`](crate::lowering).
+//! Bindings, checks and the proof of a list are those of `lowering`.
 
 mod context;
 mod instance;
@@ -285,11 +285,23 @@ fn packs_weights(context: &Context) -> bool {
 }
 
 /// Bytes of memory, 0 where they are not known: wgpu does not tell. Memory that is shared with the host is the host's.
-fn memory_bytes(adapter: &Adapter) -> u64 {
+fn memory_bytes(adapter: &Adapter, told: Option<u64>) -> u64 {
     match adapter.facts.kind {
         AdapterKind::Software | AdapterKind::Integrated => crate::cpu::system_bytes(),
-        AdapterKind::Discrete | AdapterKind::Other => 0,
+        AdapterKind::Discrete | AdapterKind::Other => told.unwrap_or(0),
     }
+}
+
+/// Processors and bytes of memory that Vulkan tells of a card which wgpu drives with it.
+#[cfg(feature = "vulkan")]
+fn told_by_vulkan(facts: &Facts) -> Option<(u32, u64)> {
+    let card = facts.backend == Api::Vulkan && facts.kind == AdapterKind::Discrete;
+    card.then(|| crate::vulkan::facts_of(&facts.name)).flatten()
+}
+
+#[cfg(not(feature = "vulkan"))]
+fn told_by_vulkan(_: &Facts) -> Option<(u32, u64)> {
+    None
 }
 
 fn summary(adapter: &Adapter) -> WgpuDeviceInfo {

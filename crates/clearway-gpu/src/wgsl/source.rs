@@ -365,8 +365,7 @@ fn word_{name}(i: u32) -> u32 {{
         if operand.role == BindingRole::Read {
             return;
         }
-        let rounded =
-            if dtype == DType::A16 { "clamp(v, -65504.0, 65504.0)" } else { "v" };
+        let rounded = if dtype == DType::A16 { "clamp(v, -65504.0, 65504.0)" } else { "v" };
         let put = match dtype {
             DType::F32 => {
                 format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = v; }}")

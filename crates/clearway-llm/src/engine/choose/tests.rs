@@ -343,12 +343,10 @@ fn kernels_that_choose_have_a_form_for_metal_and_dx12() {
     registry.register(advance_kernel()).unwrap();
     registry.register(draw_kernel()).unwrap();
     let mut graph = ComputeGraph::new();
-    let mut value = |dtype, elems: usize| {
-        graph.declare_value(Layout::new(dtype, &[1, elems]).unwrap())
-    };
+    let mut value =
+        |dtype, elems: usize| graph.declare_value(Layout::new(dtype, &[1, elems]).unwrap());
     let logits = value(DType::F32, 256);
-    let [row, position, token, ring] =
-        [DRAW_WORDS, 1, 1, 64].map(|elems| value(DType::U32, elems));
+    let [row, position, token, ring] = [DRAW_WORDS, 1, 1, 64].map(|elems| value(DType::U32, elems));
     let id = record(&mut graph, Choice::Drawn { candidates: 40 }, logits, row, position).unwrap();
     record_advance(&mut graph, [id, token, position, ring]).unwrap();
     let target = WgslTarget::default();
