@@ -113,8 +113,11 @@ fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
 }
 
 /// Features that the library crates are also checked with, beside all of them together.
-const FEATURES: [(&str, &[&str]); 2] =
-    [("check without features", &[]), ("check with Vulkan alone", &["--features", "vulkan"])];
+const FEATURES: [(&str, &[&str]); 3] = [
+    ("check without features", &[]),
+    ("check with Vulkan alone", &["--features", "vulkan"]),
+    ("check with wgpu alone", &["--features", "wgpu"]),
+];
 
 fn lint(root: &Path, outcome: &mut Outcome) {
     let everything = ["--workspace", "--all-targets", "--all-features"];

@@ -11,8 +11,10 @@ use clearway::cpu::{CpuDevice, CpuOptions};
 use clearway::listing::{TargetDevice, WgslTarget};
 
 use crate::out::note;
+use crate::preference::{Candidate, Kind, Via, order};
 use crate::shape::OFF;
 use crate::vulkan;
+use crate::wgpu;
 
 /// What `--device` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +23,16 @@ pub enum DeviceName {
     Auto,
     /// The processor.
     Cpu,
-    /// A device with a Vulkan driver: the first, or the one of this number.
+    /// A device with a Vulkan driver: the best, or the one of this number.
     Vulkan(Option<usize>),
+    /// An adapter of wgpu: the best, or the one of this number.
+    Wgpu(Option<usize>),
 }
 
 /// `--device` and what goes with it.
 #[derive(clap::Args)]
 pub struct DeviceArgs {
-    /// Device: auto, cpu, vulkan or vulkan:N.
+    /// Device: auto, cpu, vulkan, vulkan:N, wgpu or wgpu:N.
     #[arg(long, value_name = "D", default_value_t = DeviceName::Auto, env = "CLEARWAY_DEVICE")]
     pub device: DeviceName,
     /// Threads of the CPU; all cores without it.
@@ -89,13 +93,56 @@ pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Device>> {
     name.parse::<DeviceName>().map_err(|error| anyhow!(error))?.open(threads)
 }
 
+/// A device of this machine that can be opened, and why it stands where it does.
+pub struct Listed {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Why it is preferred, or not.
+    pub reason: &'static str,
+}
+
 /// Every device of this machine that can be opened, the one `auto` means first, and why others
 /// cannot be.
-pub fn all() -> (Vec<Arc<dyn Device>>, Vec<String>) {
-    let vulkan::Found { cards: mut devices, software, problems } = vulkan::all();
-    devices.push(Arc::new(CpuDevice::new()));
-    devices.extend(software);
+pub fn all() -> (Vec<Listed>, Vec<String>) {
+    let (found, mut problems) = candidates();
+    let mut devices = Vec::new();
+    for (candidate, reason) in order(found) {
+        match candidate.name.open(None) {
+            Ok(device) => devices.push(Listed { device, reason }),
+            Err(error) => problems.push(error.to_string()),
+        }
+    }
     (devices, problems)
+}
+
+/// What there is on this machine, and what could not be looked for.
+fn candidates() -> (Vec<Candidate>, Vec<String>) {
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    match vulkan::candidates() {
+        Ok(list) => found.extend(list),
+        Err(error) => problems.push(error.to_string()),
+    }
+    found.extend(wgpu::adapters());
+    found.push(Candidate {
+        name: DeviceName::Cpu,
+        via: Via::Cpu,
+        kind: Kind::Hardware,
+        usable: true,
+    });
+    (found, problems)
+}
+
+/// The best adapter of wgpu that `auto` may take where no Vulkan device is one.
+fn best_adapter() -> Option<DeviceName> {
+    let mut found = wgpu::adapters();
+    found.push(Candidate {
+        name: DeviceName::Cpu,
+        via: Via::Cpu,
+        kind: Kind::Hardware,
+        usable: true,
+    });
+    let first = order(found).into_iter().next()?.0;
+    (first.via != Via::Cpu).then_some(first.name)
 }
 
 /// A device that lists of WGSL kernels are made for: a real card, or where there is none a target that is only
@@ -119,9 +166,17 @@ impl DeviceName {
         let float_activations = options.float_activations;
         let cpu = || CpuDevice::with_options(CpuOptions { threads, float_activations });
         match self {
-            Self::Auto => Ok(vulkan::best(options).unwrap_or_else(|| Arc::new(cpu()))),
+            Self::Auto => {
+                let gpu = vulkan::best(options);
+                let adapter = || best_adapter()?.open_with(threads, options).ok();
+                Ok(gpu.or_else(adapter).unwrap_or_else(|| Arc::new(cpu())))
+            }
             Self::Cpu => Ok(Arc::new(cpu())),
             Self::Vulkan(index) => vulkan::open(index, options),
+            Self::Wgpu(index) => {
+                let no_tune = options.no_tune;
+                wgpu::open(index, wgpu::Options { no_tune, float_activations })
+            }
         }
     }
 }
@@ -137,7 +192,11 @@ impl FromStr for DeviceName {
             Some(("vulkan", index)) if index.parse::<usize>().is_ok() => {
                 Ok(Self::Vulkan(index.parse().ok()))
             }
-            _ => Err("devices are auto, cpu, vulkan and vulkan:N".into()),
+            None if name == "wgpu" => Ok(Self::Wgpu(None)),
+            Some(("wgpu", index)) if index.parse::<usize>().is_ok() => {
+                Ok(Self::Wgpu(index.parse().ok()))
+            }
+            _ => Err("devices are auto, cpu, vulkan, vulkan:N, wgpu and wgpu:N".into()),
         }
     }
 }
@@ -149,6 +208,8 @@ impl fmt::Display for DeviceName {
             Self::Cpu => f.write_str("cpu"),
             Self::Vulkan(None) => f.write_str("vulkan"),
             Self::Vulkan(Some(index)) => write!(f, "vulkan:{index}"),
+            Self::Wgpu(None) => f.write_str("wgpu"),
+            Self::Wgpu(Some(index)) => write!(f, "wgpu:{index}"),
         }
     }
 }
@@ -159,10 +220,12 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for name in ["auto", "cpu", "vulkan", "vulkan:0", "vulkan:12"] {
+        for name in ["auto", "cpu", "vulkan", "vulkan:0", "vulkan:12", "wgpu", "wgpu:3"] {
             assert_eq!(name.parse::<DeviceName>().unwrap().to_string(), name);
         }
-        for odd in ["", "gpu", "cpu:0", "vulkan:", "vulkan:x", "vulkan:-1", "Vulkan"] {
+        for odd in
+            ["", "gpu", "cpu:0", "vulkan:", "vulkan:x", "vulkan:-1", "Vulkan", "wgpu:", "wgpu:x"]
+        {
             assert!(odd.parse::<DeviceName>().is_err(), "{odd}");
         }
     }

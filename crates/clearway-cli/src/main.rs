@@ -13,11 +13,13 @@ mod interrupt;
 mod memory;
 mod model;
 mod out;
+mod preference;
 mod progress;
 mod sampling;
 mod shape;
 mod stats;
 mod vulkan;
+mod wgpu;
 
 use std::process::ExitCode;
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use clearway::Device;
 
+use crate::preference::Candidate;
+
 /// How to open one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -18,21 +20,13 @@ pub struct Options {
     pub statistics: bool,
 }
 
-/// What was found.
-#[derive(Default)]
-pub struct Found {
-    /// Real cards.
-    pub cards: Vec<Arc<dyn Device>>,
-    /// Drivers that run on the processor.
-    pub software: Vec<Arc<dyn Device>>,
-    /// Why others cannot be opened.
-    pub problems: Vec<String>,
-}
-
 #[cfg(feature = "vulkan")]
 mod with {
     use super::*;
-    use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
+    use clearway::vulkan::{Tuning, VulkanDevice, VulkanDeviceInfo, VulkanOptions};
+
+    use crate::device::DeviceName;
+    use crate::preference::{Kind, Via};
 
     impl From<Options> for VulkanOptions {
         fn from(options: Options) -> Self {
@@ -61,22 +55,16 @@ mod with {
         Ok(Arc::new(device))
     }
 
-    /// Every device that can be opened.
-    pub fn all() -> Found {
-        let mut found = Found::default();
-        match VulkanDevice::list() {
-            Ok(list) => {
-                for (index, info) in list.iter().enumerate() {
-                    match VulkanDevice::open_index(index, VulkanOptions::default()) {
-                        Ok(device) if info.software => found.software.push(Arc::new(device)),
-                        Ok(device) => found.cards.push(Arc::new(device)),
-                        Err(error) => found.problems.push(error.to_string()),
-                    }
-                }
-            }
-            Err(error) => found.problems.push(error.to_string()),
-        }
-        found
+    /// What there is on this machine.
+    pub fn candidates() -> Result<Vec<Candidate>> {
+        let list = VulkanDevice::list()?;
+        let candidate = |(index, info): (usize, &VulkanDeviceInfo)| Candidate {
+            name: DeviceName::Vulkan(Some(index)),
+            via: Via::Vulkan,
+            kind: if info.software { Kind::Software } else { Kind::Hardware },
+            usable: info.usable,
+        };
+        Ok(list.iter().enumerate().map(candidate).collect())
     }
 }
 
@@ -96,10 +84,10 @@ mod with {
         anyhow::bail!(MISSING)
     }
 
-    /// None: the program was built without Vulkan.
-    pub fn all() -> Found {
-        Found { problems: vec![MISSING.into()], ..Found::default() }
+    /// Says that the program was built without Vulkan.
+    pub fn candidates() -> Result<Vec<Candidate>> {
+        anyhow::bail!(MISSING)
     }
 }
 
-pub use with::{all, best, open};
+pub use with::{best, candidates, open};

@@ -193,6 +193,12 @@ pub enum GpuError {
         /// What is missing.
         reason: String,
     },
+    /// wgpu finds no adapter that can be opened.
+    #[error("no wgpu adapter: {reason}; install a driver, or use `--device cpu`")]
+    NoAdapter {
+        /// What is missing.
+        reason: String,
+    },
     /// The device cannot do something that is needed.
     #[error(
         "device `{device}` cannot be used: {missing} is missing; use another device or `--device cpu`"

@@ -7,6 +7,8 @@
 mod cache_folder;
 mod device;
 mod error;
+#[cfg(any(feature = "vulkan", feature = "wgpu"))]
+mod lowering;
 mod profile;
 mod record;
 mod registry;
@@ -16,6 +18,8 @@ pub mod ops;
 pub mod quant;
 #[cfg(feature = "vulkan")]
 pub mod vulkan;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;
 pub mod wgsl;
 
 pub use cache_folder::{CacheFolderError, cache_folder, make_cache_folder};

@@ -35,6 +35,7 @@ mod layout;
 mod node;
 mod op;
 mod range;
+mod tracked;
 mod tracker;
 
 pub mod fuse;
@@ -68,4 +69,5 @@ pub use op::{
 };
 pub use place::MemoryPlan;
 pub use range::{BufferRange, MemRangeRole, View};
+pub use tracked::{TrackedBarriers, tracked_barriers};
 pub use tracker::ConflictTracker;

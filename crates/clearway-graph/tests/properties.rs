@@ -344,7 +344,12 @@ fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
                 true => u64::MAX,
                 false => largest.next_multiple_of(align) * (1 + rng.below(3)),
             },
-            slab_rule: if rng.chance(50) { SlabRule::Any } else { SlabRule::WritesApart },
+            slab_rule: [
+                SlabRule::Any,
+                SlabRule::WritesApart,
+                SlabRule::GroupsApart { spread_bytes: 0 },
+                SlabRule::GroupsApart { spread_bytes: u64::MAX },
+            ][rng.below(4) as usize],
             budget: None,
         };
         let mut catalog = TestCatalog::new();

@@ -85,6 +85,7 @@ impl Report {
             kernel_list: Vec::new(),
             recorded_list: recorded.dispatches().map(|d| recorded_row(d)).collect(),
             views: Vec::new(),
+            tracked: Vec::new(),
             front: Vec::new(),
             node_order: None,
             free_list: None,

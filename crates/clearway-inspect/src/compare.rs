@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::collect::{self, Listing};
 use crate::error::{InspectError, Result};
 use crate::report::{DispatchRow, Front, Report, Summary, ViewRow};
+use crate::tracked::{TrackedRow, WAYS};
 use crate::{memory, peers};
 
 /// Longest list whose front is computed: each point plans the whole list again.
@@ -71,6 +72,10 @@ pub fn inspect<C: KernelCatalog>(
     if options.compare {
         for (key, other) in switched(&options.compile) {
             report.views.push(view(key, recorded, &compiled(&other)?, &report, &other)?);
+        }
+        for (key, slab_rule) in WAYS {
+            let other = CompileOptions { slab_rule, budget: None, ..options.compile };
+            report.tracked.push(TrackedRow::of(key, &compiled(&other)?));
         }
     }
     if options.front && options.compile.reuse && report.summary.dispatches <= FRONT_DISPATCHES {

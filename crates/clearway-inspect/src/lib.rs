@@ -42,6 +42,7 @@ mod picture;
 mod report;
 mod text;
 mod trace;
+mod tracked;
 
 pub use compare::{FIRST_SLAB, InspectOptions, inspect};
 pub use error::{InspectError, Result};
@@ -53,3 +54,4 @@ pub use report::{
     RecordedRow, RefusedFusionRow, Report, Summary, VERSION, ValueRow, ViewRow,
 };
 pub use text::{bytes_text, ns_text, stats_lines};
+pub use tracked::TrackedRow;

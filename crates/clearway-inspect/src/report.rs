@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::kernels::{KernelText, KernelUse};
 use crate::peers::PeerPlan;
+use crate::tracked::TrackedRow;
 
 /// Version of the JSON form; it changes when a key changes its meaning or goes away.
 pub const VERSION: u32 = 1;
@@ -70,6 +71,8 @@ pub struct Report {
     pub recorded_list: Vec<RecordedRow>,
     /// The same list compiled with one switch turned.
     pub views: Vec<ViewRow>,
+    /// The same list on a backend that follows whole buffers, as wgpu does.
+    pub tracked: Vec<TrackedRow>,
     /// Bytes against barriers: schedules with fewer bytes and more groups.
     pub front: Vec<Front>,
     /// What a planner makes of it that counts lives in nodes.

@@ -63,6 +63,21 @@ impl Report {
                 ns_text(v.estimated_ns)
             )?;
         }
+        if !self.tracked.is_empty() {
+            writeln!(out, "  wgpu, which follows whole buffers, would insert:")?;
+        }
+        for row in &self.tracked {
+            writeln!(
+                out,
+                "  {:<16}{:>10} barriers, {} of them inside groups, {} dispatches bound both ways, {} buffers, arena {}",
+                row.key.replace('_', " "),
+                row.counts.barriers,
+                row.counts.inside_groups,
+                row.counts.both_ways,
+                row.slabs,
+                bytes_text(row.arena_bytes)
+            )?;
+        }
         self.write_times(out)?;
         writeln!(out, "  proven: groups, value flow, replay; {:.1} ms in all", self.seconds * 1e3)
     }

@@ -94,6 +94,27 @@ fn vulkan_gives_the_golden_logits_with_float_activations() {
     golden.check_replay(cases);
 }
 
+/// The same kernels through wgpu, fused and replayed, and text that stays on the device.
+#[cfg(feature = "wgpu")]
+#[test]
+fn wgpu_gives_the_golden_logits_at_every_position() {
+    use clearway::wgpu::{WgpuDevice, WgpuOptions};
+    let Some(gguf) = model() else { return };
+    let device = match WgpuDevice::open(WgpuOptions::default()) {
+        Ok(device) => Arc::new(device),
+        Err(error @ (GpuError::NoAdapter { .. } | GpuError::Unsupported { .. })) => {
+            return skip("vulkan", error);
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let all = !device.is_software() || std::env::var_os("CLEARWAY_GOLDEN_ALL").is_some();
+    let cases = if all { CASES } else { 1 };
+    let mut golden = Golden::new(&gguf, device, EngineOptions::default());
+    golden.check_prefill(cases);
+    golden.check_replay(cases);
+    golden.check_loop(cases);
+}
+
 /// Prompts of a device that has no time for all.
 const SOME: usize = 2;
 

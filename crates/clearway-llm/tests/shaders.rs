@@ -48,6 +48,8 @@ fn machines() -> [Machine; 5] {
                 max_binding: binding,
                 packed_dot: true,
                 cooperative,
+                halves: true,
+                tickets: true,
                 processors,
             };
             Machine { name, target, align }
@@ -59,6 +61,38 @@ fn machines() -> [Machine; 5] {
         machine("software", 8, 1024, 32, 1 << 27, false, 2, 64),
         machine("narrow", 16, 512, 16, 1 << 30, false, 24, 256),
     ]
+}
+
+/// Devices that wgpu reaches: no cooperative matrices, and none of what WGSL does not promise.
+#[cfg(feature = "wgpu")]
+fn portable_machines() -> [Machine; 3] {
+    let machine = |name, subgroup, invocations, kib: u32, halves| {
+        let target = Target {
+            subgroup,
+            max_invocations: invocations,
+            shared_bytes: kib << 10,
+            max_groups: 65_535,
+            max_binding: 1 << 27,
+            packed_dot: true,
+            cooperative: false,
+            halves,
+            tickets: false,
+            processors: 16,
+        };
+        Machine { name, target, align: 256 }
+    };
+    [
+        machine("portable", 32, 1024, 32, true),
+        machine("portable_bits", 32, 1024, 32, false),
+        machine("portable_least", 1, 256, 16, false),
+    ]
+}
+
+impl Machine {
+    /// Whether block weights lie in planes: kernels that read them need subgroups.
+    fn packs(&self) -> bool {
+        self.target.subgroup >= 8
+    }
 }
 
 /// Distinct texts, each with a name for people.
@@ -91,7 +125,7 @@ impl Texts {
                 || views.iter().any(|view| view.layout.dtype().is_form());
             let mut made = 0;
             // Weights as files have them, and as devices like them best.
-            for packed in [false, true] {
+            for packed in [false, true].into_iter().take(1 + usize::from(machine.packs())) {
                 let mut views = views.clone();
                 for (name, view) in names(case.kind, views.len()).zip(&mut views) {
                     if packed && is_weight(name) {
@@ -117,8 +151,9 @@ impl Texts {
         let dispatches = compiled.graph().nodes().iter().filter_map(|node| node.dispatch());
         for dispatch in dispatches {
             let (kind, params, target) = (dispatch.kind, &dispatch.params[..], &machine.target);
-            let packed =
-                |view: &TensorView| view.buf_id < externals && planes::supports(&view.layout);
+            let packed = |view: &TensorView| {
+                machine.packs() && view.buf_id < externals && planes::supports(&view.layout)
+            };
             for views in parts(machine, kind, &dispatch.bindings) {
                 let operands = operands_of(kind, &views, machine.align, &packed);
                 let job = Job { kind, operands, params, target, choice: 0 };
@@ -232,6 +267,7 @@ fn bytes(layout: &Layout) -> u64 {
 struct Asked {
     inner: CpuDevice,
     target: Target,
+    packs: bool,
 }
 
 impl Device for Asked {
@@ -248,11 +284,12 @@ impl Device for Asked {
     }
 
     fn rounds_activations(&self) -> bool {
-        true
+        self.packs
     }
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
-        wgsl::has_fused(request, &self.target, &|_| true)
+        let suits = |view: &TensorView| self.packs || !view.layout.dtype().is_quantised();
+        wgsl::has_fused(request, &self.target, &suits)
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
@@ -279,7 +316,8 @@ fn step(
     };
     let options = CompileOptions { align: machine.align.max(64), ..CompileOptions::default() };
     let target = machine.target.clone();
-    let device = Asked { inner: CpuDevice::with_threads(1), target };
+    let packs = machine.packs();
+    let device = Asked { inner: CpuDevice::with_threads(1), target, packs };
     let device: &dyn Device = &device;
     let compiled =
         compile(recorded.graph(), &mut KernelRegistry::new(), device, &options, slabs).unwrap();
@@ -336,6 +374,43 @@ fn kernels_on_matrices_access_shared_memory_as_such() {
 fn kernels_without_matrices_have_the_other_memory_model() {
     let words = shaders::compile(&shaders::read_ahead(), false).unwrap();
     assert_eq!(operands::faults(&words), None);
+}
+
+/// Every op and every step has kernels that Metal and DX12 get, too: those with cooperative matrices or tickets
+/// have a twin without. naga validates each and writes it in both languages.
+#[cfg(feature = "wgpu")]
+#[test]
+fn every_kernel_has_a_form_for_metal_and_dx12() {
+    let mut texts = Texts::default();
+    for machine in &portable_machines() {
+        texts.suite(machine, |_| true);
+        models(&mut texts, machine, &[DType::F16, DType::Q8_0, DType::Q4_K], &[1, 8, 64]);
+    }
+    let missing = ops::OPS.iter().filter(|spec| {
+        let prefix = format!("{}-", spec.name);
+        !texts.0.values().any(|name| name.starts_with(&prefix))
+    });
+    // Rounded products exist only as parts of others, and only with subgroups.
+    assert_eq!(missing.map(|spec| spec.name).collect::<Vec<_>>(), [""; 0], "ops without a kernel");
+    let count = texts.0.len();
+    let texts = representatives(texts);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some((text, name)) = texts.get(index) else { return };
+            let least = name.ends_with("portable_least");
+            let text = clearway::wgpu::shaders::portable(text, !least);
+            assert!(!text.contains(MATRICES) && !text.contains("b_tickets"), "{name}");
+            clearway::wgpu::shaders::write(&text).unwrap_or_else(|e| panic!("{name}: {e}\n{text}"));
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..std::thread::available_parallelism().unwrap().get()).for_each(|_| {
+            scope.spawn(work);
+        });
+    });
+    println!("{count} kernels, of which {} were written as MSL and HLSL", texts.len());
 }
 
 /// Writes all shaders to `CLEARWAY_SHADERS/all`, and some that are broken to `CLEARWAY_SHADERS/broken`.

@@ -24,6 +24,8 @@ pub use clearway_gpu::cpu;
 pub use clearway_gpu::ops::NO_INDEX;
 #[cfg(feature = "vulkan")]
 pub use clearway_gpu::vulkan;
+#[cfg(feature = "wgpu")]
+pub use clearway_gpu::wgpu;
 pub use clearway_gpu::wgsl::listing;
 pub use clearway_gpu::{
     AttentionParams, BlockTable, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo,
@@ -37,6 +39,6 @@ pub use clearway_graph::{
     BarrierReason, BindingContract, BindingRole, BufferRange, CapturedNode, CapturedOpKind,
     CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchFields, DispatchId,
     Extent, FusedRequest, GraphError, Hazard, HazardKind, KernelCatalog, KernelContract, Layout,
-    Map, MemRangeRole, MemoryPlan, NodeId, OpSpec, Product, TensorView, View, fuse, pack, pipeline,
-    place, schedule, verify,
+    Map, MemRangeRole, MemoryPlan, NodeId, OpSpec, Product, TensorView, TrackedBarriers, View,
+    fuse, pack, pipeline, place, schedule, tracked_barriers, verify,
 };

@@ -652,3 +652,22 @@ pub fn open_vulkan(
         Err(error) => Err(error.into()),
     }
 }
+
+/// The best adapter of wgpu. The test is skipped where there is none.
+///
+/// # Errors
+/// What went wrong with a device that is there.
+#[cfg(feature = "wgpu")]
+#[track_caller]
+pub fn open_wgpu(
+    options: clearway_gpu::wgpu::WgpuOptions,
+) -> Result<Option<clearway_gpu::wgpu::WgpuDevice>> {
+    match clearway_gpu::wgpu::WgpuDevice::open(options) {
+        Ok(device) => Ok(Some(device)),
+        Err(error @ (GpuError::NoAdapter { .. } | GpuError::Unsupported { .. })) => {
+            clearway_graph::testkit::skip("vulkan", error);
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}

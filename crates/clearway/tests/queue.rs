@@ -100,7 +100,19 @@ fn main() {
 fn devices() -> Vec<Arc<dyn Device>> {
     let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
     let vulkan = open_vulkan(options).unwrap().map(|device| Arc::new(device) as Arc<dyn Device>);
-    std::iter::once(Arc::new(CpuDevice::with_threads(2)) as Arc<dyn Device>).chain(vulkan).collect()
+    let cpu = Arc::new(CpuDevice::with_threads(2)) as Arc<dyn Device>;
+    std::iter::once(cpu).chain(vulkan).chain(wgpu()).collect()
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Option<Arc<dyn Device>> {
+    let options = clearway::wgpu::WgpuOptions { disk_cache: false, ..Default::default() };
+    clearway::testkit::open_wgpu(options).unwrap().map(|device| Arc::new(device) as Arc<dyn Device>)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> Option<Arc<dyn Device>> {
+    None
 }
 
 #[test]

@@ -12,14 +12,15 @@ pub enum Part {
     Build,
     Core,
     Ops,
+    Wgpu,
     Golden,
     Race,
     Browser,
 }
 
 impl Part {
-    pub const ALL: [Self; 6] =
-        [Self::Build, Self::Core, Self::Ops, Self::Golden, Self::Race, Self::Browser];
+    pub const ALL: [Self; 7] =
+        [Self::Build, Self::Core, Self::Ops, Self::Wgpu, Self::Golden, Self::Race, Self::Browser];
 
     /// The part of this name on the command line.
     pub fn by_name(name: &str) -> Option<Self> {
@@ -32,6 +33,7 @@ impl Part {
             Self::Build => ("build", "build and lint", 10),
             Self::Core => ("core", "core", 6),
             Self::Ops => ("ops", "op suite", 8),
+            Self::Wgpu => ("wgpu", "wgpu", 6),
             Self::Golden => ("golden", "golden", 4),
             Self::Race => ("race", "race checker", 3),
             Self::Browser => ("browser", "browser", 2),
@@ -41,6 +43,7 @@ impl Part {
     /// The part a test binary belongs to: by its name where that says so, else by its crate.
     pub fn of(suite: &Suite) -> Self {
         match suite.target.as_str() {
+            target if target.starts_with("wgpu") => Self::Wgpu,
             target if target.starts_with("golden") => Self::Golden,
             target if target.starts_with("syncval") => Self::Race,
             target if target.starts_with("browser") => Self::Browser,
@@ -54,6 +57,7 @@ impl Part {
         match self {
             Self::Build | Self::Core => &["--workspace", "--exclude", "clearway-gpu"],
             Self::Ops => &["--package", "clearway-gpu"],
+            Self::Wgpu => &["--workspace", "--test", "wgpu*"],
             Self::Golden => &["--workspace", "--test", "golden*"],
             Self::Race => &["--workspace", "--test", "syncval*"],
             Self::Browser => &["--workspace", "--test", "browser*"],
@@ -64,7 +68,8 @@ impl Part {
     pub const fn needs(self) -> &'static [Need] {
         match self {
             Self::Build => &[],
-            Self::Core | Self::Ops => &[Need::Vulkan],
+            // wgpu runs over the same driver.
+            Self::Core | Self::Ops | Self::Wgpu => &[Need::Vulkan],
             Self::Golden => &[Need::Vulkan, Need::Golden],
             Self::Race => &[Need::Race],
             Self::Browser => &[Need::Browser, Need::Golden],
@@ -85,6 +90,7 @@ mod tests {
         assert_eq!(part("clearway_graph", "properties"), Part::Core);
         assert_eq!(part("clearway_gpu", "op_suite"), Part::Ops);
         assert_eq!(part("clearway_gpu", "syncval"), Part::Race);
+        assert_eq!(part("clearway_gpu", "wgpu_ops"), Part::Wgpu);
         assert_eq!(part("clearway_llm", "golden_logits"), Part::Golden);
         assert_eq!(part("clearway_llm", "browser"), Part::Browser);
     }

@@ -1,6 +1,8 @@
 //! `clearway devices`
 
 use anyhow::Result;
+use clearway::DeviceInfo;
+use clearway::place::SlabRule;
 use serde_json::json;
 
 use crate::out::{self, say};
@@ -33,22 +35,31 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         let list: Vec<_> = devices
             .iter()
-            .map(|device| {
-                let info = device.info();
+            .map(|listed| {
+                let info = listed.device.info();
                 json!({
                     "name": info.name,
                     "description": info.description,
                     "memory_bytes": info.memory_bytes,
+                    "reason": listed.reason,
+                    "slab_rule": info.slab_rule,
                 })
             })
             .collect();
         return out::json(&json!({ "devices": list, "cache": cache, "problems": problems }));
     }
-    for (index, device) in devices.iter().enumerate() {
-        let info = device.info();
-        let memory = memory::size(info.memory_bytes);
+    for (index, listed) in devices.iter().enumerate() {
+        let info = listed.device.info();
+        let memory = match info.memory_bytes {
+            0 => "memory not known".to_owned(),
+            bytes => memory::size(bytes),
+        };
         let auto = if index == 0 { "  (auto)" } else { "" };
         say!("{:<10} {}, {memory}{auto}", info.name, info.description)?;
+        say!("{:<10} {}", "", listed.reason)?;
+        if let Some(price) = barriers(info) {
+            say!("{:<10} {price}", "")?;
+        }
     }
     if let Some(folder) = cache {
         say!("{:<10} {}", "cache", folder.display())?;
@@ -57,4 +68,18 @@ pub fn run(args: &Args) -> Result<()> {
         say!("not usable: {problem}")?;
     }
     Ok(())
+}
+
+/// What a device that follows whole buffers does to a list.
+fn barriers(info: &DeviceInfo) -> Option<String> {
+    match info.slab_rule {
+        SlabRule::Any => None,
+        SlabRule::WritesApart => Some("arenas lie in several buffers".into()),
+        SlabRule::GroupsApart { spread_bytes } => Some(format!(
+            "places barriers itself, between whole buffers: each value has a buffer of its own in arenas up to {}; \
+             `inspect --device {}` shows the price",
+            memory::size(spread_bytes),
+            info.name
+        )),
+    }
 }

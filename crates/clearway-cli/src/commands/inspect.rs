@@ -98,6 +98,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut compile = args.switches.options();
     if let Some(device) = &named {
         compile.align = device.info().arena_align;
+        compile.slab_rule = device.info().slab_rule;
     }
     let options = InspectOptions {
         compile,

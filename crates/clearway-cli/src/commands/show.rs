@@ -49,6 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
         entry.1 += tensor.bytes().len() as u64;
     }
     let (devices, _) = device::all();
+    let devices: Vec<_> = devices.into_iter().map(|listed| listed.device).collect();
     let memory = devices.first().map_or(0, |device| device.info().memory_bytes);
     let needs = Footprint::new(&gguf, args.ctx_size, args.cache.dtype(), memory);
     let needs = needs.map_err(anyhow::Error::from).and_then(|needed| {

@@ -245,7 +245,7 @@ impl DeviceMemory for HostMemory {
 }
 
 /// Bytes of memory in the machine; 0 where the system does not say.
-pub(super) fn system_bytes() -> u64 {
+pub(crate) fn system_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(0)
 }
 

@@ -39,6 +39,7 @@ use rustc_hash::FxHashMap;
 use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
 use crate::registry::KernelRegistry;
+pub(crate) use memory::system_bytes;
 use memory::{HostMemory, WeightMemory};
 use pool::Pool;
 use simd::packed::Packed;
@@ -101,7 +102,7 @@ impl CpuDevice {
         let CpuOptions { threads, float_activations } = options;
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = threads.unwrap_or_else(cores).max(1);
-        let memory_bytes = memory::system_bytes();
+        let memory_bytes = system_bytes();
         let order = if adversary.is_some() { ", adversarial order" } else { "" };
         let float = if float_activations { ", float activations" } else { "" };
         let info = DeviceInfo {

@@ -10,16 +10,22 @@ use clearway_graph::place::SlabRule;
 use rustc_hash::FxHashMap;
 
 use super::counts::{Counters, VulkanCounts};
-use super::guard::Vetted;
+use super::guards::Features;
 use super::handle::{Handle, Timeline};
 use super::heap::Heap;
 use super::instance::{Adapter, Instance};
 use super::memory::VulkanMemory;
 use super::pipeline::Pipelines;
+use super::program::VulkanProgram;
 use super::transfer::Transfers;
-use super::tune::Tuner;
 use crate::device::DeviceInfo;
 use crate::error::{GpuError, Result};
+use crate::lowering::cache::DiskCache;
+use crate::lowering::guard::Vetted;
+use crate::lowering::lowered::Lowered;
+use crate::lowering::tune::{Timing, Tuner};
+use crate::lowering::{Backend, Workgroups};
+use crate::wgsl::{Packing, Target, Trust};
 
 /// How long the host polls before it blocks: a decode step of a small model is shorter.
 const SPIN: Duration = Duration::from_micros(300);
@@ -85,7 +91,12 @@ impl Context {
         let (heap, mailboxes) = (Heap::device(&adapter), Heap::host(&adapter));
         let transfers = Transfers::new(&raw, &adapter, &info.name)?;
         let pipelines = Pipelines::new(&instance, &raw, &adapter, &info.name)?;
-        let tuner = Tuner::new(&adapter, instance.options);
+        let timing = Timing {
+            software: adapter.kind == vk::PhysicalDeviceType::CPU,
+            clock: adapter.timestamp_bits > 0,
+        };
+        let disk = DiskCache::open(instance.options.disk_cache);
+        let tuner = Tuner::new(instance.options.tuning, timing, disk, &adapter.cache_key);
         let labels =
             instance.options.validate.then(|| ext::debug_utils::Device::new(&instance.raw, &raw));
         Ok(Arc::new(Self {
@@ -234,23 +245,64 @@ impl Context {
         }
         self.instance.free(self.adapter.raw)[heap as usize]
     }
+}
 
-    /// Refuses workgroups that the device does not start.
-    pub(super) fn check_groups(&self, kernel: &str, found: [u32; 3]) -> Result<()> {
-        let limit = self.adapter.limits.max_compute_work_group_count;
-        if found.iter().zip(limit).all(|(found, limit)| (1..=limit).contains(found)) {
-            return Ok(());
-        }
-        let (kernel, device) = (kernel.to_owned(), self.info.name.clone());
-        Err(GpuError::GroupCount { kernel, device, found, limit })
+impl Backend for Context {
+    type Memory = VulkanMemory;
+    type Program = VulkanProgram;
+
+    fn name(&self) -> &str {
+        &self.info.name
     }
 
-    pub(super) fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
+    fn target(&self) -> &Target {
+        &self.adapter.target
+    }
+
+    fn align(&self) -> u64 {
+        self.adapter.limits.min_storage_buffer_offset_alignment.max(16)
+    }
+
+    fn workgroups(&self) -> Workgroups {
+        let limits = &self.adapter.limits;
+        Workgroups {
+            count: limits.max_compute_work_group_count,
+            size: limits.max_compute_work_group_size,
+            invocations: self.adapter.target.max_invocations,
+            shared_bytes: limits.max_compute_shared_memory_size,
+        }
+    }
+
+    fn capabilities(&self, trust: Trust) -> naga::valid::Capabilities {
+        Features::of(&self.adapter).capabilities(trust)
+    }
+
+    fn vetted(&self) -> &Vetted {
+        &self.vetted
+    }
+
+    fn tuner(&self) -> &Tuner {
+        &self.tuner
+    }
+
+    fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
         let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         buffers
             .get(&buf_id)
             .and_then(Weak::upgrade)
             .ok_or_else(|| GpuError::ForeignBuffer { buf_id, device: self.info.name.clone() })
+    }
+
+    fn alloc_piece(self: &Arc<Self>, bytes: u64) -> Result<VulkanMemory> {
+        VulkanMemory::new(self, bytes, Packing::Plain)
+    }
+
+    fn program(
+        self: &Arc<Self>,
+        lowered: Lowered<vk::DescriptorBufferInfo>,
+        memory: Vec<Arc<VulkanMemory>>,
+    ) -> Result<VulkanProgram> {
+        VulkanProgram::new(self, lowered, memory)
     }
 }
 

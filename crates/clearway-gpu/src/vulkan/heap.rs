@@ -12,7 +12,7 @@ use super::instance::Adapter;
 use crate::error::{GpuError, Result};
 
 /// Pieces start at multiples of this: no device wants more for any binding.
-pub(super) const ALIGN: u64 = 256;
+pub(super) const ALIGN: u64 = crate::lowering::ALIGN;
 /// Bytes of a block that holds several pieces, in device memory and in the host's.
 const BLOCK: u64 = 64 << 20;
 const HOST_BLOCK: u64 = 64 << 10;

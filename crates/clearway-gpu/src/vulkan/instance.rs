@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ash::{ext, khr, nv, vk};
 
-use super::pipeline::MAX_BINDINGS;
-use super::{VulkanOptions, prefetch};
+use super::VulkanOptions;
 use crate::error::{GpuError, Result};
+use crate::lowering::MAX_BINDINGS;
+use crate::lowering::prefetch;
 use crate::wgsl::Target;
 
 /// The loaded library and one instance of it. Devices keep it alive.
@@ -273,6 +274,8 @@ impl Instance {
                 .min(self.options.max_binding.unwrap_or(u64::MAX)),
             packed_dot,
             cooperative,
+            halves: true,
+            tickets: true,
             processors,
         };
         Adapter {

@@ -5,13 +5,14 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use clearway_graph::{Layout, TensorView};
+use ash::vk;
+use clearway_graph::Layout;
 
 use super::context::Context;
 use super::heap::Piece;
-use super::split::RowPart;
 use crate::device::DeviceMemory;
-use crate::error::{GpuError, Result};
+use crate::error::Result;
+use crate::lowering::{Bytes, Piece as _, RowPart};
 use crate::wgsl::Packing;
 
 /// The memory behind a buffer.
@@ -22,7 +23,7 @@ pub(super) struct VulkanMemory {
     /// How block weights lie in it.
     pub(super) packing: Packing,
     /// Rows of a tensor that is larger than one binding; the piece is empty then.
-    pub(super) parts: Vec<RowPart>,
+    pub(super) parts: Vec<RowPart<Self>>,
     /// The tensor that was uploaded, where it lies in planes or parts: what a view says about it is the
     /// caller's word only.
     pub(super) tensor: Option<Layout>,
@@ -54,37 +55,6 @@ impl VulkanMemory {
         Ok(memory)
     }
 
-    /// Whether weights lie in it otherwise than their layout says.
-    pub(super) fn is_packed(&self) -> bool {
-        self.packing == Packing::Planes || !self.parts.is_empty()
-    }
-
-    /// Whether a view is exactly the packed tensor. Kernels trust its layout, and the binding is the whole piece.
-    pub(super) fn holds(&self, view: &TensorView) -> bool {
-        self.tensor.is_some_and(|tensor| {
-            let (found, rows) = (&view.layout, tensor.rows());
-            let same = found.dtype() == tensor.dtype() && found.span_bytes() == tensor.span_bytes();
-            view.offset == 0 && same && found.is_dense() && found.rows() == rows
-        })
-    }
-
-    /// Refuses bytes that are not there. A buffer of weights that lie in parts has none of its own.
-    fn check(&self, offset: u64, len: usize) -> Result<()> {
-        match offset.checked_add(len as u64) {
-            Some(end) if end <= self.len => Ok(()),
-            _ if self.parts.is_empty() => Err(GpuError::TransferMismatch {
-                what: "transfer",
-                found: format!("{len} bytes at byte {offset}"),
-                expected: format!("bytes of a buffer of {}", self.len),
-            }),
-            _ => Err(GpuError::TransferMismatch {
-                what: "packed weights",
-                found: format!("a transfer of {len} bytes at byte {offset}"),
-                expected: "a device that keeps them in one piece".into(),
-            }),
-        }
-    }
-
     /// Memory filled with zeros.
     pub(super) fn zeroed(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let memory = Self::new(context, bytes, Packing::Plain)?;
@@ -97,7 +67,7 @@ impl VulkanMemory {
     /// # Safety
     /// Calls that run at the same time write different bytes.
     pub(super) unsafe fn write_apart(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.check(offset, bytes.len())?;
+        self.check_transfer(offset, bytes.len())?;
         let _beside = self.lock_shared();
         // SAFETY: the bytes lie inside the piece, which was just checked. The lock keeps other transfers away,
         // and the caller promises that this function is called for other bytes only.
@@ -113,9 +83,47 @@ impl VulkanMemory {
     }
 }
 
+impl crate::lowering::Piece for VulkanMemory {
+    type Range = vk::DescriptorBufferInfo;
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn base(&self) -> u64 {
+        self.piece.offset
+    }
+
+    fn bound_len(&self) -> u64 {
+        self.piece.len
+    }
+
+    fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    fn parts(&self) -> &[RowPart<Self>] {
+        &self.parts
+    }
+
+    fn tensor(&self) -> Option<Layout> {
+        self.tensor
+    }
+
+    fn range(&self, start: u64, bytes: u64) -> vk::DescriptorBufferInfo {
+        vk::DescriptorBufferInfo { buffer: self.piece.buffer, offset: start, range: bytes }
+    }
+}
+
+impl Bytes for vk::DescriptorBufferInfo {
+    fn bytes(&self) -> u64 {
+        self.range
+    }
+}
+
 impl DeviceMemory for VulkanMemory {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.check(offset, bytes.len())?;
+        self.check_transfer(offset, bytes.len())?;
         let _alone = self.lock_alone();
         // SAFETY: the bytes lie inside the piece, which was just checked, and the lock keeps all other
         // transfers of this memory away.
@@ -123,7 +131,7 @@ impl DeviceMemory for VulkanMemory {
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.check(offset, bytes.len())?;
+        self.check_transfer(offset, bytes.len())?;
         let _shared = self.lock_shared();
         // SAFETY: the bytes lie inside the piece, which was just checked, and the lock keeps transfers that
         // write this memory away.
@@ -134,7 +142,7 @@ impl DeviceMemory for VulkanMemory {
         if !self.mailbox {
             return self.read(offset, bytes);
         }
-        self.check(offset, bytes.len())?;
+        self.check_transfer(offset, bytes.len())?;
         let _shared = self.lock_shared();
         // SAFETY: as for reading: checked, and locked against transfers that write.
         unsafe { self.context.transfers.peek(&self.context, &self.piece, offset, bytes) }

@@ -9,40 +9,35 @@
 //! | `handle` | the device itself, destroyed after all that was made from it |
 //! | `context`, `counts` | one opened device: queue, clock of finished work, errors, what it did |
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
-//! | `weights`, `split` | weight tensors packed for kernels, in parts where one binding is too small |
-//! | `pipeline`, `cache` | kernels compiled once, in memory and on disk |
+//! | `weights` | weight tensors packed for kernels |
+//! | `pipeline`, `guards` | kernels compiled once, in memory and on disk; what the compiler adds to them |
 //! | `statistics` | what the driver says of compiled kernels |
 //! | `emulate` | cooperative matrices as arrays, for tests |
 //! | `spirv` | what the Vulkan memory model asks for, added to naga's words |
-//! | `encoder` | from dispatches to bindings and kernels |
-//! | `guard` | users' kernels against the device and their contracts |
-//! | `program` | the recorded commands |
+//! | `scratch` | memory beside the operands |
+//! | `program`, `record` | the recorded commands |
+//!
+//! Bindings, checks and the proof of a list are those of `lowering`.
 
-mod cache;
 mod context;
 mod counts;
 mod emulate;
-mod encoder;
-mod guard;
+mod guards;
 mod handle;
 mod heap;
 mod instance;
-mod lowered;
 mod memory;
-mod pace;
 mod pipeline;
-mod prefetch;
 mod program;
 mod record;
 mod resident;
+mod scratch;
 #[cfg(feature = "testkit")]
 pub mod shaders;
 mod slack;
 mod spirv;
-mod split;
 mod statistics;
 mod transfer;
-mod tune;
 mod weights;
 
 use std::sync::{Arc, PoisonError};
@@ -52,12 +47,15 @@ use clearway_graph::{FusedRequest, Layout, TensorView};
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork, KernelStatistics};
 use crate::error::{GpuError, Result};
+use crate::lowering::Backend as _;
+use crate::lowering::encoder::ListEncoder;
 use crate::registry::KernelRegistry;
 use crate::wgsl::{self, listing::WgslTarget};
 use context::Context;
 use instance::{Adapter, Instance};
 use memory::VulkanMemory;
 
+pub use crate::lowering::Tuning;
 pub use counts::VulkanCounts;
 pub use resident::{Meeting, ResidentChain};
 
@@ -92,20 +90,6 @@ pub struct VulkanOptions {
 
 /// Bytes of memory from which on a device takes prompts in long batches.
 const LARGE_MEMORY: u64 = 24 << 30;
-
-/// Where products are timed to find the fastest way to do them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tuning {
-    /// On devices that are no software.
-    #[default]
-    Hardware,
-    /// On every device.
-    Always,
-    /// Nowhere: the way that is expected to be the fastest is taken.
-    Never,
-    /// Nowhere: this way is taken, as far as a product has it.
-    Way(u8),
-}
 
 impl Default for VulkanOptions {
     fn default() -> Self {
@@ -234,7 +218,7 @@ impl VulkanDevice {
     /// report a list whose barrier was removed. What such a list computes is anyone's guess.
     #[cfg(feature = "testkit")]
     pub fn unproven_encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
-        Box::new(encoder::VulkanEncoder::unproven(self.context.clone(), kernels.clone()))
+        Box::new(ListEncoder::unproven(self.context.clone(), kernels.clone()))
     }
 
     /// Whether it is a software driver on the CPU.
@@ -337,8 +321,17 @@ impl Device for VulkanDevice {
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
-        Box::new(encoder::VulkanEncoder::new(self.context.clone(), kernels.clone()))
+        Box::new(ListEncoder::new(self.context.clone(), kernels.clone()))
     }
+}
+
+/// Processors and bytes of memory of the device with this name, for a backend that does not tell.
+#[cfg(feature = "wgpu")]
+pub(crate) fn facts_of(name: &str) -> Option<(u32, u64)> {
+    let instance = Instance::load(VulkanOptions::default()).ok()?;
+    let adapters = instance.adapters().ok()?;
+    let adapter = adapters.iter().find(|adapter| adapter.name == name)?;
+    Some((adapter.target.processors, adapter.local_bytes()))
 }
 
 fn summary(adapter: &Adapter) -> VulkanDeviceInfo {

@@ -1,27 +1,24 @@
 //! Kernels compiled once: WGSL to SPIR-V to the driver's code, kept in memory and on disk.
 
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ash::vk;
 use rustc_hash::FxHashMap;
 
 use super::VulkanOptions;
-use super::cache::DiskCache;
 use super::context::driver_error;
-use super::guard::{Features, Guards};
+use super::guards::{Features, Guards};
 use super::handle::Handle;
 use super::instance::{Adapter, Instance};
 use super::statistics::Statistics;
 use super::{emulate, spirv};
 use crate::device::KernelStatistics;
 use crate::error::{GpuError, Result};
+use crate::lowering::cache::DiskCache;
+use crate::lowering::{MAX_BINDINGS, parallel};
 use crate::wgsl::Trust;
-
-/// Storage bindings of a kernel at most: the eight operands of the largest product, and weights bound again in another
-/// view or the scratch of a user's kernel.
-pub(super) const MAX_BINDINGS: usize = 10;
 
 /// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
 /// on disk are not taken for them.
@@ -159,31 +156,11 @@ impl Pipelines {
     }
 
     fn compile_all(&self, raw: &ash::Device, missing: &[Wanted<'_>]) -> Result<()> {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let next = AtomicUsize::new(0);
-        let failure = Mutex::new(None);
-        let work = || {
-            while let Some(kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match self.compile(raw, kernel) {
-                    Ok(pipeline) => self.keep(raw, kernel, pipeline),
-                    Err(error) => {
-                        let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
-                        failure.get_or_insert(error);
-                        next.store(missing.len(), Ordering::Relaxed);
-                    }
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..cores.min(missing.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        parallel::for_each(missing, |_, kernel| {
+            let pipeline = self.compile(raw, kernel)?;
+            self.keep(raw, kernel, pipeline);
+            Ok(())
+        })
     }
 
     /// Another thread may have made the same one meanwhile; then that one stays.

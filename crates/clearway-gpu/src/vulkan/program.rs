@@ -8,15 +8,18 @@ use ash::vk;
 use smallvec::SmallVec;
 
 use super::context::Context;
-use super::lowered::{Lowered, Role};
 use super::memory::VulkanMemory;
-use super::pace::Pace;
 use super::pipeline::Wanted;
 use super::record::{Clock, Edge};
 use crate::device::{DeviceMemory, Program, Ticket};
 use crate::error::{GpuError, Result};
+use crate::lowering::lowered::{Lowered as List, Role};
+use crate::lowering::pace::Pace;
+use crate::lowering::{Backend, Submitted};
 use crate::profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
 use crate::wgsl::Packing;
+
+type Lowered = List<vk::DescriptorBufferInfo>;
 
 /// A proven and lowered list on a device.
 pub(super) struct VulkanProgram {
@@ -108,19 +111,6 @@ impl VulkanProgram {
         Ok(program)
     }
 
-    /// Hands the work over.
-    pub(super) fn submit(&mut self) -> Result<()> {
-        let commands = [vk::CommandBufferSubmitInfo::default().command_buffer(self.commands)];
-        self.running.clock = self.context.submit(&commands)?;
-        self.running.runs += 1;
-        Ok(())
-    }
-
-    /// Waits for the last submission.
-    pub(super) fn wait(&mut self) -> Result<()> {
-        self.context.wait(self.running.clock)
-    }
-
     /// One descriptor set for each step, written once with exact ranges.
     fn make_sets(
         &mut self,
@@ -184,7 +174,7 @@ impl VulkanProgram {
             // SAFETY: VUID-vkUpdateDescriptorSets-None-03047: the set was just made and nothing uses it. Its layout has these
             // kinds at these bindings. The ranges lie inside their buffers, which `self.memory` keeps, start at
             // multiples the device wants (VUID-VkWriteDescriptorSet-descriptorType-00327, -00328) and are within
-            // its limits (-00332, -00333): `VulkanEncoder::range` sees to operands, `check` to uniform blocks,
+            // its limits (-00332, -00333): `ListEncoder::range` sees to operands, `check` to uniform blocks,
             // `bind_scratch` and `read_ahead` bind whole multiples of `heap::ALIGN`.
             unsafe { raw.update_descriptor_sets(&writes, &[]) };
             self.launches.push(Launch {
@@ -193,7 +183,7 @@ impl VulkanProgram {
                 set,
                 groups: step.groups,
                 role: step.role,
-                label: step.label.clone(),
+                label: CString::new(step.label.replace('\0', " ")).unwrap_or_default(),
             });
         }
         Ok(())
@@ -309,6 +299,19 @@ fn check(context: &Context, lowered: &Lowered) -> Result<()> {
         }
     }
     Ok(())
+}
+
+impl Submitted for VulkanProgram {
+    fn submit(&mut self) -> Result<()> {
+        let commands = [vk::CommandBufferSubmitInfo::default().command_buffer(self.commands)];
+        self.running.clock = self.context.submit(&commands)?;
+        self.running.runs += 1;
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.context.wait(self.running.clock)
+    }
 }
 
 impl Program for VulkanProgram {

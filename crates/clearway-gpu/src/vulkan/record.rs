@@ -2,9 +2,9 @@
 
 use ash::vk;
 
-use super::lowered::Role;
 use super::program::VulkanProgram;
 use crate::error::Result;
+use crate::lowering::lowered::Role;
 use crate::profile::ProfileMode;
 
 /// Time stamps of one profiled run.

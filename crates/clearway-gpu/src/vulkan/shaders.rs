@@ -1,7 +1,8 @@
 //! What tests of the compiled kernels need: SPIR-V without a device.
 
-use super::guard::Guards;
-use super::{pipeline, prefetch, spirv};
+use super::guards::Guards;
+use super::{pipeline, spirv};
+use crate::lowering::prefetch;
 
 /// Stands for what turns text into SPIR-V, in the names of what is kept on disk.
 pub const COMPILER: u32 = pipeline::COMPILER;

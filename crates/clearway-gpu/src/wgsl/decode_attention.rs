@@ -29,7 +29,8 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         && subgroup.is_power_of_two()
         && run(job) <= MAX_TOKENS
         && tokens <= job.target.max_groups
-        && share <= 8;
+        && share <= 8
+        && job.target.tickets;
     if !fits || !(1..=2).all(|cache| is_in_eights(job, cache)) {
         return None;
     }

@@ -43,6 +43,8 @@ impl Default for WgslTarget {
             max_binding: u64::from(u32::MAX),
             packed_dot: true,
             cooperative: false,
+            halves: true,
+            tickets: true,
             processors: 64,
         };
         let name = "default target: subgroups of 32, 48 KiB shared, packed dot products".into();

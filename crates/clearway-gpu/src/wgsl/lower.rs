@@ -118,7 +118,9 @@ impl Job<'_> {
     /// Text of a function that moves an element: bits stay as they are where the type does.
     pub(super) fn mover(&self, name: &str, from: usize, to: usize) -> String {
         let (source, target) = (&self.operands[from], &self.operands[to]);
-        let plain = matches!(self.dtype(from), DType::F32 | DType::F16);
+        let halves = self.target.halves;
+        let plain =
+            matches!(self.dtype(from), DType::F32) || (halves && self.dtype(from) == DType::F16);
         let body = if plain && self.dtype(from) == self.dtype(to) {
             let array = |operand: usize| {
                 self.operands[self.operands[operand].same_as.unwrap_or(operand)].name
@@ -147,6 +149,8 @@ mod tests {
             max_binding: 1 << 27,
             packed_dot: false,
             cooperative: false,
+            halves: true,
+            tickets: true,
             processors: 1,
         };
         for groups in [1, 99, 100, 101, 9_999, 10_000, 10_001, 1_000_000] {

@@ -39,6 +39,7 @@
 //! | `decode_attention` | the same of single tokens, split over the cache |
 //! | `prompt_attention` | the same of many tokens, on cooperative matrices |
 //! | `template` | loops over matrices, written out |
+//! | `portable` | kernels for devices without subgroups |
 
 mod attention;
 mod blocks;
@@ -54,6 +55,8 @@ mod matvec;
 pub(crate) mod parts;
 mod planar;
 pub mod planes;
+#[cfg(any(feature = "wgpu", test))]
+pub(crate) mod portable;
 mod product;
 mod prompt_attention;
 mod rows;
@@ -91,6 +94,11 @@ pub struct Target {
     pub packed_dot: bool,
     /// 16x16 cooperative matrices of f16 with f32 sums, each spread over 32 invocations.
     pub cooperative: bool,
+    /// Kernels may have values of type f16. Without it, f16 in memory is read and written as bits.
+    pub halves: bool,
+    /// Workgroups of a dispatch may leave results for one another, counted by tickets: WGSL itself does not
+    /// promise that they see them.
+    pub tickets: bool,
     /// Processors of the device, as far as known: how many workgroups keep it busy.
     pub processors: u32,
 }

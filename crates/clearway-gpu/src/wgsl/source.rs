@@ -163,7 +163,9 @@ impl<'a> Source<'a> {
     /// The kernel with this many workgroups.
     pub fn build(self, groups: [u32; 3]) -> Kernel {
         let mut text = String::new();
-        if self.job.operands.iter().any(|o| matches!(o.layout.dtype(), DType::F16 | DType::A16))
+        let halves = self.job.target.halves;
+        let is_half = |o: &Operand| matches!(o.layout.dtype(), DType::F16 | DType::A16);
+        if (halves && self.job.operands.iter().any(is_half))
             || self.enables.contains("wgpu_cooperative_matrix")
         {
             text.push_str("enable f16;\n");
@@ -289,13 +291,16 @@ impl<'a> Source<'a> {
         let sharers = || self.job.operands.iter().filter(|o| o.same_as == Some(index));
         let written = operand.role != BindingRole::Read || sharers().next().is_some();
         let dtype = operand.layout.dtype();
-        let atomic = dtype == DType::BF16 && written;
+        // Two elements share a word where there is no type for one.
+        let half = matches!(dtype, DType::F16 | DType::A16);
+        let bits = dtype == DType::BF16 || (half && !self.job.target.halves);
+        let atomic = bits && written;
         let element = match (self.views[index], dtype) {
             (View::Quads, _) => "vec4<u32>",
             (View::Words, _) => "u32",
             (View::Elements, DType::F32) => "f32",
-            (View::Elements, DType::F16 | DType::A16) => "f16",
-            (View::Elements, DType::BF16) if atomic => "atomic<u32>",
+            (View::Elements, _) if atomic => "atomic<u32>",
+            (View::Elements, DType::F16 | DType::A16) if !bits => "f16",
             (View::Elements, _) => "u32",
         };
         let array = match operand.same_as {
@@ -345,15 +350,18 @@ impl<'a> Source<'a> {
         };
         let (zero, none, nothing) =
             (outside("return 0.0;"), outside("return 0u;"), outside("return;"));
+        let word = format!("{array}[{place} / 2u]");
+        let word = if atomic { format!("atomicLoad(&{word})") } else { word };
         let get = match dtype {
             DType::F32 => format!("fn get_{name}(i: u32) -> f32 {{ {zero}return {array}[{place}]; }}"),
-            DType::F16 | DType::A16 => {
+            DType::F16 | DType::A16 if !bits => {
                 format!("fn get_{name}(i: u32) -> f32 {{ {zero}return f32({array}[{place}]); }}")
             }
             DType::U32 => format!("fn get_{name}(i: u32) -> u32 {{ {none}return {array}[{place}]; }}"),
+            DType::F16 | DType::A16 => format!(
+                "fn get_{name}(i: u32) -> f32 {{ {zero}return unpack2x16float({word})[{place} % 2u]; }}"
+            ),
             DType::BF16 => {
-                let word = format!("{array}[{place} / 2u]");
-                let word = if atomic { format!("atomicLoad(&{word})") } else { word };
                 format!(
                     "fn get_{name}(i: u32) -> f32 {{ {zero}return bitcast<f32>(({word} >> ({place} % 2u * 16u)) << 16u); }}"
                 )
@@ -374,16 +382,25 @@ fn word_{name}(i: u32) -> u32 {{
         if operand.role == BindingRole::Read {
             return;
         }
+        let rounded = if dtype == DType::A16 { "clamp(v, -65504.0, 65504.0)" } else { "v" };
         let put = match dtype {
             DType::F32 => {
                 format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = v; }}")
             }
-            DType::F16 => {
+            DType::F16 if !bits => {
                 format!("fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = f16(v); }}")
             }
             // Beyond f16 is the largest number of it.
-            DType::A16 => format!(
+            DType::A16 if !bits => format!(
                 "fn put_{name}(i: u32, v: f32) {{ {nothing}{array}[{place}] = f16(clamp(v, -65504.0, 65504.0)); }}"
+            ),
+            DType::F16 | DType::A16 => format!(
+                "fn put_{name}(i: u32, v: f32) {{
+    {nothing}let half = pack2x16float(vec2<f32>({rounded}, 0.0)) & 0xffffu;
+    let at = {place} % 2u * 16u;
+    atomicAnd(&{array}[{place} / 2u], ~(0xffffu << at));
+    atomicOr(&{array}[{place} / 2u], half << at);
+}}"
             ),
             DType::U32 => {
                 format!("fn put_{name}(i: u32, v: u32) {{ {nothing}{array}[{place}] = v; }}")

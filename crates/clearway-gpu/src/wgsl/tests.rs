@@ -18,6 +18,8 @@ const TARGET: Target = Target {
     max_binding: 1 << 27,
     packed_dot: true,
     cooperative: true,
+    halves: true,
+    tickets: true,
     processors: 8,
 };
 

@@ -59,6 +59,13 @@ pub enum SlabRule {
     /// What a dispatch writes lies in another slab than what it reads, unless it runs in place: for
     /// backends that follow whole buffers and not ranges.
     WritesApart,
+    /// As [`WritesApart`](Self::WritesApart), and no two dispatches of a group touch a slab that one of them writes.
+    /// Where all values together take at most `spread_bytes`, each class of values has a slab of its own:
+    /// a backend that puts a barrier in front of every write to a buffer it has seen then finds few of them.
+    GroupsApart {
+        /// Bytes up to which no memory is shared.
+        spread_bytes: u64,
+    },
 }
 
 impl SlabRule {

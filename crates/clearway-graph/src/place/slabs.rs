@@ -8,8 +8,12 @@ use super::{AliasClass, PlaceOptions, SlabRule};
 use crate::error::{GraphError, Result};
 use crate::graph::ComputeGraph;
 use crate::ids::NodeId;
+use crate::node::Dispatch;
 use crate::pack::Item;
 use crate::range::MemRangeRole;
+
+/// Slabs at most where every class has one of its own.
+const MOST_SLABS: usize = 4096;
 
 /// Slab and offset of each class, and bytes of each slab.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,6 +131,13 @@ fn families(
     classes: &[AliasClass],
     options: &PlaceOptions,
 ) -> Vec<Vec<usize>> {
+    if let SlabRule::GroupsApart { spread_bytes } = options.rule {
+        let bytes = classes.iter().map(|class| class.bytes.next_multiple_of(options.align));
+        let all = bytes.fold(0, u64::saturating_add);
+        if all <= spread_bytes && classes.len() <= MOST_SLABS {
+            return (0..classes.len()).map(|class| vec![class]).collect();
+        }
+    }
     let conflicts = conflicts(graph, classes, options);
     if conflicts.iter().all(Vec::is_empty) {
         return vec![(0..classes.len()).collect()];
@@ -162,6 +173,20 @@ fn families(
     families
 }
 
+/// The dispatches between barriers.
+fn groups(graph: &ComputeGraph) -> Vec<Vec<&Dispatch>> {
+    let mut groups = vec![Vec::new()];
+    for node in graph.nodes() {
+        match node.dispatch() {
+            Some(dispatch) => {
+                groups.last_mut().into_iter().for_each(|group| group.push(&**dispatch))
+            }
+            None => groups.push(Vec::new()),
+        }
+    }
+    groups
+}
+
 /// For each class, those it must not share a slab with.
 fn conflicts(
     graph: &ComputeGraph,
@@ -179,14 +204,30 @@ fn conflicts(
         }
     }
     let mut pairs: Vec<(NodeId, NodeId)> = options.apart.clone();
-    if options.rule == SlabRule::WritesApart {
+    let values = |dispatch: &Dispatch, role: MemRangeRole| -> Vec<NodeId> {
+        let ranges = dispatch.ranges().filter(move |range| range.role == role);
+        ranges.filter_map(|range| NodeId::from_buf_id(range.buf_id)).collect()
+    };
+    if options.rule != SlabRule::Any {
         for dispatch in graph.dispatches() {
-            let values = |role: MemRangeRole| {
-                let ranges = dispatch.ranges().filter(move |range| range.role == role);
-                ranges.filter_map(|range| NodeId::from_buf_id(range.buf_id))
-            };
-            for written in values(MemRangeRole::Dst) {
-                pairs.extend(values(MemRangeRole::Src).map(|read| (written, read)));
+            let read = values(dispatch, MemRangeRole::Src);
+            for written in values(dispatch, MemRangeRole::Dst) {
+                pairs.extend(read.iter().map(|&read| (written, read)));
+            }
+        }
+    }
+    if matches!(options.rule, SlabRule::GroupsApart { .. }) {
+        for group in groups(graph) {
+            for (index, dispatch) in group.iter().enumerate() {
+                for written in values(dispatch, MemRangeRole::Dst) {
+                    let others = group.iter().enumerate().filter(|&(other, _)| other != index);
+                    let touched = others.flat_map(|(_, other)| {
+                        let mut all = values(other, MemRangeRole::Src);
+                        all.extend(values(other, MemRangeRole::Dst));
+                        all
+                    });
+                    pairs.extend(touched.map(|other| (written, other)));
+                }
             }
         }
     }

@@ -334,3 +334,31 @@ fn a_step_without_a_token_moves_nothing_and_neither_do_those_behind_it() {
         assert_eq!(step(8, 2), (8, 9, vec![8, 2, 9, 8]), "{name}");
     }
 }
+
+/// The kernels of this module go through naga's writers for Metal and DX12.
+#[cfg(feature = "wgpu")]
+#[test]
+fn kernels_that_choose_have_a_form_for_metal_and_dx12() {
+    use clearway::listing::{WgslTarget, kernels};
+    let mut registry = clearway::KernelRegistry::new();
+    registry.register(advance_kernel()).unwrap();
+    registry.register(draw_kernel()).unwrap();
+    let mut graph = ComputeGraph::new();
+    let mut value =
+        |dtype, elems: usize| graph.declare_value(Layout::new(dtype, &[1, elems]).unwrap());
+    let logits = value(DType::F32, 256);
+    let [table, rows, position, token, ring] =
+        [DRAW_WORDS, 1, 1, 1, 64].map(|elems| value(DType::U32, elems));
+    let by = DrawnBy { table, rows, positions: position };
+    let id = record(&mut graph, Choice::Drawn { candidates: 40 }, logits, by).unwrap();
+    record_advance(&mut graph, [id, token, position, ring]).unwrap();
+    let target = WgslTarget::default();
+    let mut written = 0;
+    for dispatch in graph.dispatches() {
+        for listed in kernels(dispatch, &registry, &target).unwrap() {
+            clearway::wgpu::shaders::write(&listed.kernel.source).unwrap();
+            written += 1;
+        }
+    }
+    assert_eq!(written, 3, "top k, draw, advance");
+}

@@ -2,22 +2,16 @@
 
 use std::sync::Arc;
 
-use ash::vk;
 use clearway_graph::verify::verify;
 use clearway_graph::{
-    BarrierReason, BindingRole, CapturedNode, CommandEncoder, ComputeGraph, Dispatch, OpSpec,
-    TensorView,
+    BarrierReason, BindingRole, CapturedNode, CapturedOpKind, CommandEncoder, ComputeGraph,
+    Dispatch, OpSpec, TensorView,
 };
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::context::Context;
-use super::guard;
 use super::lowered::{Bound, Lowered};
-use super::memory::VulkanMemory;
-use super::pipeline::MAX_BINDINGS;
-use super::program::VulkanProgram;
-use super::{split, tune};
+use super::{Backend, Bytes, MAX_BINDINGS, Piece, RangeOf, Submitted, guard, tune};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
@@ -25,22 +19,22 @@ use crate::registry::{KernelRegistry, declared_bytes};
 use crate::wgsl::{self, Facts, Job, Kernel, Operand, Packing, Scratch, Trust, parts};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
-pub(super) struct VulkanEncoder {
-    context: Arc<Context>,
+pub(crate) struct ListEncoder<B: Backend> {
+    backend: Arc<B>,
     kernels: KernelRegistry,
     /// The list as given, for the proof.
     list: ComputeGraph,
-    lowered: Lowered,
-    memory: FxHashMap<usize, Arc<VulkanMemory>>,
+    lowered: Lowered<RangeOf<B>>,
+    memory: FxHashMap<usize, Arc<B::Memory>>,
     /// Committed, perhaps not done.
-    running: Vec<VulkanProgram>,
+    running: Vec<B::Program>,
     proven: bool,
 }
 
-impl VulkanEncoder {
-    pub(super) fn new(context: Arc<Context>, kernels: KernelRegistry) -> Self {
+impl<B: Backend> ListEncoder<B> {
+    pub(crate) fn new(backend: Arc<B>, kernels: KernelRegistry) -> Self {
         Self {
-            context,
+            backend,
             kernels,
             list: ComputeGraph::new(),
             lowered: Lowered::default(),
@@ -52,8 +46,8 @@ impl VulkanEncoder {
 
     /// An encoder that submits whatever it is given.
     #[cfg(feature = "testkit")]
-    pub(super) fn unproven(context: Arc<Context>, kernels: KernelRegistry) -> Self {
-        Self { proven: false, ..Self::new(context, kernels) }
+    pub(crate) fn unproven(backend: Arc<B>, kernels: KernelRegistry) -> Self {
+        Self { proven: false, ..Self::new(backend, kernels) }
     }
 
     fn lower(&mut self, dispatch: &Dispatch) -> Result<()> {
@@ -88,7 +82,7 @@ impl VulkanEncoder {
                 return Err(GpuError::PartialExtent {
                     kernel: dispatch.kernel.to_string(),
                     operand,
-                    device: self.context.info.name.clone(),
+                    device: self.backend.name().to_owned(),
                 });
             }
         }
@@ -103,18 +97,18 @@ impl VulkanEncoder {
             if memory.is_packed() && !memory.holds(view) {
                 return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
-            parts = parts.max(memory.parts.len());
+            parts = parts.max(memory.parts().len());
         }
         Ok(parts)
     }
 
     /// Lowers a dispatch, or one part of it; `last` ends it.
     fn lower_part(&mut self, dispatch: &Dispatch, part: Option<usize>, last: bool) -> Result<()> {
-        let context = self.context.clone();
+        let backend = self.backend.clone();
         let bound = self.bind(dispatch, part)?;
         let (operands, ranges): (Vec<Operand>, SmallVec<_>) = bound.into_iter().unzip();
         reject_overlap(dispatch, &operands)?;
-        let target = &context.adapter.target;
+        let target = backend.target();
         let params = &dispatch.params;
         let mut job = Job { kind: dispatch.kind, operands, params, target, choice: 0 };
         let indices = |has: fn(&Operand) -> bool| {
@@ -122,33 +116,39 @@ impl VulkanEncoder {
             operands.filter(|(_, operand)| has(operand)).map(|(index, _)| index).collect()
         };
         // Of a table few rows are read: that is nothing to read ahead.
-        let matrices = dispatch.kind.spec().filter(|_| !split::is_gather(dispatch));
+        let matrices = dispatch.kind.spec().filter(|_| dispatch.kind != CapturedOpKind::Gather);
         let weights = matrices.into_iter().flat_map(OpSpec::matrices).collect();
         let written = indices(|operand| operand.role != BindingRole::Read);
         let mut bound = Bound { ranges, weights, written };
         let kernel = match (dispatch.kind.spec(), part) {
             (None, _) => self.custom(dispatch, &job, &bound)?,
             (Some(_), Some(_)) => wgsl::lower(&job)?,
-            (Some(_), None) => tune::lower(&context, &mut job, &bound)?,
+            (Some(_), None) => tune::lower(&backend, &mut job, &bound)?,
         };
-        let again: SmallVec<[_; 2]> = kernel.again.iter().map(|&o| bound.ranges[o]).collect();
+        let again: SmallVec<[_; 2]> =
+            kernel.again.iter().map(|&o| bound.ranges[o].clone()).collect();
         bound.ranges.extend(again);
         self.lowered.push(dispatch, kernel, bound, last);
         Ok(())
     }
 
     /// A user's kernel, checked against the device and its contract.
-    fn custom(&self, dispatch: &Dispatch, job: &Job<'_>, bound: &Bound) -> Result<Kernel> {
+    fn custom(
+        &self,
+        dispatch: &Dispatch,
+        job: &Job<'_>,
+        bound: &Bound<RangeOf<B>>,
+    ) -> Result<Kernel> {
         let kernel = self.kernels.custom(&dispatch.kernel)?;
         let text = kernel.wgsl.as_ref().ok_or_else(|| GpuError::KernelNotForDevice {
             kernel: dispatch.kernel.to_string(),
-            device: self.context.info.name.clone(),
+            device: self.backend.name().to_owned(),
         })?;
         let groups = (text.groups)(&dispatch.bindings, &dispatch.params);
-        self.context.check_groups(&dispatch.kernel, groups)?;
+        self.backend.check_groups(&dispatch.kernel, groups)?;
         let bad = |message| GpuError::KernelCompile {
             kernel: dispatch.kernel.to_string(),
-            device: self.context.info.name.clone(),
+            device: self.backend.name().to_owned(),
             message,
         };
         for &index in &text.quads {
@@ -156,7 +156,7 @@ impl VulkanEncoder {
                 return Err(bad(format!("operand {index} is not there or not aligned for words")));
             }
             // Bounds checks keep an index below the length, which must not be zero.
-            if bound.ranges[index].range < 16 {
+            if bound.ranges[index].bytes() < 16 {
                 return Err(bad(format!("operand {index} is shorter than four words")));
             }
         }
@@ -165,7 +165,7 @@ impl VulkanEncoder {
                 return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
             // Bounds checks of the bare array are those of its binding, which then holds more than the view.
-            let exact = view.layout.span_bytes() == bound.ranges[index].range;
+            let exact = view.layout.span_bytes() == bound.ranges[index].bytes();
             let name = format!("b_{}", job.operands[index].name);
             if text.trust() == Trust::Checked && !exact && guard::mentions(&text.body, &name) {
                 return Err(bad(format!(
@@ -189,8 +189,7 @@ impl VulkanEncoder {
             }
         }
         let built = text.kernel(job, groups);
-        let (device, adapter) = (&self.context.info.name, &self.context.adapter);
-        self.context.vetted.check(&dispatch.kernel, device, adapter, &built, &job.operands)?;
+        self.backend.vetted().check(&*self.backend, &dispatch.kernel, &built, &job.operands)?;
         Ok(built)
     }
 
@@ -198,9 +197,9 @@ impl VulkanEncoder {
         GpuError::BindingTooLarge {
             kernel: dispatch.kernel.to_string(),
             operand,
-            device: self.context.info.name.clone(),
+            device: self.backend.name().to_owned(),
             bytes,
-            limit: self.context.adapter.target.max_binding,
+            limit: self.backend.target().max_binding,
         }
     }
 
@@ -209,7 +208,7 @@ impl VulkanEncoder {
         &mut self,
         dispatch: &Dispatch,
         part: Option<usize>,
-    ) -> Result<Vec<(Operand, vk::DescriptorBufferInfo)>> {
+    ) -> Result<Vec<(Operand, RangeOf<B>)>> {
         let roles: SmallVec<[BindingRole; 6]> = {
             let contract = self.kernels.contract_of(dispatch)?;
             let declared = contract.and_then(|contract| contract.bindings.as_ref());
@@ -219,18 +218,18 @@ impl VulkanEncoder {
         let mut views = dispatch.bindings.to_vec();
         for view in &dispatch.bindings {
             let memory = self.memory(view.buf_id)?;
-            if let Some(rows) = part.and_then(|part| memory.parts.get(part)) {
+            if let Some(rows) = part.and_then(|part| memory.parts().get(part)) {
                 views = parts::cut(dispatch, rows.first, rows.rows)?;
             }
         }
         for (index, view) in views.iter().enumerate() {
             let name = wgsl::operand_name(dispatch, index);
             let whole = self.memory(view.buf_id)?;
-            let rows = part.and_then(|part| whole.parts.get(part));
+            let rows = part.and_then(|part| whole.parts().get(part));
             let memory = rows.map_or(&whole, |rows| &rows.memory);
             let (info, shift) = self.range(memory, view, dispatch, name)?;
             let rows = rows.map(|rows| [rows.first, dispatch.bindings[index].layout.shape4()[2]]);
-            facts.push(Facts { shift, packing: memory.packing, rows });
+            facts.push(Facts { shift, packing: memory.packing(), rows });
             infos.push(info);
         }
         Ok(wgsl::operands(dispatch, &roles, &views, &facts).into_iter().zip(infos).collect())
@@ -239,32 +238,31 @@ impl VulkanEncoder {
     /// The range to bind for a view, and how far behind its start the view starts.
     fn range(
         &self,
-        memory: &VulkanMemory,
+        memory: &B::Memory,
         view: &TensorView,
         dispatch: &Dispatch,
         operand: &'static str,
-    ) -> Result<(vk::DescriptorBufferInfo, u32)> {
-        let (piece, bytes) = (&memory.piece, view.layout.span_bytes());
+    ) -> Result<(RangeOf<B>, u32)> {
+        let bytes = view.layout.span_bytes();
         let too_large = |bytes| self.too_large(dispatch, operand, bytes);
-        if memory.packing == Packing::Planes {
+        if memory.packing() == Packing::Planes {
             // Of parts, this is the view of their rows.
             if !memory.holds(view) {
                 return Err(GpuError::PackedWeights { buf_id: view.buf_id });
             }
-            if piece.len > self.context.adapter.target.max_binding {
-                return Err(too_large(piece.len));
+            if memory.bound_len() > self.backend.target().max_binding {
+                return Err(too_large(memory.bound_len()));
             }
-            let (offset, range) = (piece.offset, piece.len);
-            return Ok((vk::DescriptorBufferInfo { buffer: piece.buffer, offset, range }, 0));
+            return Ok((memory.whole(), 0));
         }
-        let end = view.offset.checked_add(bytes).filter(|&end| end <= memory.len);
+        let end = view.offset.checked_add(bytes).filter(|&end| end <= memory.len());
         if end.is_none() {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::TransferOutOfBounds {
                 buf_id,
                 offset,
                 len: bytes,
-                buf_len: memory.len,
+                buf_len: memory.len(),
             });
         }
         let dtype = view.layout.dtype();
@@ -273,28 +271,27 @@ impl VulkanEncoder {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::Misaligned { buf_id, offset, dtype, align });
         }
-        let device_align = self.context.adapter.limits.min_storage_buffer_offset_alignment.max(16);
-        let start = piece.offset + view.offset;
+        let device_align = self.backend.align();
+        let start = memory.base() + view.offset;
         let shift = start % device_align;
         // Whole words: halves of 32-bit accesses must not fall off the end.
         let range = (shift + bytes).next_multiple_of(4);
-        if range > self.context.adapter.target.max_binding {
+        if range > self.backend.target().max_binding {
             return Err(too_large(range));
         }
-        let info = vk::DescriptorBufferInfo { buffer: piece.buffer, offset: start - shift, range };
-        Ok((info, shift as u32))
+        Ok((memory.range(start - shift, range), shift as u32))
     }
 
-    fn memory(&mut self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
+    fn memory(&mut self, buf_id: usize) -> Result<Arc<B::Memory>> {
         if let Some(memory) = self.memory.get(&buf_id) {
             return Ok(memory.clone());
         }
-        let memory = self.context.memory(buf_id)?;
+        let memory = self.backend.memory(buf_id)?;
         self.memory.insert(buf_id, memory.clone());
         Ok(memory)
     }
 
-    fn take_program(&mut self) -> Result<VulkanProgram> {
+    fn take_program(&mut self) -> Result<B::Program> {
         // Taken together, before anything can fail: steps must not stay behind without their list, since
         // the next proof would know nothing of them.
         let list = std::mem::take(&mut self.list);
@@ -304,7 +301,7 @@ impl VulkanEncoder {
         if self.proven {
             verify(&list, &list, None).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
         }
-        VulkanProgram::new(&self.context, lowered, memory)
+        self.backend.program(lowered, memory)
     }
 }
 
@@ -344,7 +341,7 @@ fn reject_overlap(dispatch: &Dispatch, operands: &[Operand]) -> Result<()> {
     Ok(())
 }
 
-impl CommandEncoder for VulkanEncoder {
+impl<B: Backend> CommandEncoder for ListEncoder<B> {
     type Error = GpuError;
 
     fn dispatch(&mut self, dispatch: &Dispatch) -> Result<()> {
@@ -378,7 +375,7 @@ impl CommandEncoder for VulkanEncoder {
     }
 }
 
-impl Encoder for VulkanEncoder {
+impl<B: Backend> Encoder for ListEncoder<B> {
     fn wait(&mut self) -> Result<()> {
         self.running.drain(..).try_for_each(|mut program| program.wait())
     }

@@ -4,23 +4,18 @@
 //! what later groups will read, so that those find it closer. This changes no contents and needs no barrier:
 //! only ranges that nothing in the list writes are read ahead.
 
-use ash::vk::{self, Handle};
-
 use crate::wgsl::{Kernel, Trust};
 
 /// Bytes of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Range {
-    buffer: u64,
-    start: u64,
-    bytes: u64,
+pub(crate) struct Range {
+    /// Names the buffer.
+    pub(crate) buffer: u64,
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Range {
-    pub(super) fn of(info: &vk::DescriptorBufferInfo) -> Self {
-        Self { buffer: info.buffer.as_raw(), start: info.offset, bytes: info.range }
-    }
-
     fn overlaps(&self, other: &Self) -> bool {
         self.buffer == other.buffer
             && self.start < other.start + other.bytes
@@ -30,19 +25,19 @@ impl Range {
 
 /// A part of a range of weights to read ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pull {
+pub(crate) struct Pull {
     /// The group that reads the range, and which of its ranges it is.
-    pub(super) group: usize,
-    pub(super) range: usize,
+    pub(crate) group: usize,
+    pub(crate) range: usize,
     /// From the start of the range on.
-    pub(super) start: u64,
-    pub(super) end: u64,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
 }
 
 /// What each group reads ahead, from the weights each group reads itself and all that the list writes. At
 /// most `window` bytes are read ahead and not yet used at any time, and no group reads more than `window`
 /// bytes for that.
-pub(super) fn plan(groups: &[Vec<Range>], written: &[Range], window: u64) -> Vec<Vec<Pull>> {
+pub(crate) fn plan(groups: &[Vec<Range>], written: &[Range], window: u64) -> Vec<Vec<Pull>> {
     let kept = |range: &Range| !written.iter().any(|other| other.overlaps(range));
     let fixed = |range: &Range| if kept(range) { range.bytes } else { 0 };
     let lens: Vec<Vec<u64>> = groups.iter().map(|g| g.iter().map(fixed).collect()).collect();
@@ -78,13 +73,13 @@ pub(super) fn plan(groups: &[Vec<Range>], written: &[Range], window: u64) -> Vec
 }
 
 /// The kernel that reads a part of a range.
-pub(super) fn kernel(pull: &Pull) -> Kernel {
+pub(crate) fn kernel(pull: &Pull) -> Kernel {
     reader(pull.start, pull.end)
 }
 
 /// The kernel that reads the bytes from `start` to `end` of its first binding. It writes to its second binding what no sum of weights is known
 /// to be, so that the loads have a purpose.
-pub(super) fn reader(start: u64, end: u64) -> Kernel {
+pub(crate) fn reader(start: u64, end: u64) -> Kernel {
     let (first, sectors) = (start / 4, (end - start) / SECTOR);
     Kernel {
         source: TEXT.to_owned(),
@@ -100,7 +95,7 @@ pub(super) fn reader(start: u64, end: u64) -> Kernel {
 const SECTOR: u64 = 32;
 const SECTORS_OF_GROUP: u32 = 1024;
 /// Bytes that one workgroup reads.
-pub(super) const GROUP_BYTES: u64 = SECTOR * SECTORS_OF_GROUP as u64;
+pub(crate) const GROUP_BYTES: u64 = SECTOR * SECTORS_OF_GROUP as u64;
 
 const TEXT: &str = "
 @group(0) @binding(0) var<storage, read> weights: array<u32>;

@@ -6,21 +6,16 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ash::vk;
 use rustc_hash::FxHashMap;
 
 use super::cache::DiskCache;
-use super::context::Context;
-use super::instance::Adapter;
 use super::lowered::{Bound, Lowered};
-use super::memory::VulkanMemory;
-use super::program::VulkanProgram;
-use super::{Tuning, VulkanOptions, prefetch};
+use super::{ALIGN, Backend, Bytes, Piece, RangeOf, Tuning, prefetch};
 use crate::device::Program;
 use crate::error::Result;
 use crate::profile::ProfileMode;
 use crate::wgsl::listing::text_key;
-use crate::wgsl::{self, Job, Kernel, Packing};
+use crate::wgsl::{self, Job, Kernel};
 
 /// Weights below this take about as long as a launch: nothing is to be found out there.
 const LEAST_BYTES: u64 = 4 << 20;
@@ -35,7 +30,7 @@ const GAIN: f64 = 1.06;
 const UNKNOWN: u8 = u8::MAX;
 
 /// What was found out, by kernel.
-pub(super) struct Tuner {
+pub(crate) struct Tuner {
     mode: Tuning,
     disk: DiskCache,
     /// Names the device and its driver.
@@ -43,26 +38,34 @@ pub(super) struct Tuner {
     known: Mutex<FxHashMap<u64, u8>>,
 }
 
+/// What decides whether kernels can be timed.
+pub(crate) struct Timing {
+    /// Whether the device is a software driver.
+    pub(crate) software: bool,
+    /// Whether it has a clock.
+    pub(crate) clock: bool,
+}
+
 impl Tuner {
-    pub(super) fn new(adapter: &Adapter, options: VulkanOptions) -> Self {
-        let software = adapter.kind == vk::PhysicalDeviceType::CPU;
-        let mode = match options.tuning {
-            Tuning::Hardware if software => Tuning::Never,
-            Tuning::Hardware | Tuning::Always if adapter.timestamp_bits == 0 => Tuning::Never,
+    /// `device` names the device and its driver.
+    pub(crate) fn new(mode: Tuning, facts: Timing, disk: DiskCache, device: &str) -> Self {
+        let mode = match mode {
+            Tuning::Hardware if facts.software => Tuning::Never,
+            Tuning::Hardware | Tuning::Always if !facts.clock => Tuning::Never,
             mode => mode,
         };
-        let (disk, device) = (DiskCache::open(options.disk_cache), adapter.cache_key.clone());
+        let device = device.to_owned();
         let known = disk.load("tuning", &device).and_then(|data| parse(&data)).unwrap_or_default();
         Self { mode, disk, device, known: Mutex::new(known) }
     }
 
     /// Products that were timed, now or in an earlier run.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// The ways that are used, by the text of the expected kernel.
-    pub(super) fn ways(&self) -> FxHashMap<u64, u8> {
+    pub(crate) fn ways(&self) -> FxHashMap<u64, u8> {
         match self.mode {
             Tuning::Hardware | Tuning::Always => {
                 let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,22 +95,26 @@ impl Tuner {
 }
 
 /// The kernel of a job, done in the fastest way.
-pub(super) fn lower(context: &Arc<Context>, job: &mut Job<'_>, bound: &Bound) -> Result<Kernel> {
+pub(crate) fn lower<B: Backend>(
+    backend: &Arc<B>,
+    job: &mut Job<'_>,
+    bound: &Bound<RangeOf<B>>,
+) -> Result<Kernel> {
     let choices = wgsl::choices(job);
-    if let Tuning::Way(way) = context.tuner.mode {
+    if let Tuning::Way(way) = backend.tuner().mode {
         job.choice = way.min(choices - 1);
         return wgsl::lower(job);
     }
     let expected = wgsl::lower(job)?;
-    let weights: u64 = bound.weights.iter().map(|&index| bound.ranges[index].range).sum();
-    if context.tuner.mode == Tuning::Never || choices < 2 || weights < LEAST_BYTES {
+    let weights: u64 = bound.weights.iter().map(|&index| bound.ranges[index].bytes()).sum();
+    if backend.tuner().mode == Tuning::Never || choices < 2 || weights < LEAST_BYTES {
         return Ok(expected);
     }
     let key = text_key(&expected.source);
-    let choice = context.tuner.known(key).unwrap_or_else(|| {
+    let choice = backend.tuner().known(key).unwrap_or_else(|| {
         // A device that is full does without.
-        let found = fastest(context, job, &expected, bound, choices).ok();
-        context.tuner.learn(key, found);
+        let found = fastest(backend, job, &expected, bound, choices).ok();
+        backend.tuner().learn(key, found);
         found.unwrap_or(0)
     });
     if choice == 0 || choice >= choices {
@@ -118,11 +125,11 @@ pub(super) fn lower(context: &Arc<Context>, job: &mut Job<'_>, bound: &Bound) ->
 }
 
 /// Times all ways.
-fn fastest(
-    context: &Arc<Context>,
+fn fastest<B: Backend>(
+    backend: &Arc<B>,
     job: &mut Job<'_>,
     expected: &Kernel,
-    bound: &Bound,
+    bound: &Bound<RangeOf<B>>,
     choices: u8,
 ) -> Result<u8> {
     let mut ways = vec![(0, expected.clone())];
@@ -137,19 +144,19 @@ fn fastest(
     if ways.len() < 2 {
         return Ok(0);
     }
-    let flush = VulkanMemory::new(context, FLUSH_BYTES, Packing::Plain)?;
-    let written: u64 = bound.written.iter().map(|&i| align(bound.ranges[i].range)).sum();
-    let sink = VulkanMemory::new(context, written + align(1), Packing::Plain)?;
+    let flush = backend.alloc_piece(FLUSH_BYTES)?;
+    let written: u64 = bound.written.iter().map(|&i| align(bound.ranges[i].bytes())).sum();
+    let sink = backend.alloc_piece(written + align(1))?;
     let mut lowered = Lowered::default();
     for _ in 0..ROUNDS {
         for (_, kernel) in &ways {
-            let ranges = [whole(&flush), range(&sink, written, align(1))].into_iter().collect();
+            let ranges = [flush.whole(), range(&sink, written, align(1))].into_iter().collect();
             let reads = Bound { ranges, ..Bound::default() };
             lowered.push_alone(prefetch::reader(0, FLUSH_BYTES), reads);
             lowered.push_alone(kernel.clone(), apart(kernel, bound, &sink));
         }
     }
-    let mut program = VulkanProgram::new(context, lowered, vec![Arc::new(flush), Arc::new(sink)])?;
+    let mut program = backend.program(lowered, vec![Arc::new(flush), Arc::new(sink)])?;
     program.run()?;
     let spans = program.profile(ProfileMode::Groups)?.spans;
     let time = |way: usize| {
@@ -162,30 +169,25 @@ fn fastest(
 }
 
 /// The same memory, but for what is written.
-fn apart(kernel: &Kernel, bound: &Bound, sink: &VulkanMemory) -> Bound {
+fn apart<M: Piece>(kernel: &Kernel, bound: &Bound<M::Range>, sink: &M) -> Bound<M::Range> {
     let mut ranges = bound.ranges.clone();
     let mut at = 0;
     for &index in &bound.written {
-        let bytes = ranges[index].range;
+        let bytes = ranges[index].bytes();
         ranges[index] = range(sink, at, bytes);
         at += align(bytes);
     }
-    let again: Vec<_> = kernel.again.iter().map(|&operand| ranges[operand]).collect();
+    let again: Vec<_> = kernel.again.iter().map(|&operand| ranges[operand].clone()).collect();
     ranges.extend(again);
     Bound { ranges, ..Bound::default() }
 }
 
-fn whole(memory: &VulkanMemory) -> vk::DescriptorBufferInfo {
-    range(memory, 0, memory.piece.len)
-}
-
-fn range(memory: &VulkanMemory, at: u64, bytes: u64) -> vk::DescriptorBufferInfo {
-    let (buffer, offset) = (memory.piece.buffer, memory.piece.offset + at);
-    vk::DescriptorBufferInfo { buffer, offset, range: bytes }
+fn range<M: Piece>(memory: &M, at: u64, bytes: u64) -> M::Range {
+    memory.range(memory.base() + at, bytes)
 }
 
 fn align(bytes: u64) -> u64 {
-    bytes.next_multiple_of(super::heap::ALIGN)
+    bytes.next_multiple_of(ALIGN)
 }
 
 /// Nine bytes for each kernel.

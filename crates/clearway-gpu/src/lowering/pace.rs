@@ -26,7 +26,7 @@ struct Mark {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     /// How long a run takes.
     run: Option<Duration>,
     /// The last end, or start from rest, that was seen when it happened.
@@ -37,14 +37,14 @@ pub(super) struct Pace {
 
 impl Pace {
     /// The device had nothing to do when runs after the first `runs` were handed over.
-    pub(super) fn rested(&mut self, runs: u64, now: Instant) {
+    pub(crate) fn rested(&mut self, runs: u64, now: Instant) {
         self.seen = Some(Mark { runs, at: now });
         self.taken = self.seen;
     }
 
     /// How long the host may sleep before it looks whether the first `runs` are done; `more` says
     /// whether others stand behind them.
-    pub(super) fn sleep(&self, runs: u64, more: bool, now: Instant) -> Duration {
+    pub(crate) fn sleep(&self, runs: u64, more: bool, now: Instant) -> Duration {
         let Some((end, length)) = self.expected(runs) else { return Duration::ZERO };
         let left = end.saturating_duration_since(now);
         let sleep = if more { left + length.mul_f64(LATE) } else { left.mul_f64(ALONE) };
@@ -52,7 +52,7 @@ impl Pace {
     }
 
     /// The first `runs` are done, and the host looked too late to see when.
-    pub(super) fn late(&mut self, runs: u64) {
+    pub(crate) fn late(&mut self, runs: u64) {
         if let Some((at, _)) = self.expected(runs) {
             self.taken = Some(Mark { runs, at });
             self.run = self.run.map(|run| run.mul_f64(1.0 - DOUBT));
@@ -60,7 +60,7 @@ impl Pace {
     }
 
     /// All `runs` that were handed over are done, and the device may have had nothing to do for long.
-    pub(super) fn too_late(&mut self, runs: u64, now: Instant) {
+    pub(crate) fn too_late(&mut self, runs: u64, now: Instant) {
         if let (Some(run), Some(Mark { runs: before, at })) = (self.run, self.taken)
             && runs > before
         {
@@ -71,7 +71,7 @@ impl Pace {
     }
 
     /// The first `runs` have just been done.
-    pub(super) fn seen(&mut self, runs: u64, now: Instant) {
+    pub(crate) fn seen(&mut self, runs: u64, now: Instant) {
         if let Some(Mark { runs: before, at }) = self.seen
             && runs > before
         {

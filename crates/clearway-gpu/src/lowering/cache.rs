@@ -9,19 +9,19 @@ use crate::cache_folder;
 const MAGIC: [u8; 8] = *b"clearwy1";
 
 /// A folder of checked files.
-pub(super) struct DiskCache {
+pub(crate) struct DiskCache {
     root: Option<PathBuf>,
 }
 
 impl DiskCache {
     /// `kernels` in the user's [`cache_folder`]; a cache that keeps nothing if there is none or it is not wanted.
-    pub(super) fn open(enabled: bool) -> Self {
+    pub(crate) fn open(enabled: bool) -> Self {
         let root = enabled.then(|| cache_folder().ok()).flatten();
         Self { root: root.map(|folder| folder.join("kernels")) }
     }
 
     /// What was stored under this name.
-    pub(super) fn load(&self, kind: &str, name: &str) -> Option<Vec<u8>> {
+    pub(crate) fn load(&self, kind: &str, name: &str) -> Option<Vec<u8>> {
         let bytes = std::fs::read(self.path(kind, name)?).ok()?;
         let (magic, rest) = bytes.split_at_checked(MAGIC.len())?;
         let (sum, data) = rest.split_at_checked(16)?;
@@ -29,7 +29,7 @@ impl DiskCache {
     }
 
     /// Replaces what is stored under this name, whole or not at all.
-    pub(super) fn store(&self, kind: &str, name: &str, data: &[u8]) {
+    pub(crate) fn store(&self, kind: &str, name: &str, data: &[u8]) {
         let Some(path) = self.path(kind, name) else { return };
         let Some(folder) = path.parent() else { return };
         let unique = std::process::id();
@@ -46,12 +46,12 @@ impl DiskCache {
     }
 
     /// As [`load`](Self::load) under the hash of a long key.
-    pub(super) fn load_hashed(&self, kind: &str, key: &str) -> Option<Vec<u8>> {
+    pub(crate) fn load_hashed(&self, kind: &str, key: &str) -> Option<Vec<u8>> {
         self.load(kind, &format!("{:032x}", fnv(key.as_bytes())))
     }
 
     /// As [`store`](Self::store) under the hash of a long key.
-    pub(super) fn store_hashed(&self, kind: &str, key: &str, data: &[u8]) {
+    pub(crate) fn store_hashed(&self, kind: &str, key: &str, data: &[u8]) {
         self.store(kind, &format!("{:032x}", fnv(key.as_bytes())), data);
     }
 
