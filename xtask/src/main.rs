@@ -6,6 +6,7 @@ mod deny;
 mod fuzz;
 mod peers;
 mod run;
+mod serve;
 mod shaders;
 mod size;
 mod soak;
@@ -21,14 +22,15 @@ use test::{Need, Part};
 const USAGE: &str = "usage: cargo xtask COMMAND
   test [--part NAME] [--allow-missing NEED]...
                        formatting, lints, docs, tests and examples, with the minutes each part took
-                       NAME: build, core, ops, golden, race or browser
-                       NEED: vulkan, browser, race or golden; what is missing and not named fails the run
+                       NAME: build, core, ops, golden, race, browser or serve
+                       NEED: vulkan, browser, race, golden or clients; what is missing and not named fails the run
   soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing; writes docs/soak.md
   compare OLD NEW [FILE...] [-- ARGUMENTS]
                        two builds of `clearway` in turns on the same files: medians of `bench` and their ratio
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart
+  serve-clients        `clearway serve` under the clients of others, with ten minutes of schemathesis
   syncval              graphs under Khronos synchronization validation, in a Debian 13 tree (needs root)
   shaders [--every]    the product's shaders under spirv-val, in the same tree (needs root); two of those that
                        differ in numbers alone, or every one
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         ["compare", ref args @ ..] => compare::run(args),
         ["peers", "--logits", ref files @ ..] => peers::run(true, files),
         ["peers", ref files @ ..] => peers::run(false, files),
+        ["serve-clients"] => serve::run(),
         ["shaders"] => shaders::run(false),
         ["shaders", "--every"] => shaders::run(true),
         ["syncval"] => syncval::run(),

@@ -23,7 +23,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::run::{self, cargo};
-use crate::{deny, fuzz, root, seed, shaders, size, syncval};
+use crate::{deny, fuzz, root, seed, serve, shaders, size, syncval};
 use outcome::Outcome;
 
 /// Runs everything, or one part, and does without what is `allowed` to be missing; tells whether all of it
@@ -68,6 +68,13 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     if wants(Part::Race) {
         race(&root, seed, &mut outcome)?;
     }
+    // That there is no model was said before.
+    if wants(Part::Serve) && model.is_some() && outcome.demanded(&needs).contains(&Need::Clients) {
+        for (name, mut command, server) in serve::steps(&root)? {
+            outcome.step(Part::Serve, name, &mut command);
+            drop(server);
+        }
+    }
     for (part, example) in examples(&root)? {
         if !wants(part) {
             continue;
@@ -99,6 +106,7 @@ fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
             Need::Vulkan => (Part::Build, needs::vulkan(root)?),
             Need::Browser => (Part::Browser, needs::browser()),
             Need::Race => (Part::Race, syncval::missing(root)?),
+            Need::Clients => (Part::Build, serve::missing(root)),
             Need::Golden => continue,
         };
         outcome.spend(part, start.elapsed());

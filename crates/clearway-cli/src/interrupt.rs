@@ -6,6 +6,9 @@
 //! | SIGTERM | sees [`wanted`]; ends at once if it has not ended in half a second | ends at once | 143 |
 //! | SIGHUP | as SIGTERM; left alone where the process was started to ignore it, as by `nohup` | as SIGTERM | 129 |
 //!
+//! A command that calls [`drain`] sees [`wanted`] for any of them and takes the time it needs; a second signal ends it.
+//! [`drained`] says that it ended by itself, with status 0.
+//!
 //! "At once" removes unfinished output files, gives the terminal its settings back and leaves without destructors:
 //! what is in flight on a device is the driver's to clean up, and no thread is stopped halfway through.
 
@@ -26,6 +29,7 @@ static WANTED: AtomicBool = AtomicBool::new(false);
 static ENDING: AtomicU8 = AtomicU8::new(0);
 static CAUGHT: AtomicBool = AtomicBool::new(false);
 static AT_PROMPT: AtomicBool = AtomicBool::new(false);
+static DRAINS: AtomicBool = AtomicBool::new(false);
 static FIRST_MS: AtomicU64 = AtomicU64::new(0);
 
 /// The error of a command that a signal ended.
@@ -53,6 +57,16 @@ pub fn listen() {
 /// From now on SIGINT only sets the flag.
 pub fn catch() {
     CAUGHT.store(true, Ordering::SeqCst);
+}
+
+/// From now on the first signal only sets the flag, whichever it is.
+pub fn drain() {
+    DRAINS.store(true, Ordering::SeqCst);
+}
+
+/// What a signal asked for is done, and nothing was lost.
+pub fn drained() {
+    ENDING.store(0, Ordering::SeqCst);
 }
 
 /// Does something during which signals set the flag.
@@ -105,6 +119,13 @@ fn received(status: u8) {
         FIRST_MS.store(now, Ordering::SeqCst);
     }
     let waited = now.saturating_sub(FIRST_MS.load(Ordering::SeqCst));
+    if DRAINS.load(Ordering::SeqCst) {
+        let _ = ENDING.compare_exchange(0, status, Ordering::SeqCst, Ordering::SeqCst);
+        if again {
+            end(status);
+        }
+        return;
+    }
     let is_caught = || CAUGHT.load(Ordering::SeqCst) && !AT_PROMPT.load(Ordering::SeqCst);
     if status == INTERRUPTED {
         // At a prompt Ctrl-C is a key, so a signal came from elsewhere and means the end.

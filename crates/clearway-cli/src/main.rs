@@ -46,6 +46,8 @@ enum Command {
     Run(commands::run::Args),
     /// Talk with a model.
     Chat(commands::chat::Args),
+    /// Serve a model over HTTP, as OpenAI does.
+    Serve(commands::serve::Args),
     /// Measure the speed of a model.
     Bench(commands::bench::Args),
     /// Fetch a model.
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => commands::run::run(&args),
         Command::Chat(args) => commands::chat::run(&args),
+        Command::Serve(args) => commands::serve::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Pull(args) => commands::pull::run(&args),
         Command::List(args) => commands::list::run(&args),

@@ -11,11 +11,13 @@
 //! | [`template`] | a chat template |
 //! | [`plan`] | a placement problem as CSV |
 //! | [`hub`] | answers of a hub |
+//! | [`http`] | the body of a request to the server |
 
 // A target fails as a test does.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod gguf;
+pub mod http;
 pub mod hub;
 pub mod mutate;
 pub mod plan;
@@ -36,7 +38,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub static TARGETS: [Target; 5] = [
+pub static TARGETS: [Target; 6] = [
     Target { name: "gguf", run: gguf::fuzz_one, seeds: seeds::gguf, words: seeds::GGUF_WORDS },
     Target {
         name: "tokenizer",
@@ -52,6 +54,7 @@ pub static TARGETS: [Target; 5] = [
     },
     Target { name: "plan", run: plan::fuzz_plan, seeds: seeds::plan, words: seeds::PLAN_WORDS },
     Target { name: "hub", run: hub::fuzz_hub, seeds: seeds::hub, words: seeds::HUB_WORDS },
+    Target { name: "http", run: http::fuzz_http, seeds: seeds::http, words: seeds::HTTP_WORDS },
 ];
 
 /// The target of a name.

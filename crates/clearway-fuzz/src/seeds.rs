@@ -90,6 +90,25 @@ pub(crate) const HUB_WORDS: &[&[u8]] = &[
     b"hf:user/repo:",
 ];
 
+/// Of requests to the server.
+pub(crate) const HTTP_WORDS: &[&[u8]] = &[
+    b"\"messages\":[{\"role\":\"user\",\"content\":",
+    b"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":",
+    b"\"tool_choice\":\"required\"",
+    b"\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":",
+    b"\"type\":\"regex\",\"regex\":",
+    b"\"type\":\"lark\",\"grammar\":",
+    b"\"stop\":",
+    b"\"n\":128",
+    b"\"seed\":-9223372036854775808",
+    b"\"logit_bias\":{\"1\":-100}",
+    b"null",
+    b"1e999",
+    b"\\u0000",
+    b"\\ud800",
+    b"[[[[[[[[",
+];
+
 /// Model files of every kind, the last one complete.
 pub(crate) fn gguf() -> Vec<Vec<u8>> {
     let empty = written(GgufWriter::new());
@@ -220,4 +239,23 @@ pub(crate) fn hub() -> Vec<Vec<u8>> {
     let plain = format!("{json}\0/moved/file\0bytes 5-9/10\0hf:user/repo:Q8_0");
     let away = "{}\0https://hub.example:8443/x\0bytes */10\0hf:user/repo".to_owned();
     vec![plain.into_bytes(), away.into_bytes()]
+}
+
+/// A request to each endpoint.
+pub(crate) fn http() -> Vec<Vec<u8>> {
+    let tool = r#"{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"enum":[1]}}}}}"#;
+    let user = r#"[{"role":"user","content":"a b"}]"#;
+    let requests = [
+        format!(
+            "\0{{\"messages\":{user},\"max_tokens\":4,\"stop\":[\"x\"],\"n\":2,\"logit_bias\":{{\"3\":1}}}}"
+        ),
+        format!("\0{{\"messages\":{user},\"tools\":[{tool}],\"tool_choice\":\"required\"}}"),
+        format!("\0{{\"messages\":{user},\"response_format\":{{\"type\":\"json_object\"}}}}"),
+        "\u{1}{\"prompt\":[\"a\",\"b\"],\"max_tokens\":3,\"stream\":true,\"echo\":true}".to_owned(),
+        "\u{1}{\"prompt\":[1,2],\"response_format\":{\"type\":\"regex\",\"regex\":\"[ab]{2}\"}}"
+            .to_owned(),
+        "\u{2}{\"input\":\"a\",\"instructions\":\"b\",\"max_output_tokens\":3}".to_owned(),
+        format!("\u{3}{{\"model\":\"m\",\"messages\":{user},\"max_tokens\":3,\"system\":\"s\"}}"),
+    ];
+    requests.map(String::into_bytes).to_vec()
 }

@@ -61,7 +61,9 @@ fn text_of_a_plan() {
 #[test]
 fn json_of_a_plan() {
     let (_, list, _) = with_shadow();
-    let json = plan(&list, 256).unwrap().to_json();
+    let mut json = plan(&list, 256).unwrap().to_json();
+    // Another crate of the build may ask for objects that keep their order.
+    json.sort_all_objects();
     assert_snapshot!(serde_json::to_string_pretty(&json).unwrap());
 }
 

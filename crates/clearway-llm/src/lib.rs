@@ -82,6 +82,7 @@
 //! | [`gguf`] | reads and writes model files |
 //! | [`text`] | tokenizers and chat templates |
 //! | `fetch` | models by name: downloads and the cache (feature `fetch`) |
+//! | `grammar` | answers that follow a JSON schema, a regular expression or a grammar (feature `grammar`) |
 //! | [`output`] | files that appear whole or not at all |
 
 pub mod batch;
@@ -90,6 +91,8 @@ pub mod engine;
 pub mod fetch;
 pub mod generate;
 pub mod gguf;
+#[cfg(feature = "grammar")]
+pub mod grammar;
 pub mod model;
 pub mod output;
 pub mod text;

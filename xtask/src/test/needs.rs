@@ -18,10 +18,12 @@ pub enum Need {
     Browser,
     Race,
     Golden,
+    Clients,
 }
 
 impl Need {
-    pub const ALL: [Self; 4] = [Self::Vulkan, Self::Browser, Self::Race, Self::Golden];
+    pub const ALL: [Self; 5] =
+        [Self::Vulkan, Self::Browser, Self::Race, Self::Golden, Self::Clients];
 
     /// Name on the command line, in `CLEARWAY_NEED` and in what tests print.
     pub const fn name(self) -> &'static str {
@@ -30,6 +32,7 @@ impl Need {
             Self::Browser => "browser",
             Self::Race => "race",
             Self::Golden => "golden",
+            Self::Clients => "clients",
         }
     }
 
@@ -135,7 +138,7 @@ mod tests {
 
     #[test]
     fn needs_are_named_as_tests_name_them() {
-        assert_eq!(variable(&Need::ALL), "vulkan,browser,race,golden");
+        assert_eq!(variable(&Need::ALL), "vulkan,browser,race,golden,clients");
         for need in Need::ALL {
             assert_eq!(Need::by_name(need.name()), Some(need));
         }

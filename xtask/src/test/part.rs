@@ -16,11 +16,20 @@ pub enum Part {
     Golden,
     Race,
     Browser,
+    Serve,
 }
 
 impl Part {
-    pub const ALL: [Self; 7] =
-        [Self::Build, Self::Core, Self::Ops, Self::Wgpu, Self::Golden, Self::Race, Self::Browser];
+    pub const ALL: [Self; 8] = [
+        Self::Build,
+        Self::Core,
+        Self::Ops,
+        Self::Wgpu,
+        Self::Golden,
+        Self::Race,
+        Self::Browser,
+        Self::Serve,
+    ];
 
     /// The part of this name on the command line.
     pub fn by_name(name: &str) -> Option<Self> {
@@ -37,6 +46,7 @@ impl Part {
             Self::Golden => ("golden", "golden", 4),
             Self::Race => ("race", "race checker", 3),
             Self::Browser => ("browser", "browser", 2),
+            Self::Serve => ("serve", "server", 3),
         }
     }
 
@@ -47,6 +57,7 @@ impl Part {
             target if target.starts_with("golden") => Self::Golden,
             target if target.starts_with("syncval") => Self::Race,
             target if target.starts_with("browser") => Self::Browser,
+            target if target.starts_with("serve") => Self::Serve,
             _ if suite.package == "clearway_gpu" => Self::Ops,
             _ => Self::Core,
         }
@@ -61,6 +72,7 @@ impl Part {
             Self::Golden => &["--workspace", "--test", "golden*"],
             Self::Race => &["--workspace", "--test", "syncval*"],
             Self::Browser => &["--workspace", "--test", "browser*"],
+            Self::Serve => &["--workspace", "--test", "serve*"],
         }
     }
 
@@ -73,6 +85,7 @@ impl Part {
             Self::Golden => &[Need::Vulkan, Need::Golden],
             Self::Race => &[Need::Race],
             Self::Browser => &[Need::Browser, Need::Golden],
+            Self::Serve => &[Need::Golden, Need::Clients],
         }
     }
 }
@@ -93,6 +106,8 @@ mod tests {
         assert_eq!(part("clearway_gpu", "wgpu_ops"), Part::Wgpu);
         assert_eq!(part("clearway_llm", "golden_logits"), Part::Golden);
         assert_eq!(part("clearway_llm", "browser"), Part::Browser);
+        assert_eq!(part("clearway_serve", "serve"), Part::Serve);
+        assert_eq!(part("clearway_serve", "unittests"), Part::Core);
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod list;
 pub mod plan;
 pub mod pull;
 pub mod run;
+pub mod serve;
 pub mod show;
 pub mod synth;
 pub mod tokenize;

@@ -55,7 +55,7 @@ pub struct SlotState {
     pub sampling: Sampling,
     /// Tokens that end the text, those of the vocabulary included; empty to ignore them.
     pub stop_tokens: Vec<u32>,
-    /// The text up to and with `token`, where penalties need it; empty otherwise.
+    /// The text up to and with `token`, where the host chooses; empty otherwise.
     pub history: Vec<u32>,
 }
 

@@ -76,6 +76,12 @@ pub enum EngineError {
         /// Tokens of the text.
         position: usize,
     },
+    /// A constraint cannot go on.
+    #[error("the grammar of the answer cannot go on: {what}")]
+    Grammar {
+        /// Why not.
+        what: String,
+    },
     /// The device has too little memory.
     #[error(
         "the model is too large for `{device}`: it needs {} for weights and {} for a context of {context} tokens in \

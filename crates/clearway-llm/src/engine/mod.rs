@@ -9,6 +9,7 @@
 //! | `memory` | how much memory a model needs, and how large a context it gets |
 //! | `state` | the rows of the cache as bytes |
 //! | `finite` | logits that are no numbers, and where they began |
+//! | `constraint` | masks that change from token to token |
 //! | [`sampling`] | a row of sampling data, and the order in which it acts |
 //! | `sample` | logits to a token on the host |
 //! | `choose` | logits to a token on the device |
@@ -17,6 +18,7 @@
 
 mod check;
 pub(crate) mod choose;
+mod constraint;
 mod convert;
 mod error;
 mod finite;
@@ -29,6 +31,7 @@ mod token_loop;
 mod traffic;
 mod vocab;
 
+pub use constraint::{Constraint, TextConstraint};
 pub use convert::Conversion;
 pub use error::EngineError;
 pub use finite::{BadTensor, Origin};

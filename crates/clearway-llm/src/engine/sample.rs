@@ -2,13 +2,13 @@
 
 use std::cmp::Ordering;
 
-use super::sampling::{Penalties, Sampling};
+use super::sampling::{Penalties, Sampling, TokenMask};
 
 /// A token of the vocabulary that may come, and its logit.
 type Candidate = (u32, f32);
 
-/// Chooses tokens from logits. It has no state but memory that it uses again: the same logits after the same text give the
-/// same token.
+/// Chooses tokens from logits. It has no state but memory that it uses again, and a constraint where the row has one:
+/// without it the same logits after the same text give the same token.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
@@ -45,7 +45,22 @@ impl Sampler {
     /// The token after `text`; `None` where no token may come. The length of the text is the position of the token, and
     /// its last tokens are what penalties look back on.
     pub fn sample(&mut self, logits: &[f32], text: &[u32]) -> Option<u32> {
+        let Some(constraint) = self.sampling.constraint.clone() else {
+            return self.choose(logits, text, None);
+        };
+        let mut constraint = constraint.lock();
+        // A constraint that cannot say what may come allows nothing.
+        let mask = constraint.mask().ok()?;
+        let token = self.choose(logits, text, mask.as_deref())?;
+        constraint.accept(token).ok()?;
+        Some(token)
+    }
+
+    fn choose(&mut self, logits: &[f32], text: &[u32], more: Option<&TokenMask>) -> Option<u32> {
         self.adjust(logits, text);
+        if let Some(mask) = more {
+            self.candidates.retain(|&(token, _)| mask.allows(token));
+        }
         let draw = self.sampling.draw();
         let candidates = &mut self.candidates;
         if self.sampling.is_greedy() {
@@ -130,7 +145,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::engine::TokenMask;
+    use crate::engine::{Constraint, TextConstraint};
 
     /// Tokens at the first positions, always from the same logits.
     fn tokens(sampling: Sampling, logits: &[f32], count: usize) -> Vec<u32> {
@@ -157,6 +172,34 @@ mod tests {
     fn temperature_0_takes_the_first_of_the_likeliest() {
         assert_eq!(tokens(Sampling::greedy(), &[1.0, 3.0, f32::NAN, 3.0], 2), [1, 1]);
         assert_eq!(tokens(Sampling::greedy(), &[-0.0, 0.0], 1), [0], "both zeros are equal");
+    }
+
+    /// Even and odd tokens in turns.
+    struct Turns(u32);
+
+    impl Constraint for Turns {
+        fn mask(&mut self) -> crate::engine::Result<Option<Arc<TokenMask>>> {
+            Ok(Some(Arc::new(TokenMask::new((0..50).filter(|token| token % 2 == self.0)))))
+        }
+
+        fn accept(&mut self, token: u32) -> crate::engine::Result<()> {
+            assert_eq!(token % 2, self.0);
+            self.0 = 1 - self.0;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_constraint_is_asked_before_each_token_and_told_of_it() {
+        let logits: Vec<f32> = (0..50).map(|i| (i % 7) as f32).collect();
+        let constraint = Some(TextConstraint::new(Turns(1)));
+        let sampling = Sampling { constraint, ..open() };
+        assert!(!sampling.runs_on_device());
+        let drawn = tokens(sampling, &logits, 40);
+        assert!(
+            drawn.iter().enumerate().all(|(at, token)| token % 2 == 1 - at as u32 % 2),
+            "{drawn:?}"
+        );
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! A token is chosen in these steps, on the host and on a device alike. All arithmetic is in `f32`, sums run over
 //! candidates in their order, and each step keeps at least one candidate.
 //!
-//! 1. **Biases and mask.** Each bias is added to the logit of its token. The logit of a token that the mask does not allow
-//!    becomes negative infinity.
+//! 1. **Biases and mask.** Each bias is added to the logit of its token. The logit of a token that the mask or the constraint
+//!    does not allow becomes negative infinity.
 //! 2. **Penalties.** They apply to tokens among the last [`Penalties::window`] of the text. Let `n` be how often such a
 //!    token is there. Its logit `l` becomes `l / repeat` where it is positive and `l * repeat` where it is not, then
 //!    `l - n * frequency - presence`.
@@ -28,7 +28,7 @@
 //! | temperature, top-p, min-p, seed | yes | yes |
 //! | top-k | 1 to 160 | any |
 //! | position | yes, where the cache row is looked up too | the length of the text |
-//! | biases, mask, penalties, log probabilities | no | yes |
+//! | biases, mask, constraint, penalties, log probabilities | no | yes |
 //! | stop tokens, stop strings, budget | no | yes, as tokens arrive; tokens beyond the end are dropped |
 //! | adapter | no | no: any is refused |
 //!
@@ -37,7 +37,7 @@
 
 use std::sync::Arc;
 
-use super::{EngineError, Result};
+use super::{EngineError, Result, TextConstraint};
 
 /// Best tokens among which a device draws at most.
 pub(super) const MOST_DRAWN: usize = 160;
@@ -69,6 +69,8 @@ pub struct Sampling {
     pub biases: Vec<(u32, f32)>,
     /// Tokens that may come; `None` for all.
     pub mask: Option<Arc<TokenMask>>,
+    /// Which of them may come next, where that changes from token to token; `None` for all. It belongs to one text.
+    pub constraint: Option<TextConstraint>,
     /// How many log probabilities are returned with each token; 0 for none.
     pub log_probs: usize,
     /// Tokens that end the text, beside those of the vocabulary.
@@ -92,6 +94,7 @@ impl Default for Sampling {
             penalties: Penalties::default(),
             biases: Vec::new(),
             mask: None,
+            constraint: None,
             log_probs: 0,
             stop_tokens: Vec::new(),
             stop_strings: Vec::new(),
@@ -138,15 +141,23 @@ pub struct TokenMask {
 impl TokenMask {
     /// A mask that allows these tokens and no others.
     pub fn new(tokens: impl IntoIterator<Item = u32>) -> Self {
-        let mut words = Vec::new();
-        for token in tokens {
-            let word = token as usize / 32;
-            if word >= words.len() {
-                words.resize(word + 1, 0);
-            }
-            words[word] |= 1 << (token % 32);
-        }
+        let mut mask = Self::default();
+        tokens.into_iter().for_each(|token| mask.allow(token));
+        mask
+    }
+
+    /// A mask of its words: bit `t % 32` of word `t / 32` allows token `t`.
+    pub fn from_words(words: Vec<u32>) -> Self {
         Self { words }
+    }
+
+    /// Allows one more token.
+    pub fn allow(&mut self, token: u32) {
+        let word = token as usize / 32;
+        if word >= self.words.len() {
+            self.words.resize(word + 1, 0);
+        }
+        self.words[word] |= 1 << (token % 32);
     }
 
     /// Whether a token may come.
@@ -172,6 +183,7 @@ impl Sampling {
         let plain = self.penalties.are_none()
             && self.biases.is_empty()
             && self.mask.is_none()
+            && self.constraint.is_none()
             && self.log_probs == 0
             && self.adapter.is_none();
         plain && (self.is_greedy() || (1..=MOST_DRAWN).contains(&self.top_k))

@@ -17,6 +17,7 @@ pub(crate) mod stop;
 
 pub use chat::Chat;
 pub use reply::{End, Pace, Piece, Reply, Usage};
+pub use stop::Stops;
 
 use std::path::Path;
 use std::sync::Arc;

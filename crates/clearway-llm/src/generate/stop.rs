@@ -2,20 +2,21 @@
 
 /// Lets text pass until a stop string comes. Text that may be the beginning of one is held back.
 #[derive(Debug)]
-pub(crate) struct Stops {
+pub struct Stops {
     strings: Vec<String>,
     held: String,
 }
 
 impl Stops {
-    pub(crate) fn new(strings: &[String]) -> Self {
+    /// Nothing came yet.
+    pub fn new(strings: &[String]) -> Self {
         let strings = strings.iter().filter(|string| !string.is_empty()).cloned().collect();
         Self { strings, held: String::new() }
     }
 
     /// What may pass after more text, and the stop string that ended it. Of several the one that begins first counts, and
     /// of those the longest.
-    pub(crate) fn push(&mut self, text: &str) -> (String, Option<String>) {
+    pub fn push(&mut self, text: &str) -> (String, Option<String>) {
         self.held.push_str(text);
         let found = self.strings.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
         let first = found.min_by_key(|(at, s)| (*at, std::cmp::Reverse(s.len())));
@@ -30,7 +31,7 @@ impl Stops {
     }
 
     /// The rest, when the text has ended.
-    pub(crate) fn finish(&mut self) -> String {
+    pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 

@@ -7,6 +7,7 @@
 //! enough: doubling a string forty times costs few steps and a terabyte.
 
 mod builtins;
+mod data;
 mod fallback;
 mod json;
 mod meter;
@@ -19,6 +20,7 @@ use minijinja::machinery::{CodeGenerator, eval, make_string_output, parse};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
+pub use self::data::Data;
 pub use self::fallback::ChatFormat;
 use self::meter::Meter;
 use super::error::TextError;
@@ -149,17 +151,52 @@ impl ChatTemplate {
         self.format
     }
 
+    /// The template as it is run.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// The prompt of a conversation.
     pub fn render(
         &self,
         messages: &[ChatMessage],
         options: &ChatOptions,
     ) -> Result<String, TextError> {
-        let input: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
+        let of = |message: &ChatMessage| {
+            let [role, content] = [&message.role, &message.content].map(Data::text);
+            Data::Map(vec![("role".into(), role), ("content".into(), content)])
+        };
+        let messages: Vec<Data> = messages.iter().map(of).collect();
+        self.render_data(&messages, &[], options)
+    }
+
+    /// The prompt of a conversation whose messages hold more than text, such as calls of tools. `variables` are set besides
+    /// those that every template gets, `tools` for example.
+    ///
+    /// ```
+    /// use clearway_llm::text::{ChatOptions, ChatTemplate, Data};
+    ///
+    /// let source = "{{ tools[0].name }} {% for m in messages %}{{ m.role }}{% endfor %}";
+    /// let template = ChatTemplate::new(source, None, None)?;
+    /// let tool = Data::Map(vec![("name".into(), Data::text("add"))]);
+    /// let message = Data::Map(vec![("role".into(), Data::text("user"))]);
+    /// let variables = [("tools", Data::List(vec![tool]))];
+    /// let prompt = template.render_data(&[message], &variables, &ChatOptions::default())?;
+    /// assert_eq!(prompt, "add user");
+    /// # Ok::<(), clearway_llm::text::TextError>(())
+    /// ```
+    pub fn render_data(
+        &self,
+        messages: &[Data],
+        variables: &[(&str, Data)],
+        options: &ChatOptions,
+    ) -> Result<String, TextError> {
+        let given = messages.iter().chain(variables.iter().map(|(_, value)| value));
+        let input: usize = given.map(Data::size).sum();
         let meter =
             Arc::new(Meter::new(WORK.saturating_add(WORK_PER_BYTE.saturating_mul(input as u64))));
         let fuel = FUEL.saturating_add(FUEL_PER_MESSAGE.saturating_mul(messages.len() as u64));
-        let context = self.context(messages, options);
+        let context = self.context(messages, variables, options);
         let rendered = on_large_stack(|| {
             compile(&self.source, |instructions, blocks| {
                 let env = environment(&meter, fuel, options.date);
@@ -173,16 +210,15 @@ impl ChatTemplate {
         Ok(rendered)
     }
 
-    /// The variables of the template: those that `transformers` sets.
-    fn context(&self, messages: &[ChatMessage], options: &ChatOptions) -> Value {
-        let messages = messages.iter().map(|message| {
-            Value::from_pairs([
-                ("role", message.role.as_str()),
-                ("content", message.content.as_str()),
-            ])
-        });
+    /// The variables of the template: those that `transformers` sets, then the caller's.
+    fn context(
+        &self,
+        messages: &[Data],
+        variables: &[(&str, Data)],
+        options: &ChatOptions,
+    ) -> Value {
         let mut context = vec![
-            ("messages", messages.collect::<Vec<_>>().into()),
+            ("messages", messages.iter().map(Data::to_value).collect::<Vec<_>>().into()),
             ("tools", Value::from(())),
             ("documents", Value::from(())),
             ("add_generation_prompt", options.add_generation_prompt.into()),
@@ -193,6 +229,10 @@ impl ChatTemplate {
             ("enable_thinking", options.enable_thinking.map(Value::from)),
         ];
         context.extend(given.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        for (name, value) in variables {
+            context.retain(|(known, _)| known != name);
+            context.push((name, value.to_value()));
+        }
         Value::from_pairs(context)
     }
 }

@@ -21,7 +21,7 @@ mod tokenizer;
 mod vocab;
 
 pub(crate) use bpe::byte_char;
-pub use chat::{ChatFormat, ChatMessage, ChatOptions, ChatTemplate, Date};
+pub use chat::{ChatFormat, ChatMessage, ChatOptions, ChatTemplate, Data, Date};
 pub use error::TextError;
 pub use pretokenize::{Pieces, PreTokenizer};
 pub(crate) use stream::DecoderState;

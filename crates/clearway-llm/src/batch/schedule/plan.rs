@@ -308,14 +308,15 @@ impl Scheduler {
         let end = (has * size).min(sequence.end);
         let changes = &mut plan.work.changes;
         if room == 0 {
-            let penalised = !sequence.sampling.penalties.are_none();
+            // The host's draws depend on the position, which is the length of the text.
+            let hosted = sequence.needs_host();
             let state = SlotState {
                 token: sequence.text[reach],
                 position: reach,
                 end,
                 sampling: sequence.sampling.clone(),
                 stop_tokens: sequence.stop_tokens.clone(),
-                history: if penalised { sequence.text.clone() } else { Vec::new() },
+                history: if hosted { sequence.text.clone() } else { Vec::new() },
             };
             changes.push(Change::Open { slot, state: Box::new(state) });
         } else if end > room {
