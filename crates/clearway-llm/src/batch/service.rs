@@ -67,6 +67,14 @@ impl Shared {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Counts a request; `false` where no more are taken. Whoever drains sees those that were counted before.
+    fn begin(&self) -> bool {
+        let mut live = self.live();
+        let open = live.1 && !self.draining.load(Ordering::Acquire);
+        live.0 += usize::from(open);
+        open
+    }
+
     fn ended(&self, count: usize) {
         let mut live = self.live();
         live.0 = live.0.saturating_sub(count);
@@ -140,9 +148,6 @@ impl Service {
         {
             return Err(Refusal::TokenOutOfRange { token, vocab });
         }
-        if self.shared.draining.load(Ordering::Acquire) {
-            return Err(Refusal::Draining);
-        }
         let n = request.n;
         let stats = &self.shared.stats;
         let waiting = stats.queued.fetch_add(n, Ordering::AcqRel);
@@ -154,14 +159,10 @@ impl Service {
         }
         let id = RequestId(self.shared.next.fetch_add(1, Ordering::Relaxed));
         let (outlet, stream) = stream::pair(id, n, self.link.clone());
-        let mut live = self.shared.live();
-        live.0 += 1;
-        let is_open = live.1;
-        drop(live);
         let command = Command::Submit { id, request, outlet };
-        if !is_open || self.link.commands.send(command).is_err() {
+        if !self.shared.begin() || self.link.commands.send(command).is_err() {
             stats.queued.fetch_sub(n, Ordering::AcqRel);
-            self.shared.ended(1);
+            stream.forget();
             return Err(Refusal::Draining);
         }
         stats.accepted();

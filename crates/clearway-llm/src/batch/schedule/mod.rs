@@ -381,7 +381,7 @@ impl Scheduler {
                     return Err(format!("sequence {id} waits with blocks"));
                 }
                 State::Waiting => 0,
-                State::Reading { read, .. } => read.max(sequence.to_read()) + 1,
+                State::Reading { read, .. } => read.max(1),
                 State::Decoding { reach, .. } => reach.max(1),
             };
             let (has, needs) = (sequence.blocks.len(), self.pool.blocks_for(needs));

@@ -161,7 +161,7 @@ mod tests {
         pace.chunk_took(64, ms(500.0));
         assert!(pace.tokens_within(ms(10.0), 16, 256) <= 64);
         let mut largest = 0;
-        for _ in 0..STALE + 2 {
+        for _ in 0..STALE + 20 {
             let tokens = pace.tokens_within(ms(10.0), 16, 256);
             largest = largest.max(tokens);
             pace.chunk_took(tokens, ms(1.0));

@@ -73,7 +73,9 @@ impl Scheduler {
         while let Some(slot) = self.seats.iter().position(|&seat| seat == Seat::Free) {
             let Some(id) = self.next_waiting(&passed, now) else { break };
             if let Some((to, hash)) = self.reader_ahead(id) {
-                self.decide(now, Decided::Deferred { sequence: id, to });
+                if hash.is_some() {
+                    self.decide(now, Decided::Deferred { sequence: id, to });
+                }
                 if let Some(waiting) = self.waiting.iter_mut().find(|w| w.id == id) {
                     waiting.hash = hash;
                 }
@@ -256,7 +258,7 @@ impl Scheduler {
     fn steps(&self) -> usize {
         let rows = self.running.len();
         let waits = !self.waiting.is_empty()
-            || self.any_running(|s| !s.is_decoding())
+            || self.any_running(|s| !s.is_decoding() || s.is_new())
             || self.any_running(Sequence::needs_host);
         let Some(step) = self.pace.step(rows).filter(|_| !waits) else { return 1 };
         let patience = if rows == 1 { self.policy.patience_alone } else { self.policy.patience };
@@ -489,6 +491,11 @@ impl Sequence {
         {
             self.state = State::Decoding { slot, reach: read, room: 0 };
         }
+    }
+
+    /// Whether its first step is yet to come.
+    fn is_new(&self) -> bool {
+        matches!(self.state, State::Decoding { room: 0, .. })
     }
 
     /// Full blocks behind the first `read` tokens that are to be read.

@@ -105,6 +105,11 @@ impl Stream {
         self.id
     }
 
+    /// The request was never accepted: there is nothing to cancel.
+    pub(super) fn forget(mut self) {
+        self.open.clear();
+    }
+
     /// Whether all texts have ended.
     pub fn is_over(&self) -> bool {
         self.open.is_empty()
