@@ -284,7 +284,7 @@ const PLAIN: &[Calls] = &[
     Calls {
         op: "attention",
         good: "f32[3x4x8] f16[16x2x8] f16[16x2x8] u32[3] f32[3x4x8]",
-        params: &[F(0.5), U(0), F(0.0)],
+        params: &[F(0.5), U(0), F(0.0), U(0)],
         bad: &[
             ("u32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] u32[3x4x8]", D("q")),
             ("f32[12x8] f32[16x2x8] f32[16x2x8] u32[3] f32[12x8]", S("q")),
@@ -299,8 +299,23 @@ const PLAIN: &[Calls] = &[
             ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[4] f32[3x4x8]", S("positions")),
             ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f16[3x4x8]", D("y")),
             ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[3x32]", S("y")),
+            (
+                "f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[3] u32[2x4] f32[3x4x8]",
+                D("sequences"),
+            ),
+            (
+                "f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] u32[4] u32[2x4] f32[3x4x8]",
+                S("sequences"),
+            ),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] u32[3] f32[2x4] f32[3x4x8]", D("blocks")),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] u32[3] u32[8] f32[3x4x8]", S("blocks")),
         ],
-        bad_params: &[(0, NAN, "scale"), (2, F(-1.0), "softcap"), (2, NAN, "softcap")],
+        bad_params: &[
+            (0, NAN, "scale"),
+            (2, F(-1.0), "softcap"),
+            (2, NAN, "softcap"),
+            (3, U(1), "block"),
+        ],
     },
     Calls {
         op: "kv_write",
