@@ -246,6 +246,10 @@ impl<'a> Source<'a> {
                 // Nothing but the columns and the distance of rows is the same for all.
                 record[..3].fill(1);
                 record[4..6].fill(0);
+                // How long a single row is, such as that of an order of experts, may depend on the rows of others.
+                if operands[index].layout.rank() == 1 {
+                    record[3] = 1;
+                }
             }
             let quad = |at: usize| {
                 let [a, b, c, d] = [0, 1, 2, 3].map(|i| record[at + i]);
