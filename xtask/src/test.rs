@@ -55,9 +55,13 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
         model = test(&root, seed, selection, &needs, &mut outcome)?;
     }
     if wants(Part::Core) {
-        let mut tests = outside(&root);
-        tests.env("CLEARWAY_NEED", needs::variable(&outcome.demanded(&needs)));
-        outcome.step(Part::Core, "outside crate", &mut tests);
+        for (folder, what) in
+            [("outside", "outside crate"), ("programs", "programs of the front pages")]
+        {
+            let mut tests = outside(&root, folder);
+            tests.env("CLEARWAY_NEED", needs::variable(&outcome.demanded(&needs)));
+            outcome.step(Part::Core, what, &mut tests);
+        }
         let mut targets = fuzz::command(built(&root, "clearway-fuzz"), seed, fuzz::TEST_SECONDS);
         outcome.step(Part::Core, "fuzz targets", &mut targets);
     }
@@ -108,6 +112,13 @@ fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
+/// Features that the library crates are also checked with, beside all of them together.
+const FEATURES: [(&str, &[&str]); 3] = [
+    ("check without features", &[]),
+    ("check with Vulkan alone", &["--features", "vulkan"]),
+    ("check with wgpu alone", &["--features", "wgpu"]),
+];
+
 fn lint(root: &Path, outcome: &mut Outcome) {
     let everything = ["--workspace", "--all-targets", "--all-features"];
     outcome.step(Part::Build, "formatting", &mut cargo(root, &["fmt", "--all", "--check"]));
@@ -115,20 +126,15 @@ fn lint(root: &Path, outcome: &mut Outcome) {
     let mut clippy = cargo(root, &["clippy"]);
     clippy.args(everything).args(["--", "--deny", "warnings"]);
     outcome.step(Part::Build, "clippy", &mut clippy);
-    backends(root, outcome);
+    for (what, features) in FEATURES {
+        let mut check = cargo(root, &["check", "--no-default-features"]);
+        check.args(
+            ["clearway-gpu", "clearway", "clearway-llm", "clearway-cli"].map(|c| format!("-p{c}")),
+        );
+        outcome.step(Part::Build, what, check.args(features));
+    }
     let mut docs = cargo(root, &["doc", "--workspace", "--no-deps", "--all-features"]);
     outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"));
-}
-
-/// Every backend alone, and none of them: features must not need one another.
-fn backends(root: &Path, outcome: &mut Outcome) {
-    for features in ["", "vulkan", "wgpu"] {
-        let mut check =
-            cargo(root, &["check", "--package", "clearway-gpu", "--package", "clearway"]);
-        check.args(["--no-default-features", "--features", features]);
-        let name = if features.is_empty() { "no backend but the CPU" } else { features };
-        outcome.step(Part::Build, &format!("build with {name}"), &mut check);
-    }
 }
 
 /// Licences, duplicates and sources of what we build with.
@@ -182,10 +188,10 @@ fn test(
 
 /// The tests of a crate outside the workspace, which has the public API only and no unsafe code. What it
 /// shares with ours is not built again.
-fn outside(root: &Path) -> Command {
+fn outside(root: &Path, folder: &str) -> Command {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let mut command = cargo(root, &["test", "--locked", "--manifest-path"]);
-    command.arg("tools/outside/Cargo.toml").env("CARGO_TARGET_DIR", root.join(target));
+    command.arg(format!("tools/{folder}/Cargo.toml")).env("CARGO_TARGET_DIR", root.join(target));
     command
 }
 

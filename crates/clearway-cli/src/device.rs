@@ -9,11 +9,11 @@ use clap::builder::FalseyValueParser as Falsey;
 use clearway::Device;
 use clearway::cpu::{CpuDevice, CpuOptions};
 use clearway::listing::{TargetDevice, WgslTarget};
-use clearway::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 
 use crate::out::note;
 use crate::preference::{Candidate, Kind, Via, order};
 use crate::shape::OFF;
+use crate::vulkan;
 use crate::wgpu;
 
 /// What `--device` takes.
@@ -49,21 +49,25 @@ pub struct DeviceArgs {
     /// rounding is to blame.
     #[arg(long, env = "CLEARWAY_FLOAT_ACTIVATIONS", help_heading = OFF, value_parser = Falsey::new())]
     float_activations: bool,
+    /// Ask the driver what it made of each kernel.
+    #[arg(skip)]
+    pub statistics: bool,
 }
 
 impl DeviceArgs {
     /// A device as it comes.
     pub fn new(device: DeviceName, threads: Option<u32>) -> Self {
-        Self { device, threads, no_tune: false, no_read_ahead: false, float_activations: false }
+        let [no_tune, no_read_ahead, float_activations, statistics] = [false; 4];
+        Self { device, threads, no_tune, no_read_ahead, float_activations, statistics }
     }
 
     /// Opens the device. Where the choice was ours, one line on stderr says what it was.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
-        let options = VulkanOptions {
-            tuning: if self.no_tune { Tuning::Never } else { Tuning::default() },
-            read_ahead: self.no_read_ahead.then_some(0),
+        let options = vulkan::Options {
+            no_tune: self.no_tune,
+            no_read_ahead: self.no_read_ahead,
             float_activations: self.float_activations,
-            ..VulkanOptions::default()
+            statistics: self.statistics,
         };
         let device = self.device.open_with(self.threads(), options)?;
         if self.device == DeviceName::Auto {
@@ -113,16 +117,7 @@ pub fn all() -> (Vec<Listed>, Vec<String>) {
 
 /// What there is on this machine, and what could not be looked for.
 fn candidates() -> (Vec<Candidate>, Vec<String>) {
-    let (mut found, mut problems) = (Vec::new(), Vec::new());
-    match VulkanDevice::list() {
-        Ok(list) => found.extend(list.iter().enumerate().map(|(index, info)| Candidate {
-            name: DeviceName::Vulkan(Some(index)),
-            via: Via::Vulkan,
-            kind: if info.software { Kind::Software } else { Kind::Hardware },
-            usable: info.usable,
-        })),
-        Err(error) => problems.push(error.to_string()),
-    }
+    let (mut found, problems) = vulkan::candidates();
     found.extend(wgpu::adapters());
     found.push(Candidate {
         name: DeviceName::Cpu,
@@ -146,44 +141,34 @@ fn best_adapter() -> Option<DeviceName> {
     (first.via != Via::Cpu).then_some(first.name)
 }
 
-/// A real card that can be opened. A software driver is no faster than the CPU itself.
-fn best_gpu(options: VulkanOptions) -> Option<VulkanDevice> {
-    let gpu = VulkanDevice::open(options).ok()?;
-    (!gpu.is_software()).then_some(gpu)
-}
-
 /// A device that lists of WGSL kernels are made for: a real card, or where there is none a target that is only
 /// described.
 pub fn for_kernels() -> Arc<dyn Device> {
-    match best_gpu(VulkanOptions::default()) {
-        Some(gpu) => Arc::new(gpu),
-        None => Arc::new(TargetDevice::new(WgslTarget::default())),
-    }
+    let target = || Arc::new(TargetDevice::new(WgslTarget::default()));
+    vulkan::best(vulkan::Options::default()).unwrap_or_else(|| target())
 }
 
 impl DeviceName {
     /// Opens the device.
     pub fn open(self, threads: Option<usize>) -> Result<Arc<dyn Device>> {
-        self.open_with(threads, VulkanOptions::default())
+        self.open_with(threads, vulkan::Options::default())
     }
 
-    fn open_with(self, threads: Option<usize>, options: VulkanOptions) -> Result<Arc<dyn Device>> {
+    fn open_with(
+        self,
+        threads: Option<usize>,
+        options: vulkan::Options,
+    ) -> Result<Arc<dyn Device>> {
         let float_activations = options.float_activations;
         let cpu = || CpuDevice::with_options(CpuOptions { threads, float_activations });
         match self {
-            Self::Auto => match best_gpu(options) {
-                Some(gpu) => Ok(Arc::new(gpu)),
-                None => match best_adapter().and_then(|name| name.open_with(threads, options).ok())
-                {
-                    Some(gpu) => Ok(gpu),
-                    None => Ok(Arc::new(cpu())),
-                },
-            },
+            Self::Auto => Ok(vulkan::best(options)
+                .or_else(|| best_adapter()?.open_with(threads, options).ok())
+                .unwrap_or_else(|| Arc::new(cpu()))),
             Self::Cpu => Ok(Arc::new(cpu())),
-            Self::Vulkan(None) => Ok(Arc::new(VulkanDevice::open(options)?)),
-            Self::Vulkan(Some(index)) => Ok(Arc::new(VulkanDevice::open_index(index, options)?)),
+            Self::Vulkan(index) => vulkan::open(index, options),
             Self::Wgpu(index) => {
-                wgpu::open(index, wgpu::Options { tuning: options.tuning, float_activations })
+                wgpu::open(index, wgpu::Options { no_tune: options.no_tune, float_activations })
             }
         }
     }

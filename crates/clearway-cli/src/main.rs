@@ -18,6 +18,7 @@ mod progress;
 mod sampling;
 mod shape;
 mod stats;
+mod vulkan;
 mod wgpu;
 
 use std::process::ExitCode;

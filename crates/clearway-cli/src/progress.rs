@@ -35,6 +35,15 @@ impl Bar {
         }
         self.bar.set_position(done);
     }
+
+    /// So many tokens of `total`.
+    pub fn tokens(&self, done: u64, total: u64) {
+        if self.bar.length() != Some(total) {
+            self.bar.set_length(total);
+            self.bar.set_style(style("{spinner} {wide_msg} [{bar:16}] {pos}/{len} tokens"));
+        }
+        self.bar.set_position(done);
+    }
 }
 
 impl Drop for Bar {

@@ -66,7 +66,8 @@ impl Step {
     pub fn record(&self) -> Result<ComputeGraph> {
         let tokens = self.tokens as usize;
         let options = RecordOptions::new(tokens, tokens.max(self.ctx_size as usize));
-        Ok(model::record(&self.shape, &options).context("recording failed")?.graph)
+        let step = model::record(&self.shape, &options).context("recording failed")?;
+        Ok(step.recorder.into_parts().0)
     }
 
     /// The list with its barriers and without addresses.

@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clearway::Device;
-use clearway::vulkan::Tuning;
 
 use crate::preference::Candidate;
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Where products are timed.
-    pub tuning: Tuning,
+    /// Time no kernels.
+    pub no_tune: bool,
     /// Whether products with block weights take their inputs as floats.
     pub float_activations: bool,
 }
@@ -24,7 +23,7 @@ pub use without::{adapters, open};
 
 #[cfg(feature = "wgpu")]
 mod with {
-    use clearway::wgpu::{AdapterKind, Api, WgpuDevice, WgpuDeviceInfo, WgpuOptions};
+    use clearway::wgpu::{AdapterKind, Api, Tuning, WgpuDevice, WgpuDeviceInfo, WgpuOptions};
 
     use super::*;
     use crate::device::DeviceName;
@@ -32,7 +31,8 @@ mod with {
 
     /// The adapter of this number, or the best.
     pub fn open(index: Option<usize>, options: Options) -> Result<Arc<dyn Device>> {
-        let Options { tuning, float_activations } = options;
+        let Options { no_tune, float_activations } = options;
+        let tuning = if no_tune { Tuning::Never } else { Tuning::default() };
         let options = WgpuOptions { tuning, float_activations, ..WgpuOptions::default() };
         Ok(match index {
             None => Arc::new(WgpuDevice::open(options)?),

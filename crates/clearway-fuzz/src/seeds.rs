@@ -149,7 +149,7 @@ fn model() -> Vec<u8> {
     writer.set("tokenizer.ggml.eos_token_id", &5_u32).unwrap();
     writer.set("tokenizer.chat_template", "{{ messages[0].content }}").unwrap();
     let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 1) };
-    for external in model::record(&shape, &record).unwrap().externals {
+    for external in model::record(&shape, &record).unwrap().into_externals() {
         let name = &*external.name;
         if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
             continue;

@@ -21,12 +21,12 @@ pub struct DeviceInfo {
     pub description: String,
     /// Alignment of values in the arena, in bytes.
     pub arena_align: u64,
-    /// Bytes of the largest buffer.
+    /// Bytes of the largest buffer, and so of a slab of the arena.
     pub max_buffer_bytes: u64,
+    /// Which values may share a slab of the arena.
+    pub slab_rule: SlabRule,
     /// Bytes of memory in all, as far as the device tells.
     pub memory_bytes: u64,
-    /// Which values of an arena may lie in one buffer.
-    pub slab_rule: SlabRule,
 }
 
 /// What the host did for a device since it was opened. A replayed step adds nothing to it.
@@ -102,6 +102,11 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// What the driver says of the kernels compiled so far, where it was asked to and does.
+    fn kernel_statistics(&self) -> Vec<KernelStatistics> {
+        Vec::new()
+    }
+
     /// The buffer of this device with this identity.
     ///
     /// # Errors
@@ -118,6 +123,17 @@ pub trait Device: Send + Sync {
 
     /// A fresh encoder that finds user kernels in `kernels`.
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder>;
+}
+
+/// What a driver says of a compiled kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelStatistics {
+    /// Name of the first op that needed it.
+    pub kernel: String,
+    /// Its text.
+    pub source: String,
+    /// Names and numbers as the driver gives them: registers, bytes of memory, instructions.
+    pub values: Vec<(String, f64)>,
 }
 
 /// Memory of a device, behind a [`Buffer`].

@@ -7,7 +7,9 @@
 mod cache_folder;
 mod device;
 mod error;
+// One backend alone does not use all that both share.
 #[cfg(any(feature = "vulkan", feature = "wgpu"))]
+#[cfg_attr(not(all(feature = "vulkan", feature = "wgpu")), allow(dead_code))]
 mod lowering;
 mod profile;
 mod record;
@@ -24,7 +26,8 @@ pub mod wgsl;
 
 pub use cache_folder::{CacheFolderError, cache_folder, make_cache_folder};
 pub use device::{
-    Buffer, Device, DeviceInfo, DeviceMemory, Encoder, HostWork, Program, Ticket, Upload,
+    Buffer, Device, DeviceInfo, DeviceMemory, Encoder, HostWork, KernelStatistics, Program, Ticket,
+    Upload,
 };
 pub use error::{GpuError, Result};
 pub use profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};

@@ -164,7 +164,7 @@ pub trait Ops {
     /// # Errors
     /// As [`push`](Self::push).
     fn add(&mut self, a: TensorView, b: TensorView) -> Result<TensorView> {
-        self.call(Kind::Add, &[a, b], &[], a.layout.dtype(), &dims(&a))
+        self.call(Kind::ADD, &[a, b], &[], a.layout.dtype(), &dims(&a))
     }
 
     /// Product; `b` has the shape of `a` or is one row, repeated.
@@ -172,7 +172,7 @@ pub trait Ops {
     /// # Errors
     /// As [`push`](Self::push).
     fn mul(&mut self, a: TensorView, b: TensorView) -> Result<TensorView> {
-        self.call(Kind::Mul, &[a, b], &[], a.layout.dtype(), &dims(&a))
+        self.call(Kind::MUL, &[a, b], &[], a.layout.dtype(), &dims(&a))
     }
 
     /// `x * s`.
@@ -180,7 +180,7 @@ pub trait Ops {
     /// # Errors
     /// As [`push`](Self::push).
     fn scale(&mut self, x: TensorView, s: f32) -> Result<TensorView> {
-        self.call(Kind::Scale, &[x], &[s.to_bits()], x.layout.dtype(), &dims(&x))
+        self.call(Kind::SCALE, &[x], &[s.to_bits()], x.layout.dtype(), &dims(&x))
     }
 
     /// `x * sigmoid(x)`.
@@ -188,7 +188,7 @@ pub trait Ops {
     /// # Errors
     /// As [`push`](Self::push).
     fn silu(&mut self, x: TensorView) -> Result<TensorView> {
-        self.call(Kind::Silu, &[x], &[], x.layout.dtype(), &dims(&x))
+        self.call(Kind::SILU, &[x], &[], x.layout.dtype(), &dims(&x))
     }
 
     /// GELU, tanh form.
@@ -196,7 +196,7 @@ pub trait Ops {
     /// # Errors
     /// As [`push`](Self::push).
     fn gelu(&mut self, x: TensorView) -> Result<TensorView> {
-        self.call(Kind::Gelu, &[x], &[], x.layout.dtype(), &dims(&x))
+        self.call(Kind::GELU, &[x], &[], x.layout.dtype(), &dims(&x))
     }
 
     /// `silu(gate) * up`.
@@ -204,7 +204,7 @@ pub trait Ops {
     /// # Errors
     /// As [`push`](Self::push).
     fn silu_mul(&mut self, gate: TensorView, up: TensorView) -> Result<TensorView> {
-        self.call(Kind::SiluMul, &[gate, up], &[], gate.layout.dtype(), &dims(&gate))
+        self.call(Kind::SILU_MUL, &[gate, up], &[], gate.layout.dtype(), &dims(&gate))
     }
 
     /// `gelu(gate) * up`.
@@ -212,7 +212,15 @@ pub trait Ops {
     /// # Errors
     /// As [`push`](Self::push).
     fn gelu_mul(&mut self, gate: TensorView, up: TensorView) -> Result<TensorView> {
-        self.call(Kind::GeluMul, &[gate, up], &[], gate.layout.dtype(), &dims(&gate))
+        self.call(Kind::GELU_MUL, &[gate, up], &[], gate.layout.dtype(), &dims(&gate))
+    }
+
+    /// The square of `x` where it is above zero, and zero elsewhere.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn relu_squared(&mut self, x: TensorView) -> Result<TensorView> {
+        self.call(Kind::RELU_SQUARED, &[x], &[], x.layout.dtype(), &dims(&x))
     }
 
     /// `cap * tanh(x / cap)`.
@@ -220,7 +228,7 @@ pub trait Ops {
     /// # Errors
     /// As [`push`](Self::push).
     fn soft_cap(&mut self, x: TensorView, cap: f32) -> Result<TensorView> {
-        self.call(Kind::SoftCap, &[x], &[cap.to_bits()], x.layout.dtype(), &dims(&x))
+        self.call(Kind::SOFT_CAP, &[x], &[cap.to_bits()], x.layout.dtype(), &dims(&x))
     }
 
     /// `x[T,K] * w[N,K]` transposed: `[T,N]`.
@@ -245,6 +253,32 @@ pub trait Ops {
     ) -> Result<TensorView> {
         let shape = [ids.layout.rows(), ids.layout.cols(), w.layout.shape4()[2] as usize];
         self.call(Kind::MatMulExperts, &[x, w, ids], &[], x.layout.dtype(), &shape)
+    }
+
+    /// As [`matmul_experts`](Self::matmul_experts), with the order of the rows by expert
+    /// ([`expert_order`](Self::expert_order)): a device may then multiply the rows of each expert together.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn matmul_experts_in_order(
+        &mut self,
+        x: TensorView,
+        w: TensorView,
+        ids: TensorView,
+        order: TensorView,
+    ) -> Result<TensorView> {
+        let shape = [ids.layout.rows(), ids.layout.cols(), w.layout.shape4()[2] as usize];
+        let operands = [x, w, ids, order];
+        self.call(Kind::MatMulExperts, &operands, &[], x.layout.dtype(), &shape)
+    }
+
+    /// The pairs of a row and an expert in `ids[T,k]`, by expert of `experts`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn expert_order(&mut self, ids: TensorView, experts: usize) -> Result<TensorView> {
+        let shape = [ids.layout.elems() + experts + 2];
+        self.call(Kind::ExpertOrder, &[ids], &[experts as u32], DType::U32, &shape)
     }
 
     /// The best experts of each row of `logits[T,E]` and their weights, both `[T,k]`.

@@ -17,7 +17,7 @@ type Change = fn(&mut DispatchFields, &mut Accesses);
 fn silu(device: &dyn Device, recorder: &mut Recorder) -> (Dispatch, [clearway_gpu::Buffer; 2]) {
     let [x, y] = [1.0_f32, 0.0].map(|value| device.upload(&[value; 64]).unwrap());
     let views = [&x, &y].map(|buffer| buffer.tensor(DType::F32, &[8, 8]).unwrap());
-    record(recorder.graph_mut(), Kind::Silu, &views, &[], "").unwrap();
+    record(recorder.graph_mut(), Kind::SILU, &views, &[], "").unwrap();
     let dispatch = recorder.graph().dispatches().next_back().unwrap();
     ((**dispatch).clone(), [x, y])
 }
@@ -87,11 +87,11 @@ fn a_dispatch_is_made_by_its_contract() {
     let device = CpuDevice::with_threads(2);
     let mut recorder = Recorder::new();
     let (honest, _buffers) = silu(&device, &mut recorder);
-    let contract = clearway_gpu::ops::contract(Kind::Silu, 2).unwrap();
+    let contract = clearway_gpu::ops::contract(Kind::SILU, 2).unwrap();
     let again =
-        Dispatch::annotated(honest.id, Kind::Silu, contract, &honest.bindings, &[], "").unwrap();
+        Dispatch::annotated(honest.id, Kind::SILU, contract, &honest.bindings, &[], "").unwrap();
     assert_eq!(again, honest);
     let missing =
-        Dispatch::annotated(honest.id, Kind::Silu, contract, &honest.bindings[..1], &[], "");
+        Dispatch::annotated(honest.id, Kind::SILU, contract, &honest.bindings[..1], &[], "");
     assert!(matches!(missing, Err(GraphError::MissingBinding { .. })));
 }

@@ -6,12 +6,15 @@
 mod fused;
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use clearway_gpu::cpu::CpuDevice;
 use clearway_gpu::ops::{self, OPS, OpSpec};
 use clearway_gpu::{GpuError, Ops, Recorder};
 use clearway_graph::testkit::kind;
-use clearway_graph::{CapturedOpKind as Kind, DType, GraphError, Layout, TensorView};
+use clearway_graph::{
+    CapturedOpKind as Kind, DType, GraphError, Layout, Map, MapInputs, Product, TensorView,
+};
 
 /// What is wrong with a call, and which operand is blamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,38 +155,6 @@ const PLAIN: &[Calls] = &[
         ],
         bad_params: BAD_EPS,
     },
-    Calls { op: "add", good: "f32[3x8] f16[8] f32[3x8]", params: &[], bad: ADD, bad_params: &[] },
-    Calls { op: "mul", good: "f32[3x8] f32[3x8] f32[3x8]", params: &[], bad: ADD, bad_params: &[] },
-    Calls {
-        op: "scale",
-        good: "f32[3x8] f32[3x8]",
-        params: &[F(2.0)],
-        bad: UNARY,
-        bad_params: &[(0, NAN, "s"), (0, INF, "s")],
-    },
-    Calls { op: "silu", good: "f16[8] f16[8]", params: &[], bad: UNARY, bad_params: &[] },
-    Calls { op: "gelu", good: "f16[8] f16[8]", params: &[], bad: UNARY, bad_params: &[] },
-    Calls {
-        op: "silu_mul",
-        good: "f32[3x8] f32[3x8] f32[3x8]",
-        params: &[],
-        bad: GATED,
-        bad_params: &[],
-    },
-    Calls {
-        op: "gelu_mul",
-        good: "f32[3x8] f32[3x8] f32[3x8]",
-        params: &[],
-        bad: GATED,
-        bad_params: &[],
-    },
-    Calls {
-        op: "soft_cap",
-        good: "f32[3x8] f32[3x8]",
-        params: &[F(30.0)],
-        bad: UNARY,
-        bad_params: &[(0, F(0.0), "cap"), (0, F(-1.0), "cap"), (0, NAN, "cap"), (0, INF, "cap")],
-    },
     Calls {
         op: "matmul",
         good: "f32[3x256] q4_k[5x256] f32[3x5]",
@@ -221,8 +192,24 @@ const PLAIN: &[Calls] = &[
             ("f32[3x8] f32[4x5x8] u32[3x2] f16[3x2x5]", D("y")),
             ("f32[3x8] f32[4x5x8] u32[3x2] f32[3x5]", S("y")),
             ("f32[3x8] f32[4x5x8] u32[3x2] f32[3x2x8]", S("y")),
+            ("f32[3x8] f32[4x5x8] u32[3x2] f32[12] f32[3x2x5]", D("order")),
+            ("f32[3x8] f32[4x5x8] u32[3x2] u32[11] f32[3x2x5]", S("order")),
+            ("f32[3x8] f32[4x5x8] u32[3x2] u32[12] f32[3x2x8]", S("y")),
         ],
         bad_params: &[],
+    },
+    Calls {
+        op: "expert_order",
+        good: "u32[3x2] u32[12]",
+        params: &[U(4)],
+        bad: &[
+            ("f32[3x2] u32[12]", D("ids")),
+            ("u32[6] u32[12]", S("ids")),
+            ("u32[3x2]/1,3 u32[12]", S("ids")),
+            ("u32[3x2] f32[12]", D("order")),
+            ("u32[3x2] u32[11]", S("order")),
+        ],
+        bad_params: &[(0, U(0), "experts")],
     },
     Calls {
         op: "router_top_k",
@@ -488,9 +475,35 @@ const PLAIN: &[Calls] = &[
     },
 ];
 
-/// Every entry.
+/// Calls of an element-wise op, which follow from its row of the table.
+fn of_map(map: Map) -> Calls {
+    let (good, bad) = match map.inputs() {
+        MapInputs::One => ("f16[3x8] f16[3x8]", UNARY),
+        MapInputs::Two => ("f32[3x8] f16[8] f32[3x8]", ADD),
+        MapInputs::Gated => ("f32[3x8] f32[3x8] f32[3x8]", GATED),
+    };
+    let spec = map.spec();
+    let mut bad_params = Vec::new();
+    for (index, param) in spec.params.iter().enumerate() {
+        let below = if param.positive { &[F(0.0), F(-1.0)][..] } else { &[] };
+        let values = [NAN, INF].into_iter().chain(below.iter().copied());
+        bad_params.extend(values.map(|value| (index, value, param.name)));
+    }
+    let params = vec![F(2.0); spec.params.len()].leak();
+    Calls { op: spec.name, good, params, bad, bad_params: bad_params.leak() }
+}
+
+/// Every entry: those written down, then those that follow from tables.
 fn all_calls() -> impl Iterator<Item = &'static Calls> {
-    PLAIN.iter().chain(fused::CALLS)
+    static DERIVED: LazyLock<Vec<Calls>> = LazyLock::new(|| {
+        let written = |product: &&Product| {
+            let name = product.spec().name;
+            !PLAIN.iter().chain(fused::CALLS).any(|calls| calls.op == name)
+        };
+        let products = Product::all().iter().filter(written).map(|&product| fused::of(product));
+        Map::ALL.iter().map(|&map| of_map(map)).chain(products).collect()
+    });
+    PLAIN.iter().chain(fused::CALLS).chain(&*DERIVED)
 }
 
 /// Operands that have any shape, and constants that have any value.

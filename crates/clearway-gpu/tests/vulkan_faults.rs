@@ -23,6 +23,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     processors: None,
     read_ahead: None,
     tuning: Tuning::Hardware,
+    statistics: false,
     float_activations: false,
     patience: None,
 };
@@ -39,7 +40,7 @@ fn doubled(device: &dyn Device) -> Result<Vec<f32>> {
     let y = device.alloc(16)?;
     let mut graph = ComputeGraph::new();
     let views = [x.view(0, layout)?, y.view(0, layout)?];
-    record(&mut graph, Kind::Scale, &views, &[2.0_f32.to_bits()], "")?;
+    record(&mut graph, Kind::SCALE, &views, &[2.0_f32.to_bits()], "")?;
     run(device, &graph, &KernelRegistry::new())?;
     y.read_vec(0, 4)
 }

@@ -11,7 +11,7 @@ use clearway_gpu::{Buffer, Device, Encoder, GpuError, KernelRegistry, Upload, op
 use clearway_graph::testkit::kind;
 use clearway_graph::{
     BarrierReason, CapturedOpKind as Kind, CommandEncoder, ComputeGraph, DType, Dispatch, Layout,
-    TensorView,
+    Map, TensorView,
 };
 
 mod vulkan;
@@ -132,25 +132,25 @@ fn fused_kernels_have_the_bits_of_plain_ones() {
         let [first, second, plain, sum, fused] = [(); 5].map(|()| Tensor::empty(F32, &shape));
         let same = |what: &str| assert_eq!(fused.bytes(), plain.bytes(), "{what} {shape:?}");
 
-        run(Kind::Silu, &[&a, &first], &[]);
-        run(Kind::Mul, &[&first, &b, &plain], &[]);
-        run(Kind::SiluMul, &[&a, &b, &fused], &[]);
+        run(Kind::SILU, &[&a, &first], &[]);
+        run(Kind::MUL, &[&first, &b, &plain], &[]);
+        run(Kind::SILU_MUL, &[&a, &b, &fused], &[]);
         same("silu_mul");
-        run(Kind::Gelu, &[&a, &first], &[]);
-        run(Kind::Mul, &[&first, &b, &plain], &[]);
-        run(Kind::GeluMul, &[&a, &b, &fused], &[]);
+        run(Kind::GELU, &[&a, &first], &[]);
+        run(Kind::MUL, &[&first, &b, &plain], &[]);
+        run(Kind::GELU_MUL, &[&a, &b, &fused], &[]);
         same("gelu_mul");
         run(Kind::RmsNorm, &[&a, &first], &EPS);
-        run(Kind::Mul, &[&first, &w, &plain], &[]);
+        run(Kind::MUL, &[&first, &w, &plain], &[]);
         run(Kind::RmsNormMul, &[&a, &w, &fused], &EPS);
         same("rms_norm_mul");
-        run(Kind::Add, &[&a, &b, &first], &[]);
+        run(Kind::ADD, &[&a, &b, &first], &[]);
         run(Kind::RmsNorm, &[&first, &plain], &EPS);
         run(Kind::AddRmsNorm, &[&a, &b, &sum, &fused], &EPS);
         same("add_rms_norm");
         assert_eq!(sum.bytes(), first.bytes());
         run(Kind::RmsNorm, &[&first, &second], &EPS);
-        run(Kind::Mul, &[&second, &w, &plain], &[]);
+        run(Kind::MUL, &[&second, &w, &plain], &[]);
         run(Kind::AddRmsNormMul, &[&a, &b, &w, &sum, &fused], &EPS);
         same("add_rms_norm_mul");
         assert_eq!(sum.bytes(), first.bytes());
@@ -170,7 +170,7 @@ fn fused_products_and_cache_writes_have_the_bits_of_plain_ones() {
         let c = Tensor::random(F32, &[rows, 70], 6);
         let [product, plain, fused] = [(); 3].map(|()| Tensor::empty(F32, &[rows, 70]));
         run(Kind::MATMUL, &[&x, &w, &product], &[]);
-        run(Kind::Add, &[&product, &c, &plain], &[]);
+        run(Kind::ADD, &[&product, &c, &plain], &[]);
         run(kind("matmul_add"), &[&x, &w, &c, &fused], &[]);
         assert_eq!(fused.bytes(), plain.bytes(), "{rows} rows of {weights}");
     }
@@ -215,19 +215,13 @@ fn results_may_lie_over_inputs_where_the_contract_says_so() {
             let y = Tensor::empty(dtype, &shape);
             let one = 0.7_f32.to_bits();
             let mut checked = 0;
-            for (kind, operands, params) in [
-                (Kind::Silu, &[&a, &y][..], &[][..]),
-                (Kind::Gelu, &[&a, &y], &[]),
-                (Kind::Scale, &[&a, &y], &[one]),
-                (Kind::SoftCap, &[&a, &y], &[one]),
-                (Kind::Add, &[&a, &b, &y], &[]),
-                (Kind::Mul, &[&a, &b, &y], &[]),
-                (Kind::SiluMul, &[&a, &b, &y], &[]),
-                (Kind::GeluMul, &[&a, &b, &y], &[]),
-            ] {
+            for &map in Map::ALL {
+                let kind = Kind::Map(map);
+                let operands = [&[&a, &b][..map.inputs().count()], &[&y]].concat();
+                let params = &vec![one; map.spec().params.len()];
                 for pair in ops::contract(kind, operands.len()).unwrap().in_place() {
                     let (output, input) = (usize::from(pair.output), usize::from(pair.input));
-                    check_in_place(kind, operands, params, output, input);
+                    check_in_place(kind, &operands, params, output, input);
                     checked += 1;
                 }
             }
@@ -386,11 +380,11 @@ fn activations_are_safe_at_the_ends_of_the_range() {
     let x = [-3e38_f32, -1e20, -200.0, 200.0, 1e20, 3e38];
     let input = Tensor::floats(F32, &[6], &x);
     let y = Tensor::empty(F32, &[6]);
-    for kind in [Kind::Silu, Kind::Gelu] {
+    for kind in [Kind::SILU, Kind::GELU] {
         run(kind, &[&input, &y], &[]);
         assert_eq!(y.values::<f32>(), [0.0, 0.0, 0.0, 200.0, 1e20, 3e38], "{kind:?}");
     }
-    run(Kind::SoftCap, &[&input, &y], &[30.0_f32.to_bits()]);
+    run(Kind::SOFT_CAP, &[&input, &y], &[30.0_f32.to_bits()]);
     let found = y.values::<f32>();
     assert!(found.iter().all(|v| (v.abs() - 30.0).abs() < 1e-4), "{found:?}");
 }

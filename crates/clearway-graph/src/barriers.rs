@@ -19,22 +19,27 @@ pub struct BarrierWalk {
 impl BarrierWalk {
     /// The barrier needed before `dispatch`, which then is part of the open group.
     pub fn before(&mut self, dispatch: &Dispatch) -> Option<BarrierReason> {
-        let reason = self.reason_before(dispatch);
+        let reason = self.needed(dispatch);
         if reason.is_some() {
             self.reset();
         }
+        self.join(dispatch);
+        reason
+    }
+
+    /// Adds a dispatch to the open group.
+    pub fn join(&mut self, dispatch: &Dispatch) {
         self.occupied = true;
         if dispatch.is_annotated() {
             self.open.add(dispatch.id, dispatch.ranges());
         } else {
             self.sealed = Some(BarrierReason::Unannotated(dispatch.id));
         }
-        reason
     }
 
     /// Whether `first` may follow the open group when the list starts again. It does not join.
     fn at_wrap(&self, first: &Dispatch) -> Option<BarrierReason> {
-        self.reason_before(first)
+        self.needed(first)
     }
 
     /// Something outside has ordered everything so far.
@@ -44,7 +49,8 @@ impl BarrierWalk {
         self.sealed = None;
     }
 
-    fn reason_before(&self, dispatch: &Dispatch) -> Option<BarrierReason> {
+    /// The barrier needed before `dispatch`, which stays outside the open group.
+    pub fn needed(&self, dispatch: &Dispatch) -> Option<BarrierReason> {
         if self.sealed.is_some() {
             return self.sealed;
         }

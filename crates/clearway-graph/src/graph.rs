@@ -117,6 +117,30 @@ impl ComputeGraph {
         Ok(())
     }
 
+    /// Appends a dispatch and, in front of it, the barrier it needs.
+    ///
+    /// # Errors
+    /// As [`record`](Self::record). The list is unchanged then.
+    pub fn record_behind(
+        &mut self,
+        barrier: Option<BarrierReason>,
+        dispatch: Arc<Dispatch>,
+    ) -> Result<()> {
+        let at = self.nodes.len();
+        self.record(CapturedNode::Dispatch(dispatch))?;
+        if let Some(reason) = barrier {
+            // The reason names the dispatch, which is known by now.
+            if let Err(error) = self.check_reason(at, &reason) {
+                if let Some(CapturedNode::Dispatch(dispatch)) = self.nodes.pop() {
+                    self.ids.remove(&dispatch.id);
+                }
+                return Err(error);
+            }
+            self.nodes.insert(at, CapturedNode::Barrier(reason));
+        }
+        Ok(())
+    }
+
     /// Whether [`record`](Self::record) would take a node.
     ///
     /// # Errors

@@ -64,8 +64,8 @@ pub use node::{
     InPlace, Origin, Params,
 };
 pub use op::{
-    Activation, CapturedOpKind, Epilogue, Gate, Input, OpSpec, Operand, ParamKind, ParamSpec,
-    Product, Slot,
+    Activation, CapturedOpKind, Epilogue, Gate, Input, Map, MapInputs, OpSpec, Operand, ParamKind,
+    ParamSpec, PlainInput, PlainOp, PlainShape, Product, Slot,
 };
 pub use place::MemoryPlan;
 pub use range::{BufferRange, MemRangeRole, View};

@@ -379,4 +379,12 @@ impl CapturedNode {
             Self::Barrier(_) => None,
         }
     }
+
+    /// Why the barrier stands, unless this is a dispatch.
+    pub fn barrier(&self) -> Option<BarrierReason> {
+        match self {
+            Self::Dispatch(_) => None,
+            Self::Barrier(reason) => Some(*reason),
+        }
+    }
 }

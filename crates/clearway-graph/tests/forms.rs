@@ -77,7 +77,7 @@ impl Layer {
     fn norm(&mut self, x: TensorView, label: &str) -> TensorView {
         let weight = self.weight(layout(DType::F32, &[64]));
         let normed = self.op(Kind::RmsNorm, &[x], &[1, 64], &[1e-5f32.to_bits()], label);
-        self.op(Kind::Mul, &[normed, weight], &[1, 64], &[], label)
+        self.op(Kind::MUL, &[normed, weight], &[1, 64], &[], label)
     }
 
     fn matmul(&mut self, x: TensorView, outer: usize, label: &str) -> TensorView {
@@ -110,14 +110,14 @@ fn decoder_layer() -> ComputeGraph {
     let operands = [q, k_cache, v_cache, positions];
     let attended = layer.op(Kind::Attention, &operands, &[1, 64], &attention, "attn");
     let projected = layer.matmul(attended, 64, "attn_out");
-    let x = layer.op(Kind::Add, &[projected, x], &[1, 64], &[], "attn_residual");
+    let x = layer.op(Kind::ADD, &[projected, x], &[1, 64], &[], "attn_residual");
     let normed = layer.norm(x, "ffn_norm");
     let gate = layer.matmul(normed, 128, "ffn_gate");
     let up = layer.matmul(normed, 128, "ffn_up");
-    let gate = layer.op(Kind::Silu, &[gate], &[1, 128], &[], "ffn_act");
-    let hidden = layer.op(Kind::Mul, &[gate, up], &[1, 128], &[], "ffn_act");
+    let gate = layer.op(Kind::SILU, &[gate], &[1, 128], &[], "ffn_act");
+    let hidden = layer.op(Kind::MUL, &[gate, up], &[1, 128], &[], "ffn_act");
     let down = layer.matmul(hidden, 64, "ffn_down");
-    let y = layer.op(Kind::Add, &[down, x], &[1, 64], &[], "ffn_residual");
+    let y = layer.op(Kind::ADD, &[down, x], &[1, 64], &[], "ffn_residual");
     layer.graph.mark_output(y.value().unwrap()).unwrap();
     layer.graph.set_replayed(true);
     layer.graph
@@ -136,9 +136,9 @@ fn every_oddity() -> ComputeGraph {
     let stamp = KernelContract::new("stamp", []);
     layer.graph.dispatch(Kind::Pinned, &stamp, &[], &[], "").unwrap();
     layer.graph.record(CapturedNode::Barrier(BarrierReason::Requested)).unwrap();
-    let z = layer.op(Kind::Scale, &[y], &[4, 1], &[2f32.to_bits()], "");
+    let z = layer.op(Kind::SCALE, &[y], &[4, 1], &[2f32.to_bits()], "");
     layer.op_into(
-        Kind::Add,
+        Kind::ADD,
         &[y, z, x.reinterpret(0, layout(DType::F32, &[4, 1])).unwrap()],
         &[],
         "",
@@ -225,8 +225,8 @@ fn a_refused_fusion_has_a_reason_and_its_facts() {
     let mut layer = Layer::default();
     let x = layer.input(layout(DType::F32, &[1, 64]));
     let normed = layer.norm(x, "norm");
-    let act = layer.op(Kind::Silu, &[normed], &[1, 64], &[], "act");
-    layer.op(Kind::Mul, &[act, normed], &[1, 64], &[], "gated");
+    let act = layer.op(Kind::SILU, &[normed], &[1, 64], &[], "act");
+    layer.op(Kind::MUL, &[act, normed], &[1, 64], &[], "gated");
     layer.op(Kind::Copy, &[act], &[1, 64], &[], "second reader");
     let norm = layer.graph.dispatches().next().unwrap().bindings[1].value().unwrap();
     layer.graph.mark_output(norm).unwrap();

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use clearway_graph::pipeline::{CompileError, CompileOptions, Compiled, compile, schedule};
-use clearway_graph::place::{self, CostModel, peers};
+use clearway_graph::place::{self, CostModel};
 use clearway_graph::schedule::Strategy;
 use clearway_graph::{ComputeGraph, KernelCatalog, MemoryPlan};
 use rustc_hash::FxHashMap;
 
 use crate::collect::{self, Listing};
 use crate::error::{InspectError, Result};
-use crate::memory;
 use crate::report::{DispatchRow, Front, Report, Summary, ViewRow};
 use crate::tracked::{TrackedRow, WAYS};
+use crate::{memory, peers};
 
 /// Longest list whose front is computed: each point plans the whole list again.
 const FRONT_DISPATCHES: u32 = 4_000;

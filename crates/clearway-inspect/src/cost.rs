@@ -79,15 +79,9 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         Kind::Gather
         | Kind::RmsNorm
         | Kind::LayerNorm
-        | Kind::Add
-        | Kind::Mul
-        | Kind::Scale
-        | Kind::Silu
-        | Kind::Gelu
-        | Kind::SiluMul
-        | Kind::GeluMul
-        | Kind::SoftCap
+        | Kind::Map(_)
         | Kind::MatMulExperts
+        | Kind::ExpertOrder
         | Kind::RouterTopK
         | Kind::ExpertSum
         | Kind::Rope

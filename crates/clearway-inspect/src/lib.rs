@@ -5,6 +5,7 @@
 //! ([`Report::to_html`]), as a trace for the Perfetto UI ([`Report::to_trace`]), as JSON
 //! ([`Report::to_json`]) and as text ([`Report::to_text`]). A list that is compiled already is
 //! reported by [`Report::of`]. [`measure`] adds the times of a device, [`kernels`] the WGSL of each dispatch.
+//! [`svg`] draws the arena of a list over its groups, [`peers`] has what other planners would make of it.
 //!
 //! ```
 //! use clearway::{DType, KernelRegistry, Ops, Recorder, cpu::CpuDevice};
@@ -36,6 +37,8 @@ mod lanes;
 mod logical;
 mod measure;
 mod memory;
+pub mod peers;
+mod picture;
 mod report;
 mod text;
 mod trace;
@@ -45,6 +48,7 @@ pub use compare::{FIRST_SLAB, InspectOptions, inspect};
 pub use error::{InspectError, Result};
 pub use kernels::{DispatchKernels, INDEX, KernelText, KernelUse, Kernels, kernels};
 pub use measure::{Measurement, measure};
+pub use picture::svg;
 pub use report::{
     BarrierRow, DispatchRow, Front, FusionRow, GroupRow, LostTime, Measured, MoveRow, Placed,
     RecordedRow, RefusedFusionRow, Report, Summary, VERSION, ValueRow, ViewRow,

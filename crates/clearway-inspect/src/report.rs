@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use clearway_graph::pipeline::{CompileOptions, CompileStats};
 use clearway_graph::place::CostModel;
-use clearway_graph::place::peers::PeerPlan;
 use serde::Serialize;
 
 use crate::kernels::{KernelText, KernelUse};
+use crate::peers::PeerPlan;
 use crate::tracked::TrackedRow;
 
 /// Version of the JSON form; it changes when a key changes its meaning or goes away.

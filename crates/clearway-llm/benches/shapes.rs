@@ -18,7 +18,7 @@ fn all_stages(shape: &ModelShape, tokens: usize, device: &CpuDevice) -> Compiled
         Ok::<_, CompileError>((1 << 40..).take(plan.slab_bytes().len()).collect())
     };
     let options = CompileOptions::default();
-    compile(&recorded.graph, &mut KernelRegistry::new(), device, &options, slabs).unwrap()
+    compile(recorded.graph(), &mut KernelRegistry::new(), device, &options, slabs).unwrap()
 }
 
 fn shapes(criterion: &mut Criterion) {

@@ -51,6 +51,22 @@
 //! a turn of a conversation cheap. [`Chat::save`] and [`Model::restore_chat`] carry a conversation and what was computed
 //! for it over to another process.
 //!
+//! # Where it runs
+//!
+//! [`Options::device`] names a device; without it [`clearway::best_device`] chooses. The feature `vulkan`, which is on by
+//! default, brings GPUs; without it models run on the CPU. The feature `fetch` brings models by name.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use clearway::cpu::CpuDevice;
+//! use clearway_llm::{Model, Options};
+//!
+//! let options = Options { device: Some(Arc::new(CpuDevice::new())), ..Options::default() };
+//! let model = Model::load("model.gguf", options)?;
+//! # Ok::<(), clearway_llm::Error>(())
+//! ```
+//!
 //! # Below the text
 //!
 //! [`engine::Engine`] evaluates tokens and gives logits, of the last token or of chosen ones

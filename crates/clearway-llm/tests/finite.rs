@@ -48,7 +48,7 @@ fn file(matrices: DType, spoiled: &str, spoil: &dyn Fn(&mut [u8])) -> Gguf {
     }
     writer.set("llama.attention.layer_norm_rms_epsilon", &1e-5_f32).unwrap();
     let mut state = 1_u64;
-    for external in model::record(&shape, &RecordOptions::new(1, 1)).unwrap().externals {
+    for external in model::record(&shape, &RecordOptions::new(1, 1)).unwrap().into_externals() {
         let name = &*external.name;
         if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
             continue;

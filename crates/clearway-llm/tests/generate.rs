@@ -1,7 +1,8 @@
 //! Text from a tiny model: replies, their ends, and conversations that are saved and restored.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use clearway::cpu::CpuDevice;
@@ -36,7 +37,7 @@ fn file(seed: u64) -> Gguf {
     set_vocabulary(&mut writer);
     let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 1) };
     let mut state = seed;
-    for external in model::record(&shape, &record).unwrap().externals {
+    for external in model::record(&shape, &record).unwrap().into_externals() {
         let name = &*external.name;
         if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
             continue;
@@ -239,6 +240,22 @@ fn a_stop_is_heard_between_batches_of_a_prompt_and_between_tokens() {
     let usage = reply.usage();
     assert_eq!((usage.cached, usage.prompt.tokens, usage.tokens), (256, 344, 2));
     assert_eq!(reply.end(), Some(&End::Stopped));
+}
+
+#[test]
+fn a_long_prompt_is_watched_batch_by_batch_and_its_watcher_dropped() {
+    let mut model = load(cpu(), 1024);
+    let (seen, alive) = (RefCell::new(Vec::new()), Rc::new(()));
+    let (list, held) = (&seen, alive.clone());
+    let watch = move |done: usize, total: usize| {
+        assert!(Rc::strong_count(&held) > 1);
+        list.borrow_mut().push((done, total));
+    };
+    let long = "y".repeat(600);
+    let mut reply = model.complete(&long, &endless(2)).unwrap().watch_prompt(watch);
+    assert!(reply.next().unwrap().is_ok());
+    assert_eq!(*seen.borrow(), [(0, 600), (256, 600), (512, 600)]);
+    assert_eq!(Rc::strong_count(&alive), 1, "the watcher is gone with the prompt");
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn file(shape: &ModelShape, edits: &[(&str, Edit)], tensor: Option<(&str, &[usiz
         }
     }
     let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 4) };
-    for external in model::record(shape, &record).unwrap().externals {
+    for external in model::record(shape, &record).unwrap().into_externals() {
         let name = &*external.name;
         if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
             continue;

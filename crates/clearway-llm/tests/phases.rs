@@ -77,7 +77,7 @@ fn compiled(shape: &ModelShape, tokens: usize, kernels: Option<Kernels>) -> Comp
     let options = CompileOptions { fuse: kernels.is_some(), ..CompileOptions::default() };
     let kernels = kernels.unwrap_or(Kernels::Plain);
     let device = Asked { inner: CpuDevice::with_threads(1), kernels };
-    compile(&recorded.graph, &mut KernelRegistry::new(), &device as &dyn Device, &options, slabs)
+    compile(recorded.graph(), &mut KernelRegistry::new(), &device as &dyn Device, &options, slabs)
         .unwrap()
 }
 

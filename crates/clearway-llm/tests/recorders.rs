@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use clearway::cpu::CpuDevice;
-use clearway::{Buffer, CompileOptions, DType, Executable, GraphExecutor, Upload};
+use clearway::{Bindings, Buffer, CompileOptions, DType, Executable, GraphExecutor, Upload};
 use clearway_llm::model::{
     self, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
 };
@@ -36,8 +36,8 @@ impl<'a> Model<'a> {
             ..RecordOptions::new(tokens, CACHE_ROWS)
         };
         let recorded = model::record(self.shape, &record).unwrap();
-        let mut bound = FxHashMap::default();
-        for (id, external) in recorded.externals.iter().enumerate() {
+        let mut bound = Bindings::new();
+        for external in recorded.externals() {
             let layout = external.view.layout;
             let device = self.executor.device();
             let make = || match &*external.name {
@@ -52,9 +52,9 @@ impl<'a> Model<'a> {
                 name => name.to_owned(),
             };
             let buffer = self.buffers.entry(key).or_insert_with(make);
-            bound.insert(id, (buffer.clone(), 0));
+            bound.bind(external.view, buffer);
         }
-        let graph = self.executor.compile(&recorded.graph, &bound, options).unwrap();
+        let graph = self.executor.compile(recorded.graph(), &bound, options).unwrap();
         (graph, recorded)
     }
 

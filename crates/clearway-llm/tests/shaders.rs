@@ -320,8 +320,8 @@ fn step(
     let device = Asked { inner: CpuDevice::with_threads(1), target, packs };
     let device: &dyn Device = &device;
     let compiled =
-        compile(&recorded.graph, &mut KernelRegistry::new(), device, &options, slabs).unwrap();
-    Some((recorded.externals.len(), compiled))
+        compile(recorded.graph(), &mut KernelRegistry::new(), device, &options, slabs).unwrap();
+    Some((recorded.externals().len(), compiled))
 }
 
 /// Adds the steps of all built-in shapes. Layers repeat; six of them have every kind there is.

@@ -10,8 +10,8 @@ use clearway::schedule::Strategy;
 use clearway::testkit::{PassShape, RandomPass};
 use clearway::vulkan::{VulkanDevice, VulkanOptions};
 use clearway::{
-    BarrierReason, Buffer, CapturedNode, CompileOptions, ComputeGraph, DType, Device, Encoder,
-    Executable, GraphExecutor, HazardKind, KernelRegistry, Upload,
+    BarrierReason, Bindings, Buffer, CapturedNode, CompileOptions, ComputeGraph, DType, Device,
+    Encoder, Executable, GraphExecutor, HazardKind, KernelRegistry, Upload,
 };
 use clearway_graph::testkit::Run;
 use clearway_llm::model::{
@@ -102,8 +102,8 @@ impl Model {
         };
         let recorded = model::record(&self.shape, &options_of_step).unwrap();
         let device = executor.device();
-        let mut bound = FxHashMap::default();
-        for (id, external) in recorded.externals.iter().enumerate() {
+        let mut bound = Bindings::new();
+        for external in recorded.externals() {
             let layout = external.view.layout;
             let name = external.name.as_str();
             let make = || match name {
@@ -121,9 +121,9 @@ impl Model {
                 _ => name.to_owned(),
             };
             let buffer = self.buffers.entry(key).or_insert_with(make);
-            bound.insert(id, (buffer.clone(), 0));
+            bound.bind(external.view, buffer);
         }
-        executor.compile(&recorded.graph, &bound, options).unwrap()
+        executor.compile(recorded.graph(), &bound, options).unwrap()
     }
 }
 

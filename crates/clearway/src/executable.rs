@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use clearway_gpu::{Buffer, Profile, ProfileMode, Program, Ticket};
 use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats, Compiled, compile};
-use clearway_graph::place::SlabRule;
 use clearway_graph::{ComputeGraph, MemoryPlan, TensorView, Value};
 
 use crate::arena::Arena;
@@ -45,10 +44,7 @@ impl Executable {
         let options = CompileOptions {
             align: info.arena_align,
             max_slab_bytes: options.max_slab_bytes.min(info.max_buffer_bytes),
-            slab_rule: match options.slab_rule {
-                SlabRule::Any => info.slab_rule,
-                asked => asked,
-            },
+            slab_rule: options.slab_rule.stricter(info.slab_rule),
             ..*options
         };
         let mut arena = None;

@@ -3,12 +3,13 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use clearway_gpu::cpu::CpuDevice;
-use clearway_gpu::{Buffer, CustomKernel, Device, KernelRegistry};
+#[cfg(feature = "vulkan")]
+use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
+use clearway_gpu::{CustomKernel, Device, KernelRegistry};
 use clearway_graph::ComputeGraph;
-use clearway_graph::place::Address;
-use rustc_hash::FxHashMap;
 
 use crate::CompileOptions;
+use crate::bindings::Bindings;
 use crate::error::Result;
 use crate::executable::Executable;
 use crate::session::GraphSession;
@@ -30,9 +31,24 @@ impl GraphExecutor {
         Self { device, kernels: RwLock::default() }
     }
 
+    /// An executor on the [best device](best_device) of this machine.
+    pub fn auto() -> Self {
+        Self::on(best_device())
+    }
+
     /// An executor on the CPU with every core.
     pub fn cpu() -> Self {
         Self::new(CpuDevice::new())
+    }
+
+    /// An executor on Vulkan device `index`, counted as [`VulkanDevice::list`] and `clearway devices` show them.
+    /// Unlike [`auto`](Self::auto) it also takes a software driver.
+    ///
+    /// # Errors
+    /// No Vulkan loader, no such device, or what is missing on it.
+    #[cfg(feature = "vulkan")]
+    pub fn vulkan(index: usize) -> Result<Self> {
+        Ok(Self::new(VulkanDevice::open_index(index, VulkanOptions::default())?))
     }
 
     /// The device.
@@ -65,7 +81,7 @@ impl GraphExecutor {
         Ok(GraphSession::recorded(self))
     }
 
-    /// Compiles a graph that was recorded without a device. `buffers` says where the tensors lie that
+    /// Compiles a graph that was recorded without a device. `bindings` says where the tensors lie that
     /// it only names.
     ///
     /// # Errors
@@ -73,15 +89,11 @@ impl GraphExecutor {
     pub fn compile(
         &self,
         graph: &ComputeGraph,
-        buffers: &FxHashMap<usize, (Buffer, u64)>,
+        bindings: &Bindings,
         options: &CompileOptions,
     ) -> Result<Executable> {
         let mut graph = graph.clone();
-        let address = |(&buf_id, (buffer, offset)): (&usize, &(Buffer, u64))| {
-            let to = Address { buf_id: buffer.id(), offset: *offset, buf_len: buffer.len() };
-            (buf_id, to)
-        };
-        graph.bind_buffers(&buffers.iter().map(address).collect())?;
+        graph.bind_buffers(&bindings.addresses())?;
         Executable::build(self, &graph, options)
     }
 
@@ -89,4 +101,23 @@ impl GraphExecutor {
     pub(crate) fn kernels(&self) -> KernelRegistry {
         self.kernels.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// The fastest device of this machine: a GPU if there is one that can be opened, and the CPU otherwise. A software
+/// driver is no faster than the CPU itself.
+pub fn best_device() -> Arc<dyn Device> {
+    #[cfg(feature = "vulkan")]
+    if let Ok(gpu) = VulkanDevice::open(VulkanOptions::default())
+        && !gpu.is_software()
+    {
+        return Arc::new(gpu);
+    }
+    #[cfg(feature = "wgpu")]
+    if let Ok(gpu) =
+        clearway_gpu::wgpu::WgpuDevice::open(clearway_gpu::wgpu::WgpuOptions::default())
+        && gpu.facts().rank().is_some()
+    {
+        return Arc::new(gpu);
+    }
+    Arc::new(CpuDevice::new())
 }

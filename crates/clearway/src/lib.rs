@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod bindings;
 mod error;
 mod executable;
 mod executor;
@@ -12,9 +13,10 @@ mod transfer;
 pub mod testkit;
 
 pub use arena::Arena;
+pub use bindings::Bindings;
 pub use error::{Error, Result};
 pub use executable::{Executable, PassStats};
-pub use executor::GraphExecutor;
+pub use executor::{GraphExecutor, best_device};
 pub use session::{GraphSession, PassResult};
 pub use transfer::Element;
 
@@ -27,15 +29,16 @@ pub use clearway_gpu::wgpu;
 pub use clearway_gpu::wgsl::listing;
 pub use clearway_gpu::{
     AttentionParams, BlockTable, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo,
-    Encoder, External, GpuError, HostWork, KernelRegistry, Ops, Profile, ProfileClock, ProfileMode,
-    ProfileSpan, Program, Recorder, RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload,
-    WgslKernel, cache_folder, make_cache_folder, quant, record,
+    DeviceMemory, Encoder, External, GpuError, HostWork, KernelRegistry, KernelStatistics, Ops,
+    Profile, ProfileClock, ProfileMode, ProfileSpan, Program, Recorder, RopeMode, RopeParams,
+    RouterMode, RouterParams, Ticket, Upload, WgslKernel, cache_folder, make_cache_folder, quant,
+    record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{
     BarrierReason, BindingContract, BindingRole, BufferRange, CapturedNode, CapturedOpKind,
     CommandEncoder, ComputeGraph, ConflictTracker, DType, Dispatch, DispatchFields, DispatchId,
-    Extent, GraphError, Hazard, HazardKind, KernelCatalog, KernelContract, Layout, MemRangeRole,
-    MemoryPlan, NodeId, TensorView, TrackedBarriers, View, fuse, pack, pipeline, place, schedule,
-    tracked_barriers, verify,
+    Extent, FusedRequest, GraphError, Hazard, HazardKind, KernelCatalog, KernelContract, Layout,
+    Map, MemRangeRole, MemoryPlan, NodeId, OpSpec, Product, TensorView, TrackedBarriers, View,
+    fuse, pack, pipeline, place, schedule, tracked_barriers, verify,
 };

@@ -1,12 +1,11 @@
 //! One forward pass: op calls, then a finish.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use clearway_gpu::{Buffer, Encoder, GpuError, KernelRegistry, Ops, ops};
 use clearway_graph::pipeline::CompileOptions;
 use clearway_graph::{
-    BarrierWalk, CapturedNode, CapturedOpKind, ComputeGraph, DType, Dispatch, KernelContract,
+    BarrierReason, BarrierWalk, CapturedOpKind, ComputeGraph, DType, Dispatch, KernelContract,
     Layout, NodeId, TensorView,
 };
 use rustc_hash::FxHashMap;
@@ -213,28 +212,32 @@ impl<'e> GraphSession<'e> {
             }
         }
         let dispatch = self.graph.annotated(kind, contract, views, params, &self.label)?;
-        if let Mode::Direct { encoder, walk } = &mut self.mode {
-            encode(&mut self.graph, &mut **encoder, walk, &dispatch)?;
-        }
-        self.graph.record(CapturedNode::Dispatch(dispatch))?;
+        let barrier = match &mut self.mode {
+            Mode::Direct { encoder, walk } => encode(&mut **encoder, walk, &dispatch)?,
+            Mode::Recorded => None,
+        };
+        self.graph.record_behind(barrier, dispatch)?;
         self.buffers.extend(found.into_iter().map(|buffer| (buffer.id(), buffer)));
         Ok(())
     }
 }
 
-/// Encodes one dispatch of a direct session, with the barrier it needs.
+/// Encodes one dispatch of a direct session and the barrier it needs, which is returned.
 fn encode(
-    graph: &mut ComputeGraph,
     encoder: &mut dyn Encoder,
     walk: &mut BarrierWalk,
-    dispatch: &Arc<Dispatch>,
-) -> clearway_gpu::Result<()> {
-    // A dispatch the encoder refuses leaves at most a barrier too many behind.
-    if let Some(reason) = walk.before(dispatch) {
-        encoder.barrier(&reason)?;
-        graph.record(CapturedNode::Barrier(clearway_graph::BarrierReason::Requested))?;
+    dispatch: &Dispatch,
+) -> clearway_gpu::Result<Option<BarrierReason>> {
+    let reason = walk.needed(dispatch);
+    if let Some(reason) = &reason {
+        encoder.barrier(reason)?;
+        // It stands even where the encoder refuses the dispatch: that is one barrier too many, which does no
+        // harm.
+        walk.reset();
     }
-    encoder.dispatch(dispatch)
+    encoder.dispatch(dispatch)?;
+    walk.join(dispatch);
+    Ok(reason)
 }
 
 impl Ops for GraphSession<'_> {

@@ -12,8 +12,8 @@ use clearway_gpu::{
 use clearway_graph::testkit::Rng;
 use clearway_graph::{CapturedOpKind as Kind, DType, Layout, TensorView};
 use half::f16;
-use rustc_hash::FxHashMap;
 
+use crate::bindings::Bindings;
 use crate::error::Result;
 use crate::session::{GraphSession, PassResult};
 
@@ -261,13 +261,15 @@ impl RandomPass {
     pub fn aliased(&self, device: &dyn Device) -> Result<Aliased> {
         let mut rng = Rng::new(self.seed ^ 0xa11a5);
         let memory = device.upload(&self.initial[SCRATCH].repeat(2))?;
-        let places = [SCRATCH, KEYS, VALUES].into_iter().map(|index| {
+        let mut places = Bindings::new();
+        for index in [SCRATCH, KEYS, VALUES] {
             let buffer = &self.buffers[index];
             // As devices bind them.
             let offset = rng.below(self.initial[SCRATCH].len() as u64 / 256 / 2) * 256;
-            (buffer.id(), (memory.clone(), offset))
-        });
-        let (places, initial) = (places.collect(), self.initial[SCRATCH].repeat(2));
+            let whole = buffer.tensor(DType::U32, &[buffer.len() as usize / 4])?;
+            places.bind_at(whole, &memory, offset);
+        }
+        let initial = self.initial[SCRATCH].repeat(2);
         Ok(Aliased { memory, places, initial })
     }
 
@@ -287,7 +289,7 @@ pub struct Aliased {
     memory: Buffer,
     initial: Vec<u8>,
     /// Where each of them starts in it.
-    pub places: FxHashMap<usize, (Buffer, u64)>,
+    pub places: Bindings,
 }
 
 impl Aliased {
@@ -463,8 +465,8 @@ impl Calls<'_> {
         }
         let second = y.reinterpret(sides[1 - swapped], half)?;
         match rng.below(3) {
-            0 => s.push(Kind::Silu, &[other, second], &[])?,
-            1 => s.push(Kind::Add, &[other, x.reinterpret(0, half)?, second], &[])?,
+            0 => s.push(Kind::SILU, &[other, second], &[])?,
+            1 => s.push(Kind::ADD, &[other, x.reinterpret(0, half)?, second], &[])?,
             _ => s.copy_into(x.reinterpret(sides[0], half)?, second)?,
         }
         if rng.below(3) == 0 {
@@ -510,11 +512,11 @@ impl Calls<'_> {
         let y = self.pass.buffers[SCRATCH].view(offset, layout)?;
         let other = self.pick_cols(cols);
         match self.rng.below(4) {
-            0 => s.push(Kind::Add, &[x, other, y], &[])?,
+            0 => s.push(Kind::ADD, &[x, other, y], &[])?,
             1 => {
                 // A rule fuses the two where the kernel can write such rows.
                 let gate = s.silu(x)?;
-                s.push(Kind::Mul, &[gate, other, y], &[])?;
+                s.push(Kind::MUL, &[gate, other, y], &[])?;
             }
             2 => s.push(Kind::RmsNorm, &[x, y], &[1e-5f32.to_bits()])?,
             _ => {
@@ -523,7 +525,7 @@ impl Calls<'_> {
                 let shape = Layout::new(DType::F32, &[rows, cols.min(32)])?;
                 let y = y.reinterpret(0, shape.with_strides(&[cols + 8, 1])?)?;
                 let residual = self.pick_cols(cols.min(32));
-                s.push(Kind::Add, &[product, residual, y], &[])?;
+                s.push(Kind::ADD, &[product, residual, y], &[])?;
             }
         }
         Ok(s.copy(y, DType::F32)?)

@@ -12,18 +12,18 @@ const COLS: usize = 700; // more than one chunk, and no multiple of it
 
 /// Every op that may run in place, with the operand it is given to run over.
 const OPS: [(Kind, usize, usize); 12] = [
-    (Kind::Add, 2, 0),
-    (Kind::Add, 2, 1),
-    (Kind::Mul, 2, 0),
-    (Kind::Mul, 2, 1),
-    (Kind::SiluMul, 2, 0),
-    (Kind::SiluMul, 2, 1),
-    (Kind::GeluMul, 2, 0),
-    (Kind::GeluMul, 2, 1),
-    (Kind::Scale, 1, 0),
-    (Kind::Silu, 1, 0),
-    (Kind::Gelu, 1, 0),
-    (Kind::SoftCap, 1, 0),
+    (Kind::ADD, 2, 0),
+    (Kind::ADD, 2, 1),
+    (Kind::MUL, 2, 0),
+    (Kind::MUL, 2, 1),
+    (Kind::SILU_MUL, 2, 0),
+    (Kind::SILU_MUL, 2, 1),
+    (Kind::GELU_MUL, 2, 0),
+    (Kind::GELU_MUL, 2, 1),
+    (Kind::SCALE, 1, 0),
+    (Kind::SILU, 1, 0),
+    (Kind::GELU, 1, 0),
+    (Kind::SOFT_CAP, 1, 0),
 ];
 
 fn layout(dtype: DType) -> Layout {
@@ -48,7 +48,7 @@ fn record(
         })
         .collect();
     let params: &[u32] = match kind {
-        Kind::Scale | Kind::SoftCap => &[1.7f32.to_bits()],
+        Kind::SCALE | Kind::SOFT_CAP => &[1.7f32.to_bits()],
         _ => &[],
     };
     let y = session.call(kind, &inputs, params, dtype, &[ROWS, COLS]).unwrap();

@@ -192,14 +192,14 @@ fn cross_border(executor: &GraphExecutor, border: u64, bytes: u64) -> Result<Buf
 
     let mut pass = executor.begin_recorded().unwrap();
     let by = |factor: f32| [factor.to_bits()];
-    pass.push(Kind::Scale, &[at(0), before], &by(2.0)).unwrap();
-    pass.push(Kind::Add, &[before, at(0), behind], &[]).unwrap();
-    pass.push(Kind::Scale, &[across, odd], &by(-1.0)).unwrap();
-    pass.push(Kind::Add, &[odd, behind, last], &[]).unwrap();
+    pass.push(Kind::SCALE, &[at(0), before], &by(2.0)).unwrap();
+    pass.push(Kind::ADD, &[before, at(0), behind], &[]).unwrap();
+    pass.push(Kind::SCALE, &[across, odd], &by(-1.0)).unwrap();
+    pass.push(Kind::ADD, &[odd, behind, last], &[]).unwrap();
     pass.push(Kind::Copy, &[every_second, into], &[]).unwrap();
     let sum = pass.add(across, last).unwrap();
     pass.output(sum).unwrap();
-    pass.push(Kind::Scale, &[sum, across], &by(0.5)).unwrap();
+    pass.push(Kind::SCALE, &[sum, across], &by(0.5)).unwrap();
     let options = CompileOptions { fuse: false, ..CompileOptions::default() };
     let mut graph = pass.compile(&options).unwrap();
     let start = Instant::now();

@@ -1,15 +1,14 @@
 //! Runs that are handed over before earlier ones are done.
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
-use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 use clearway::cpu::{CpuDevice, CpuKernel, Grid};
 use clearway::testkit::open_vulkan;
 use clearway::vulkan::VulkanOptions;
 use clearway::{
-    BindingContract, BindingRole, Buffer, CapturedOpKind, CompileOptions, ComputeGraph,
-    CustomKernel, DType, Device, Executable, GraphExecutor, KernelContract, Layout, TensorView,
+    BindingContract, BindingRole, Bindings, Buffer, CapturedOpKind, CompileOptions, CustomKernel,
+    DType, Device, Executable, GraphExecutor, KernelContract, Recorder,
 };
 
 const SLOTS: u32 = 64;
@@ -31,20 +30,20 @@ impl Counting {
         let count = device.alloc(4).unwrap();
         let posts = device.alloc(4).unwrap();
         let mailbox = device.alloc_mailbox(u64::from(SLOTS) * 8).unwrap();
-        let buffers = [&count, &posts, &mailbox];
-        let view = |index: usize| -> TensorView {
-            let buf_len = buffers[index].len();
-            let layout = Layout::new(DType::U32, &[buf_len as usize / 4]).unwrap();
-            TensorView { buf_id: index, buf_len, offset: 0, layout }
-        };
-        let bound: FxHashMap<usize, (Buffer, u64)> =
-            buffers.iter().enumerate().map(|(id, &b)| (id, (b.clone(), 0))).collect();
-        let mut graph = ComputeGraph::new();
+        let (mut recorder, mut bound) = (Recorder::new(), Bindings::new());
+        let views =
+            [("count", &count), ("posts", &posts), ("mailbox", &mailbox)].map(|(name, buffer)| {
+                let words = buffer.len() as usize / 4;
+                let view = recorder.external(name, DType::U32, &[words]).unwrap();
+                bound.bind(view, buffer);
+                view
+            });
+        let graph = recorder.graph_mut();
         let kind = CapturedOpKind::Custom;
-        graph.dispatch(kind, &contracts.0, &[view(0)], &[], "work").unwrap();
-        let views = [view(0), view(1), view(2)];
+        graph.dispatch(kind, &contracts.0, &views[..1], &[], "work").unwrap();
         graph.dispatch(kind, &contracts.1, &views, &[], "post").unwrap();
-        let executable = executor.compile(&graph, &bound, &CompileOptions::default()).unwrap();
+        let executable =
+            executor.compile(recorder.graph(), &bound, &CompileOptions::default()).unwrap();
         Self { executable, mailbox }
     }
 

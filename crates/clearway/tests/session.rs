@@ -4,8 +4,9 @@
 
 use clearway::cpu::{CpuDevice, CpuKernel, Grid};
 use clearway::{
-    BindingContract, BindingRole, CapturedOpKind, CompileOptions, CustomKernel, DType, Error,
-    GpuError, GraphExecutor, KernelContract, Layout, Ops, Upload,
+    BarrierReason, BindingContract, BindingRole, CapturedNode, CapturedOpKind, CompileOptions,
+    CustomKernel, DType, Error, GpuError, GraphExecutor, HazardKind, KernelContract, Layout, Ops,
+    Upload,
 };
 
 fn executor() -> GraphExecutor {
@@ -250,4 +251,30 @@ fn out_of_memory_is_an_error_with_the_facts() {
     let executor = executor();
     let error = executor.device().alloc(1 << 60).unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { wanted, .. } if wanted == 1 << 60), "{error}");
+}
+
+#[test]
+fn barriers_of_a_direct_session_stand_for_the_hazard_they_order() {
+    let executor = executor();
+    let mut pass = executor.begin().unwrap();
+    let x = pass.fill(1.0, DType::F32, &[8]).unwrap();
+    let y = pass.scale(x, 2.0).unwrap();
+    pass.output(y).unwrap();
+    let text = pass.graph().to_text();
+    let reasons: Vec<_> = pass.graph().nodes().iter().filter_map(CapturedNode::barrier).collect();
+    let [BarrierReason::Hazard(hazard)] = reasons[..] else { panic!("{text}") };
+    assert_eq!((hazard.kind, hazard.earlier.0, hazard.later.0), (HazardKind::ReadAfterWrite, 0, 1));
+    assert_eq!(pass.finish().unwrap().read_f32(y).unwrap(), [2.0; 8]);
+}
+
+#[test]
+fn executors_are_opened_without_naming_a_device() {
+    assert_eq!(GraphExecutor::cpu().device().info().name, "cpu");
+    let auto = GraphExecutor::auto();
+    let mut pass = auto.begin().unwrap();
+    let y = pass.fill(3.0, DType::F32, &[4]).unwrap();
+    pass.output(y).unwrap();
+    assert_eq!(pass.finish().unwrap().read_f32(y).unwrap(), [3.0; 4]);
+    #[cfg(feature = "vulkan")]
+    assert!(GraphExecutor::vulkan(usize::MAX).is_err());
 }

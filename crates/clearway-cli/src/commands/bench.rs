@@ -1,6 +1,7 @@
 //! `clearway bench`
 
 mod micro;
+mod parallel;
 mod table;
 
 use std::time::{Duration, Instant};
@@ -22,10 +23,11 @@ use table::{About, Table};
   clearway bench -m model.gguf -p 128,512 -n 0 -t 4
   clearway bench -m synthetic.gguf -r 3 --json
   clearway bench --micro --device vulkan
+  clearway bench -m model.gguf -p 128 -n 128 --parallel 1,2,4,8,16
 
-ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run once to warm up and
-then -r times; tokens per second are shown as mean and standard deviation. On a GPU tokens are
-chosen and fed back on the device.
+ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run to warm up, once
+or on a GPU for at least 0.3 seconds, and then -r times; tokens per second are shown as mean and
+standard deviation. On a GPU tokens are chosen and fed back on the device.
 
 A generated token takes so many phases, each behind a barrier, fetches so many bytes (every weight
 it uses once, and the rows of the cache it looks at, on average), which makes this share of the
@@ -37,6 +39,9 @@ pub struct Args {
     /// Measure the device itself: dispatches, barriers, bandwidth, products, replay. No model is used.
     #[arg(long, conflicts_with_all = ["n_depth", "temp"])]
     micro: bool,
+    /// Generate so many sequences at once and print llama-batched-bench's table, with the first lengths of -p and -n.
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', conflicts_with_all = ["n_depth", "micro"])]
+    parallel: Vec<usize>,
     /// Prompt lengths; 0 for none.
     #[arg(
         short = 'p',
@@ -112,6 +117,9 @@ pub fn run(args: &Args) -> Result<()> {
     if args.micro {
         return micro::run(args.device.open()?, args.json);
     }
+    if !args.parallel.is_empty() {
+        return parallel::run(args);
+    }
     let prompts = args.n_prompt.iter().map(|&tokens| Test::Prompt(tokens));
     let tests = prompts.chain(args.n_gen.iter().map(|&tokens| Test::Generate(tokens)));
     let tests: Vec<_> = tests.filter(|test| test.tokens() > 0).collect();
@@ -167,6 +175,9 @@ struct Cpu<T> {
     own: T,
 }
 
+/// How long a device beside the host is kept busy before anything is measured: its clocks go up with work.
+const WARM_UP: Duration = Duration::from_millis(300);
+
 /// Everything a measurement needs.
 struct Bench<'a> {
     engine: &'a mut Engine,
@@ -185,7 +196,7 @@ struct Cost {
 
 impl Bench<'_> {
     fn measure(&mut self, test: Test) -> Result<Measured> {
-        self.once(test)?;
+        self.warm_up(test)?;
         let runs = (0..self.args.repetitions).map(|_| self.once(test));
         let runs = runs.collect::<Result<Vec<Cost>>>()?;
         let rate = |run: &Cost| test.tokens() as f64 / run.time.as_secs_f64();
@@ -194,6 +205,16 @@ impl Bench<'_> {
             Test::Generate(count) => self.decode(count, &runs)?,
         };
         Ok(Measured { test, samples: runs.iter().map(rate).collect(), decode })
+    }
+
+    /// Runs without being measured until kernels are compiled and clocks are up.
+    fn warm_up(&mut self, test: Test) -> Result<()> {
+        self.once(test)?;
+        let started = Instant::now();
+        while started.elapsed() < WARM_UP && self.device.host_is_far() {
+            self.once(test)?;
+        }
+        Ok(())
     }
 
     /// One run. What the tokens are does not matter, but they are not all one: experts and rows of the

@@ -5,8 +5,8 @@ mod source;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use clearway::{GraphExecutor, KernelRegistry};
+use anyhow::{Context, Result, bail};
+use clearway::{Device, GraphExecutor, KernelRegistry, KernelStatistics};
 use clearway_inspect::{INDEX, InspectOptions, Kernels, Report};
 use clearway_llm::fetch::ModelName;
 use clearway_llm::model::ModelShape;
@@ -24,6 +24,7 @@ use source::Source;
   clearway inspect -m model.gguf --measure --html page.html --trace trace.json
   clearway inspect --shape smollm2-135m --no-fuse --list
   clearway inspect --shape llama-8b --device vulkan --kernels llama-8b-wgsl
+  clearway inspect --shape llama-8b --tokens 512 --device vulkan --measure --statistics
 The page opens in any browser, the trace in the Perfetto UI (https://ui.perfetto.dev).")]
 pub struct Args {
     /// Model: a GGUF file, smollm2:135m, or hf:USER/REPO[:FILE].
@@ -50,6 +51,9 @@ pub struct Args {
     /// Run the step on the device and show its times; a shape has weights of zeros.
     #[arg(long)]
     measure: bool,
+    /// With --measure: print what the driver says of each compiled kernel: registers, spills, memory.
+    #[arg(long, requires = "measure", conflicts_with = "json")]
+    statistics: bool,
     /// Write the page.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -79,15 +83,17 @@ pub struct Args {
 /// Records, optimises, proves, measures where asked, and writes every form that was asked for.
 pub fn run(args: &Args) -> Result<()> {
     let source = Source::open(args)?;
-    let step = source.record(args)?;
     let named = match (args.device, args.measure) {
         (None, false) if args.kernels.is_some() => Some(device::for_kernels()),
         (None, false) => None,
         (name, _) => {
             let device = name.unwrap_or(DeviceName::Auto);
-            Some(DeviceArgs::new(device, args.threads).open()?)
+            let mut device = DeviceArgs::new(device, args.threads);
+            device.statistics = args.statistics;
+            Some(device.open()?)
         }
     };
+    let step = source.record(args, named.as_deref())?;
     let any = DeviceName::Cpu.open(Some(1))?;
     let mut compile = args.switches.options();
     if let Some(device) = &named {
@@ -96,12 +102,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let options = InspectOptions {
         compile,
-        buffers: step.externals.iter().map(|e| (e.view.buf_id, e.name.clone())).collect(),
+        buffers: step.externals().iter().map(|e| (e.view.buf_id, e.name.clone())).collect(),
         ..InspectOptions::default()
     };
     let device = named.as_ref().unwrap_or(&any);
     let mut report =
-        clearway_inspect::inspect(&step.graph, &mut KernelRegistry::new(), &**device, &options)?;
+        clearway_inspect::inspect(step.graph(), &mut KernelRegistry::new(), &**device, &options)?;
     report.name = source.title(args);
     report.shape = Some(source.shape().name.clone());
     report.tokens = Some(args.tokens);
@@ -109,14 +115,17 @@ pub fn run(args: &Args) -> Result<()> {
     if args.measure {
         let executor = GraphExecutor::on(device.clone());
         let buffers = source.bind(&step, &**device, args)?;
-        let mut executable = executor.compile(&step.graph, &buffers, &compile)?;
+        let mut executable = executor.compile(step.graph(), &buffers, &compile)?;
         let times = clearway_inspect::measure(&executor, &mut executable)
             .with_context(|| format!("cannot measure on {}", device.info().name))?;
         report.attach(&times)?;
     }
+    if args.statistics {
+        print_statistics(&**device)?;
+    }
     // For a list that was planned for the CPU they are those of the default target.
     if args.html.is_some() || args.json || args.kernels.is_some() {
-        let compiled = source::compile_only(&step.graph, &**device, &compile)?;
+        let compiled = source::compile_only(step.graph(), &**device, &compile)?;
         let target = device.wgsl_target().unwrap_or_default();
         let kernels = clearway_inspect::kernels(
             compiled.graph(),
@@ -131,8 +140,30 @@ pub fn run(args: &Args) -> Result<()> {
     }
     write_forms(args, &report)?;
     if args.list {
-        let compiled = source::compile_only(&step.graph, &**device, &compile)?;
+        let compiled = source::compile_only(step.graph(), &**device, &compile)?;
         out::text(&compiled.graph().to_text())?;
+    }
+    Ok(())
+}
+
+/// A line for each kernel. Names of the numbers are the driver's.
+fn print_statistics(device: &dyn Device) -> Result<()> {
+    let found = device.kernel_statistics();
+    if found.iter().all(|kernel| kernel.values.is_empty()) {
+        let name = &device.info().name;
+        bail!("the driver of {name} says nothing about kernels; drop --statistics");
+    }
+    for KernelStatistics { kernel, source, values } in found {
+        // What tells kernels of one op apart is in the constants at the top of their text.
+        let constant = |name: &&str| {
+            let (_, rest) = source.split_once(&format!("const {name} = "))?;
+            Some(format!("{name}={}", rest.split(['u', ';']).next()?))
+        };
+        let names = ["TILE_T", "TILE_N", "THREADS", "HEAD", "KEYS", "WIDTH", "WG"];
+        let constants: Vec<String> = names.iter().filter_map(constant).collect();
+        let values: Vec<String> =
+            values.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        out::text(&format!("{kernel} {}: {}\n", constants.join(" "), values.join(", ")))?;
     }
     Ok(())
 }

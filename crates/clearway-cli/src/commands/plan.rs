@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clearway::pack::{self, Effort, PackOptions, check, csv};
-use clearway::place::{self, CostModel, FrontPoint, peers};
+use clearway::place::{self, CostModel, FrontPoint};
 use clearway::{CompileOptions, CompileStats, ComputeGraph};
+use clearway_inspect::{peers, svg};
 use serde_json::json;
 
 use crate::out::{self, say};
@@ -158,10 +159,10 @@ fn draw(
     let plural = if tokens == 1 { "token" } else { "tokens" };
     let title = format!("{name}, {tokens} {plural}: the arena over the groups of one step");
     let picture = match chosen {
-        Some(point) => place::svg(&point.graph, &point.plan, &title),
+        Some(point) => svg(&point.graph, &point.plan, &title),
         None => {
             let plan = place::plan_with(scheduled, &options.place_options())?;
-            place::svg(scheduled, &plan, &title)
+            svg(scheduled, &plan, &title)
         }
     };
     out::file(path, &picture)

@@ -138,7 +138,7 @@ pub fn tiny_model_with(
     }
     let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 1) };
     let mut state = 1_u64;
-    for external in model::record(&shape, &record).unwrap().externals {
+    for external in model::record(&shape, &record).unwrap().into_externals() {
         let name = &*external.name;
         if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
             continue;

@@ -17,6 +17,7 @@
 //! | `profile` | time stamps at those barriers |
 
 mod barrier;
+mod joint;
 mod kernels;
 mod memory;
 mod piece;
@@ -37,7 +38,6 @@ use rustc_hash::FxHashMap;
 
 use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
 use crate::error::{GpuError, Result};
-use crate::ops::OpSpec;
 use crate::registry::KernelRegistry;
 pub(crate) use memory::system_bytes;
 use memory::{HostMemory, WeightMemory};
@@ -110,8 +110,8 @@ impl CpuDevice {
             description: format!("{threads} threads, {}{float}{order}", simd::ISA.name()),
             arena_align: ALIGN as u64,
             max_buffer_bytes: isize::MAX as u64,
-            memory_bytes,
             slab_rule: SlabRule::Any,
+            memory_bytes,
         };
         let pool = Pool::new(threads);
         let (buffers, weights) = (Mutex::default(), WeightMemory::default());
@@ -181,8 +181,7 @@ impl Device for CpuDevice {
 
     fn has_fused(&self, request: &FusedRequest<'_>) -> bool {
         let rounded = request.bindings.iter().any(|view| view.layout.dtype().is_form());
-        let builtin = |spec: &OpSpec| kernels::builtin(spec.name).is_some();
-        !rounded && crate::ops::spec(request.kind).is_some_and(builtin)
+        !rounded && kernels::builtin(request.kind, self.shared.float_activations).is_some()
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {

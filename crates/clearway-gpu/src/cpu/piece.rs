@@ -33,6 +33,8 @@ enum Split {
     Tiles { rows: usize, row_block: usize, cols: usize, col_block: usize },
     /// Piece `i` of `lanes` owns the rows whose index is `i` modulo `lanes`.
     Lanes { lanes: usize },
+    /// Parts own nothing but `floats` floats each; who is done last joins them.
+    Joint { rows: usize, parts: usize, floats: usize },
 }
 
 impl Grid {
@@ -55,6 +57,13 @@ impl Grid {
         Self { split: Split::Lanes { lanes: lanes.max(1) }, scratch: 0 }
     }
 
+    /// Parts that own no row of the outputs, but `floats` floats each for what they find. Once all parts
+    /// are done, the kernel is run once more, to join them: that piece owns all rows and sees the floats of
+    /// all parts. For kernels with few rows and long sums.
+    pub fn joint(rows: usize, parts: usize, floats: usize) -> Self {
+        Self { split: Split::Joint { rows, parts: parts.max(1), floats }, scratch: 0 }
+    }
+
     /// Asks for `elems` floats of memory for each worker.
     #[must_use]
     pub fn with_scratch(mut self, elems: usize) -> Self {
@@ -70,6 +79,7 @@ impl Grid {
                 rows.div_ceil(row_block).saturating_mul(cols.div_ceil(col_block))
             }
             Split::Lanes { lanes } => lanes,
+            Split::Joint { parts, .. } => parts,
         }
     }
 
@@ -77,10 +87,23 @@ impl Grid {
         self.scratch
     }
 
+    /// Whether the kernel is run once more to join the pieces.
+    pub(super) fn is_joint(&self) -> bool {
+        matches!(self.split, Split::Joint { .. })
+    }
+
+    /// Floats of one piece that the joining one sees.
+    pub(super) fn joint_floats(&self) -> usize {
+        match self.split {
+            Split::Joint { floats, .. } => floats,
+            Split::Rows { .. } | Split::Tiles { .. } | Split::Lanes { .. } => 0,
+        }
+    }
+
     /// Whether pieces own disjoint bytes of an output of this layout.
     pub(super) fn fits(&self, layout: &Layout) -> bool {
         let shape = match self.split {
-            Split::Rows { rows, .. } => layout.rows() == rows,
+            Split::Rows { rows, .. } | Split::Joint { rows, .. } => layout.rows() == rows,
             Split::Tiles { rows, cols, .. } => layout.rows() == rows && layout.cols() == cols,
             Split::Lanes { .. } => true,
         };
@@ -102,6 +125,10 @@ impl Grid {
                 }
             }
             Split::Lanes { lanes } => Part { rows: 0..0, cols: None, lanes: Some((piece, lanes)) },
+            // The one behind the last joins.
+            Split::Joint { rows, parts, .. } => {
+                Part { rows: 0..if piece == parts { rows } else { 0 }, cols: None, lanes: None }
+            }
         }
     }
 }
@@ -176,13 +203,16 @@ pub struct Piece<'a> {
     operands: &'a [Operand],
     params: &'a [u32],
     part: Part,
+    index: usize,
     scratch: &'a mut [f32],
+    joint: &'a mut [f32],
 }
 
 impl<'a> Piece<'a> {
     /// # Safety
     /// `grid` fits every written operand and `piece` is one of its pieces, of which no other `Piece`
-    /// exists; no written operand overlaps another operand but an aliased one that it lies exactly over;
+    /// exists, or for a joint grid the number of its pieces, after all of them are done; no written operand
+    /// overlaps another operand but an aliased one that it lies exactly over;
     /// all operands lie in live memory; and nobody else touches the bytes this piece owns or writes the
     /// bytes it reads while it exists.
     pub(super) unsafe fn new(
@@ -191,9 +221,22 @@ impl<'a> Piece<'a> {
         grid: &Grid,
         piece: usize,
         scratch: &'a mut [f32],
+        joint: &'a mut [f32],
     ) -> Self {
         let scratch = &mut scratch[..grid.scratch];
-        Self { operands, params, part: grid.part(piece), scratch }
+        Self { operands, params, part: grid.part(piece), index: piece, scratch, joint }
+    }
+
+    /// Which piece this is; of a [joint](Grid::joint) grid, as many as there are parts for the one that
+    /// joins them.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The floats of this part of a [joint](Grid::joint) grid, or those of all parts for the piece that
+    /// joins them; once, empty after that and for other grids.
+    pub fn take_joint(&mut self) -> &'a mut [f32] {
+        std::mem::take(&mut self.joint)
     }
 
     /// Rows of the outputs this piece owns; empty for lanes.

@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::barrier::SpinBarrier;
+use super::joint::Joint;
 use super::memory::HostMemory;
 use super::piece::{CpuKernel, Grid, Operand, Piece};
 use super::simd::packed::PackedView;
@@ -51,6 +52,8 @@ struct Step {
     grid: Grid,
     /// Index of its first piece in its group.
     first_piece: usize,
+    /// Where the floats of its parts start, if it is joint.
+    first_joint: usize,
 }
 
 impl CpuEncoder {
@@ -97,18 +100,14 @@ impl CpuEncoder {
             return Err(fail(format!("its grid has {} pieces", grid.pieces())));
         }
         let params = dispatch.params.clone();
-        Ok(Step { kernel, name, operands, params, grid, first_piece: 0 })
+        Ok(Step { kernel, name, operands, params, grid, first_piece: 0, first_joint: 0 })
     }
 
     fn kernel(&self, dispatch: &Dispatch) -> Result<CpuKernel> {
         let name = &*dispatch.kernel;
         // By kind, as its contract: a user's kernel is never run by the contract of one of ours.
         if ops::spec(dispatch.kind).is_some() {
-            let builtin = match self.shared.float_activations {
-                true => kernels::builtin_float(name),
-                false => kernels::builtin(name),
-            };
-            return builtin
+            return kernels::builtin(dispatch.kind, self.shared.float_activations)
                 .cloned()
                 .ok_or_else(|| GpuError::UnknownKernel { kernel: name.to_owned() });
         }
@@ -339,6 +338,10 @@ pub(super) struct Work {
     groups: Vec<Group>,
     /// Floats for each worker.
     scratch: Vec<Mutex<Vec<f32>>>,
+    /// What the parts of joint steps found. Groups take turns with it.
+    joint: Joint,
+    /// Parts of each step that are done, if it is joint.
+    joined: Vec<AtomicUsize>,
     failure: Mutex<Option<GpuError>>,
     adversary: Option<Adversary>,
     /// Keeps the operands' bytes alive.
@@ -366,13 +369,15 @@ impl Work {
         shared: &Shared,
     ) -> Self {
         let mut groups = Vec::with_capacity(ends.len());
-        let mut start = 0;
+        let (mut start, mut joint) = (0, 0);
         for &end in ends {
-            let mut pieces = 0;
+            let (mut pieces, mut floats) = (0, 0);
             for step in &mut steps[start..end] {
-                step.first_piece = pieces;
+                (step.first_piece, step.first_joint) = (pieces, floats);
                 pieces += step.grid.pieces();
+                floats += step.grid.pieces() * step.grid.joint_floats();
             }
+            joint = joint.max(floats);
             if start < end {
                 groups.push(Group { steps: start..end, pieces, next: AtomicUsize::new(0) });
             }
@@ -384,8 +389,9 @@ impl Work {
             state: Mutex::new(seed),
             orders: RwLock::new(groups.iter().map(|g| (0..g.pieces as u32).collect()).collect()),
         });
-        let failure = Mutex::new(None);
-        Self { steps, groups, scratch, failure, adversary, memory }
+        let (joint, failure) = (Joint::new(joint), Mutex::new(None));
+        let joined = steps.iter().map(|_| AtomicUsize::new(0)).collect();
+        Self { steps, groups, scratch, joint, joined, failure, adversary, memory }
     }
 
     /// The same steps with a barrier after each.
@@ -447,15 +453,37 @@ impl Work {
     fn run_piece(&self, group: &Group, piece: usize, scratch: &mut [f32]) {
         let steps = &self.steps[group.steps.clone()];
         let index = steps.partition_point(|step| step.first_piece <= piece) - 1;
-        let step = &steps[index];
+        let (step, piece) = (&steps[index], piece - steps[index].first_piece);
+        self.run_part(step, piece, scratch);
+        if step.grid.is_joint() {
+            // Whoever counts the last part sees what all of them wrote.
+            let joined = &self.joined[group.steps.start + index];
+            if joined.fetch_add(1, Ordering::AcqRel) + 1 == step.grid.pieces() {
+                joined.store(0, Ordering::Relaxed);
+                self.run_part(step, step.grid.pieces(), scratch);
+            }
+        }
+    }
+
+    /// Runs a piece of a step, or the one that joins its pieces.
+    fn run_part(&self, step: &Step, piece: usize, scratch: &mut [f32]) {
+        let (first, floats) = (step.first_joint, step.grid.joint_floats());
+        let joint = match piece == step.grid.pieces() {
+            true => first..first + piece * floats,
+            false => first + piece * floats..first + (piece + 1) * floats,
+        };
+        // SAFETY: nobody else has these floats: `Group::next` gives each part to one worker, `run_piece`
+        // joins them only when all are done, `Work::new` gives each step of a group other floats, and
+        // `execute` keeps groups apart by the barrier.
+        let joint = unsafe { self.joint.floats(joint) };
         // SAFETY: `CpuEncoder::lower` has seen that the grid fits the outputs and that operands overlap only
-        // in place; `memory` keeps their bytes alive. `Group::next` gives each piece to one worker. The
+        // in place; `memory` keeps their bytes alive. `Group::next` gives each piece to one worker, and
+        // `run_piece` joins pieces once, after all of them. The
         // bytes of operands are those of the dispatch's accesses, and `CpuEncoder::take_program` has proven
         // for those that nothing in this group writes what this piece reads or touches what it owns.
         // `execute` keeps groups apart by the barrier, and `Pool::run_observed` transfers by the run lock.
-        let mut piece = unsafe {
-            Piece::new(&step.operands, &step.params, &step.grid, piece - step.first_piece, scratch)
-        };
+        let mut piece =
+            unsafe { Piece::new(&step.operands, &step.params, &step.grid, piece, scratch, joint) };
         let outcome = catch_unwind(AssertUnwindSafe(|| step.kernel.run(&mut piece)));
         if let Err(payload) = outcome {
             let error = GpuError::KernelFailed {

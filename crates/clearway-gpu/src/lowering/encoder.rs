@@ -120,12 +120,10 @@ impl<B: Backend> ListEncoder<B> {
         let weights = matrices.into_iter().flat_map(OpSpec::matrices).collect();
         let written = indices(|operand| operand.role != BindingRole::Read);
         let mut bound = Bound { ranges, weights, written };
-        let kernel = match dispatch.kind {
-            CapturedOpKind::Custom | CapturedOpKind::Pinned => {
-                self.custom(dispatch, &job, &bound)?
-            }
-            _ if part.is_some() => wgsl::lower(&job)?,
-            _ => tune::lower(&backend, &mut job, &bound)?,
+        let kernel = match (dispatch.kind.spec(), part) {
+            (None, _) => self.custom(dispatch, &job, &bound)?,
+            (Some(_), Some(_)) => wgsl::lower(&job)?,
+            (Some(_), None) => tune::lower(&backend, &mut job, &bound)?,
         };
         let again: SmallVec<[_; 2]> =
             kernel.again.iter().map(|&o| bound.ranges[o].clone()).collect();

@@ -6,8 +6,8 @@
 //! f16 in the bytes of f32.
 
 use clearway_graph::{
-    BindingRole, CapturedOpKind as Kind, DType, Epilogue, OpSpec, Operand, ParamKind, Product,
-    Slot, TensorView,
+    BindingRole, CapturedOpKind as Kind, DType, Epilogue, Map, MapInputs, OpSpec, Operand,
+    ParamKind, Product, Slot, TensorView,
 };
 
 use crate::error::{GpuError, Result};
@@ -178,19 +178,11 @@ pub(super) fn check(c: &Call<'_>) -> Result<()> {
     match c.spec.kind {
         Kind::Gather => gather(c),
         Kind::RmsNorm => rms_norm(c),
-        Kind::Scale | Kind::Silu | Kind::Gelu => unary(c),
         Kind::LayerNorm => layer_norm(c),
-        Kind::Add | Kind::Mul => {
-            c.activations(&[0, 2])?;
-            binary(c)
-        }
-        Kind::RmsNormMul => {
-            c.activations_and(&[0], 2)?;
-            binary(c)
-        }
-        Kind::SiluMul | Kind::GeluMul => gated(c),
-        Kind::SoftCap => soft_cap(c),
+        Kind::RmsNormMul => rms_norm_mul(c),
+        Kind::Map(map) => element_wise(c, map),
         Kind::MatMulExperts => matmul_experts(c),
+        Kind::ExpertOrder => expert_order(c),
         Kind::RouterTopK => router(c),
         Kind::ExpertSum => expert_sum(c),
         Kind::Rope => rope(c),
@@ -227,10 +219,27 @@ fn rms_norm(c: &Call<'_>) -> Result<()> {
     c.epsilon(0)
 }
 
-fn unary(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0, 1])?;
-    c.same_dims(1, 0)?;
-    (0..c.params.len()).try_for_each(|i| c.float_param(i, |_| true, "a finite number is needed"))
+/// An element-wise op: operands by its inputs, constants by their specs.
+fn element_wise(c: &Call<'_>, map: Map) -> Result<()> {
+    match map.inputs() {
+        MapInputs::One => {
+            c.activations(&[0, 1])?;
+            c.same_dims(1, 0)?;
+        }
+        MapInputs::Two => {
+            c.activations(&[0, 2])?;
+            with_row(c)?;
+        }
+        MapInputs::Gated => {
+            c.activations_and(&[0, 1], 2)?;
+            c.same_dims(1, 0)?;
+            c.same_dims(2, 0)?;
+        }
+    }
+    (0..c.params.len()).try_for_each(|i| match c.spec.params[i].positive {
+        true => c.float_param(i, |value| value > 0.0, "a number above 0 is needed"),
+        false => c.float_param(i, |_| true, "a finite number is needed"),
+    })
 }
 
 fn layer_norm(c: &Call<'_>) -> Result<()> {
@@ -244,26 +253,19 @@ fn layer_norm(c: &Call<'_>) -> Result<()> {
     c.epsilon(0)
 }
 
-/// Two operands, the second the first's shape or one row of it; also the fused norm and weight. The first and
-/// the result are checked before.
-fn binary(c: &Call<'_>) -> Result<()> {
+/// A norm with its weight.
+fn rms_norm_mul(c: &Call<'_>) -> Result<()> {
+    c.activations_and(&[0], 2)?;
+    with_row(c)?;
+    c.epsilon(0)
+}
+
+/// Two operands, the second of the first's shape or one row of it. The first and the result are checked before.
+fn with_row(c: &Call<'_>) -> Result<()> {
     c.want_dtype(1, ACTIVATIONS)?;
     c.contiguous_rows(1)?;
     c.same_or_row(1, 0)?;
-    c.same_dims(2, 0)?;
-    if c.params.is_empty() { Ok(()) } else { c.epsilon(0) }
-}
-
-fn gated(c: &Call<'_>) -> Result<()> {
-    c.activations_and(&[0, 1], 2)?;
-    c.same_dims(1, 0)?;
     c.same_dims(2, 0)
-}
-
-fn soft_cap(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0, 1])?;
-    c.same_dims(1, 0)?;
-    c.float_param(0, |cap| cap > 0.0, "a number above 0 is needed")
 }
 
 /// A product with what is fused to it, part by part.
@@ -380,9 +382,10 @@ fn row_of_weights(c: &Call<'_>, i: usize, cols: usize) -> Result<()> {
 }
 
 fn matmul_experts(c: &Call<'_>) -> Result<()> {
+    let y = c.views.len() - 1;
     match c.has_form(0, DType::A16)? {
-        true => c.want_dtype(3, &[DType::F32]).and_then(|()| c.contiguous_rows(3))?,
-        false => c.activations(&[0, 3])?,
+        true => c.want_dtype(y, &[DType::F32]).and_then(|()| c.contiguous_rows(y))?,
+        false => c.activations(&[0, y])?,
     }
     c.want_rank(1, 3)?;
     c.want_weight(1)?;
@@ -394,7 +397,23 @@ fn matmul_experts(c: &Call<'_>) -> Result<()> {
     let (shared, own) = ([rows, inner], [rows, used, inner]);
     let ok = c.dims(0) == shared || c.dims(0) == own;
     c.shape(0, ok, || format!("{shared:?} or {own:?} is needed"))?;
-    c.want_dims(3, &[rows, used, outer])
+    if y == 4 {
+        c.ids(3, &[order_len(c.dims(1)[0], c.dims(2))])?;
+    }
+    c.want_dims(y, &[rows, used, outer])
+}
+
+/// Words of an order of pairs by expert.
+fn order_len(experts: u32, ids: &[u32]) -> u32 {
+    let pairs = ids.iter().fold(1, |pairs: u32, &extent| pairs.saturating_mul(extent));
+    pairs.saturating_add(experts).saturating_add(2)
+}
+
+fn expert_order(c: &Call<'_>) -> Result<()> {
+    c.want_rank(0, 2)?;
+    c.ids(0, &[c.dims(0)[0], c.dims(0)[1]])?;
+    c.int_param(0, |experts| experts > 0, "a number above 0 is needed")?;
+    c.ids(1, &[order_len(c.params[0], c.dims(0))])
 }
 
 fn router(c: &Call<'_>) -> Result<()> {

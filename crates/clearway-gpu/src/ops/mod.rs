@@ -5,6 +5,7 @@
 //! on the kind without a catch-all arm. Backends add an implementation.
 
 mod check;
+pub(crate) mod map;
 
 pub mod reference;
 #[cfg(any(test, feature = "testkit"))]

@@ -85,12 +85,12 @@ impl Context {
             max_buffer_bytes: adapter
                 .max_buffer_bytes
                 .min(u64::from(adapter.limits.max_storage_buffer_range)),
-            memory_bytes: adapter.local_bytes(),
             slab_rule: SlabRule::Any,
+            memory_bytes: adapter.local_bytes(),
         };
         let (heap, mailboxes) = (Heap::device(&adapter), Heap::host(&adapter));
         let transfers = Transfers::new(&raw, &adapter, &info.name)?;
-        let pipelines = Pipelines::new(&raw, &adapter, instance.options, &info.name)?;
+        let pipelines = Pipelines::new(&instance, &raw, &adapter, &info.name)?;
         let timing = Timing {
             software: adapter.kind == vk::PhysicalDeviceType::CPU,
             clock: adapter.timestamp_bits > 0,
@@ -336,6 +336,10 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     if adapter.has_matrices() {
         extensions.push(khr::cooperative_matrix::NAME.as_ptr());
     }
+    let tells = instance.options.statistics && adapter.has_statistics;
+    if tells {
+        extensions.push(khr::pipeline_executable_properties::NAME.as_ptr());
+    }
     let mut f11 = vk::PhysicalDeviceVulkan11Features::default()
         .storage_buffer16_bit_access(true)
         .uniform_and_storage_buffer16_bit_access(true);
@@ -360,6 +364,12 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .push_next(&mut f13);
     if adapter.has_matrices() {
         info = info.push_next(&mut matrix);
+    }
+    // Who has the extension has the feature.
+    let mut executables = vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::default()
+        .pipeline_executable_info(true);
+    if tells {
+        info = info.push_next(&mut executables);
     }
     // SAFETY: VUID-vkCreateDevice-ppEnabledExtensionNames-01387: `Instance::adapter` found the extensions on this
     // device. It found the features, too, or `Context::open` refuses the device; missing ones would be an error
@@ -404,7 +414,7 @@ mod tests {
             let timeline = (made > 0).then(|| Timeline::new(&device).unwrap());
             let transfers = (made > 1).then(|| Transfers::new(&device, &adapter, "").unwrap());
             let pipelines =
-                (made > 2).then(|| Pipelines::new(&device, &adapter, options, "").unwrap());
+                (made > 2).then(|| Pipelines::new(&instance, &device, &adapter, "").unwrap());
             assert_eq!(Arc::strong_count(&device), 1 + made, "each keeps the device");
             drop((timeline, transfers, pipelines));
             assert_eq!(Arc::strong_count(&device), 1, "nothing is left of them");

@@ -37,6 +37,8 @@ pub(super) struct Adapter {
     pub(super) max_buffer_bytes: u64,
     pub(super) memory: vk::PhysicalDeviceMemoryProperties,
     pub(super) has_budget: bool,
+    /// Tells what it made of kernels.
+    pub(super) has_statistics: bool,
     /// Bytes the driver would still give of each heap, where it tells.
     pub(super) free: Option<[u64; vk::MAX_MEMORY_HEAPS]>,
     pub(super) queue_family: u32,
@@ -290,6 +292,7 @@ impl Instance {
             max_buffer_bytes: if modern { vulkan13.max_buffer_size } else { 1 << 30 },
             memory,
             has_budget,
+            has_statistics: modern && has(khr::pipeline_executable_properties::NAME),
             free: has_budget.then(|| self.free(raw)),
             queue_family: family.unwrap_or(0) as u32,
             timestamp_bits: family.map_or(0, |f| families[f].timestamp_valid_bits),

@@ -11,6 +11,7 @@
 //! | `heap`, `memory`, `transfer` | device memory, buffers, copies |
 //! | `weights` | weight tensors packed for kernels |
 //! | `pipeline`, `guards` | kernels compiled once, in memory and on disk; what the compiler adds to them |
+//! | `statistics` | what the driver says of compiled kernels |
 //! | `emulate` | cooperative matrices as arrays, for tests |
 //! | `spirv` | what the Vulkan memory model asks for, added to naga's words |
 //! | `scratch` | memory beside the operands |
@@ -35,6 +36,7 @@ mod scratch;
 pub mod shaders;
 mod slack;
 mod spirv;
+mod statistics;
 mod transfer;
 mod weights;
 
@@ -43,7 +45,7 @@ use std::time::Duration;
 
 use clearway_graph::{FusedRequest, Layout, TensorView};
 
-use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
+use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork, KernelStatistics};
 use crate::error::{GpuError, Result};
 use crate::lowering::Backend as _;
 use crate::lowering::encoder::ListEncoder;
@@ -76,6 +78,8 @@ pub struct VulkanOptions {
     pub read_ahead: Option<u64>,
     /// Where products are timed to find the fastest way to do them.
     pub tuning: Tuning,
+    /// Whether the driver is asked what it made of each kernel, where it tells; see [`Device::kernel_statistics`].
+    pub statistics: bool,
     /// Whether products with block weights take their inputs as floats instead of rounding them to 8 bits:
     /// weights then stay as files have them, which is several times slower.
     pub float_activations: bool,
@@ -97,6 +101,7 @@ impl Default for VulkanOptions {
             processors: None,
             read_ahead: None,
             tuning: Tuning::Hardware,
+            statistics: false,
             float_activations: false,
             patience: None,
         }
@@ -289,6 +294,10 @@ impl Device for VulkanDevice {
     fn host_work(&self) -> Option<HostWork> {
         let VulkanCounts { recordings, pieces, .. } = self.counts();
         Some(HostWork { encodings: recordings, allocations: pieces })
+    }
+
+    fn kernel_statistics(&self) -> Vec<KernelStatistics> {
+        self.context.pipelines.statistics()
     }
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {

@@ -11,8 +11,10 @@ use super::VulkanOptions;
 use super::context::driver_error;
 use super::guards::{Features, Guards};
 use super::handle::Handle;
-use super::instance::Adapter;
+use super::instance::{Adapter, Instance};
+use super::statistics::Statistics;
 use super::{emulate, spirv};
+use crate::device::KernelStatistics;
 use crate::error::{GpuError, Result};
 use crate::lowering::cache::DiskCache;
 use crate::lowering::{MAX_BINDINGS, parallel};
@@ -38,6 +40,7 @@ pub(super) struct Pipelines {
     emulated: bool,
     made: Mutex<Made>,
     grown: AtomicBool,
+    statistics: Statistics,
 }
 
 /// Pipelines by the text of their kernel. The same text of another author is another pipeline.
@@ -61,11 +64,12 @@ pub(super) struct Wanted<'a> {
 
 impl Pipelines {
     pub(super) fn new(
+        instance: &Instance,
         raw: &Arc<Handle>,
         adapter: &Adapter,
-        options: VulkanOptions,
         device: &str,
     ) -> Result<Self> {
+        let options = instance.options;
         let disk = DiskCache::open(options.disk_cache);
         let data = disk.load("pipelines", &adapter.cache_key).unwrap_or_default();
         let info = vk::PipelineCacheCreateInfo::default().initial_data(&data);
@@ -86,6 +90,7 @@ impl Pipelines {
             emulated: adapter.emulated,
             made: Mutex::default(),
             grown: AtomicBool::new(false),
+            statistics: Statistics::new(instance, raw, adapter),
         };
         for bindings in 0..=MAX_BINDINGS {
             let layouts = layout(raw, bindings)
@@ -109,6 +114,11 @@ impl Pipelines {
     pub(super) fn count(&self) -> usize {
         let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         made.0.values().map(FxHashMap::len).sum()
+    }
+
+    /// What the driver says of the pipelines made so far.
+    pub(super) fn statistics(&self) -> Vec<KernelStatistics> {
+        self.statistics.all()
     }
 
     /// Number of pipelines made of a text with these words in it.
@@ -183,6 +193,7 @@ impl Pipelines {
             stage = stage.push_next(&mut size);
         }
         let info = [vk::ComputePipelineCreateInfo::default()
+            .flags(self.statistics.flags())
             .stage(stage)
             .layout(self.pipeline_layout(kernel.bindings))];
         // SAFETY: module and layout are alive. VUID-VkComputePipelineCreateInfo-layout-07988 and -07990: the layout has
@@ -194,7 +205,10 @@ impl Pipelines {
         // do not need it.
         unsafe { raw.destroy_shader_module(module, None) };
         match made {
-            Ok(pipelines) => Ok(pipelines[0]),
+            Ok(pipelines) => {
+                self.statistics.note(kernel.name, kernel.source, pipelines[0]);
+                Ok(pipelines[0])
+            }
             Err((_, code)) => {
                 Err(self.failed(kernel.name, format!("vkCreateComputePipelines: {code}")))
             }

@@ -1,9 +1,12 @@
 //! The fastest kernel for a job.
 
-use clearway_graph::{CapturedOpKind as Kind, DType, FusedRequest, OpSpec, TensorView};
+use clearway_graph::{
+    CapturedOpKind as Kind, DType, FusedRequest, Layout, OpSpec, Slot, TensorView,
+};
 
 use super::{
-    Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar, prompt_attention,
+    Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar,
+    prompt_attention, thin,
 };
 use crate::error::{GpuError, Result};
 
@@ -20,14 +23,34 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
     }
     let special = match job.kind {
         Kind::Product(product) if product.is_basic() => {
-            matvec::lower(job).or_else(|| coop::lower(job)).or_else(|| planar::matmul(job))
+            let few = thin::lower(job).or_else(|| matvec::lower(job));
+            few.or_else(|| coop::lower(job)).or_else(|| planar::matmul(job))
         }
         // All others exist only as products of few rows.
         Kind::Product(_) => matvec::lower(job),
-        Kind::MatMulExperts => matvec::lower(job),
+        Kind::MatMulExperts => coop::experts(job).or_else(|| matvec::lower(job)),
         Kind::Gather => planar::gather(job),
         Kind::Attention => decode_attention::lower(job).or_else(|| prompt_attention::lower(job)),
-        _ => None,
+        Kind::RmsNorm
+        | Kind::LayerNorm
+        | Kind::Map(_)
+        | Kind::ExpertOrder
+        | Kind::RouterTopK
+        | Kind::ExpertSum
+        | Kind::Rope
+        | Kind::Softmax
+        | Kind::KvWrite
+        | Kind::Copy
+        | Kind::Concat
+        | Kind::ArgMax
+        | Kind::TopK
+        | Kind::Fill
+        | Kind::RmsNormMul
+        | Kind::AddRmsNorm
+        | Kind::AddRmsNormMul
+        | Kind::RopeKvWrite
+        | Kind::Custom
+        | Kind::Pinned => None,
     };
     special.map_or_else(|| general::lower(job), Ok)
 }
@@ -57,24 +80,29 @@ pub fn has_fused(
     if let Some(halves) = halves_in(request, target) {
         return halves && suit();
     }
-    product.is_basic() || (matvec::has_fused(target, layout) && suit())
+    let thin = |x: &Layout, w: &Layout| thin::takes(target, x.rows(), w);
+    let thin = layout(Slot::Input).zip(layout(Slot::Weight)).is_some_and(|(x, w)| thin(x, w));
+    product.is_basic() || (!thin && matvec::has_fused(target, layout) && suit())
 }
 
 /// Whether there are fast kernels for a call that reads or writes activations as f16; `None` if it does neither.
 /// Whoever writes them always has one, so it is asked whether they will pay: on devices with matrices, for more
-/// rows than products of few rows have.
+/// than one row.
 fn halves_in(request: &FusedRequest<'_>, target: &Target) -> Option<bool> {
     let halved = |view: &&TensorView| view.layout.dtype() == DType::A16;
     let (x, found) = (request.bindings.first()?, request.bindings.iter().find(halved)?);
-    if request.kind == Kind::MatMulExperts
-        || request.kind.product().is_some_and(|product| !product.is_basic())
-    {
+    let unordered = request.kind == Kind::MatMulExperts && request.bindings.len() < 5;
+    if unordered || request.kind.product().is_some_and(|product| !product.is_basic()) {
         return Some(false);
     }
     let w = request.kind.spec().and_then(|spec| spec.matrices().next());
     let w = w.and_then(|w| request.bindings.get(w)).map(|view| &view.layout);
     let tokens = x.layout.shape4()[..3].iter().map(|&extent| extent as usize).product::<usize>();
     let rows = if request.kind == Kind::Attention { x.layout.shape4()[1] as usize } else { tokens };
-    let reads = w.is_none_or(|w| coop::takes(target, rows, w));
-    Some(target.cooperative && rows > matvec::MAX_COLS && found.layout.is_dense() && reads)
+    let few = |w: &Layout| request.kind.product().is_some() && thin::takes(target, rows, w);
+    let many = |w: &Layout| rows > matvec::MAX_COLS && coop::takes(target, rows, w);
+    let reads = w.is_none_or(|w| few(w) || many(w));
+    // Experts are looked for by subgroups of this size.
+    let reads = reads && (request.kind != Kind::MatMulExperts || target.subgroup == 32);
+    Some(target.cooperative && rows > 1 && found.layout.is_dense() && reads)
 }

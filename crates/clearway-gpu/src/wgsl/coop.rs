@@ -15,7 +15,10 @@ use super::{HALVES, Job, Kernel, Source, Target, View};
 const STEP: usize = 32;
 
 /// Tiles that lie below one another before the next to the right come.
-const BAND: usize = 8;
+const BAND: usize = 4;
+
+/// Rows from which on their number is in the text.
+const LONG: usize = 512;
 
 /// How a workgroup cuts its part of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +58,26 @@ impl Tiling {
         rows.div_ceil(t) as u64 * outer.div_ceil(n) as u64
     }
 
+    /// For experts with so many rows each: the tallest tiles that such a number fills well, since every expert has one that
+    /// is not full.
+    fn of_experts(rows: usize, target: &Target) -> Option<Self> {
+        let tall = Self { matrices: [4, 2], subgroups: [1, 4] };
+        let low = Self { matrices: [2, 2], subgroups: [1, 4] };
+        let all = if rows > 20 { [tall, low] } else { [low, tall] };
+        all.into_iter().find(|tiling| tiling.is_held(target))
+    }
+
+    /// Whether a device can hold it.
+    fn is_held(&self, target: &Target) -> bool {
+        self.threads() <= target.max_invocations as usize
+            && self.bytes() <= target.shared_bytes as usize
+    }
+
     /// The largest tiles of which nearly every processor gets one, of those the device can hold.
     fn of(rows: usize, outer: usize, target: &Target) -> Option<Self> {
-        let holds = |tiling: &Self| {
-            tiling.threads() <= target.max_invocations as usize
-                && tiling.bytes() <= target.shared_bytes as usize
-        };
         let enough =
             |tiling: &Self| tiling.workgroups(rows, outer) * 8 >= u64::from(target.processors) * 7;
-        let held = || Self::ALL.into_iter().filter(holds);
+        let held = || Self::ALL.into_iter().filter(|tiling| tiling.is_held(target));
         held().find(enough).or(held().next_back())
     }
 }
@@ -80,16 +94,73 @@ pub(super) fn takes(target: &Target, rows: usize, w: &Layout) -> bool {
         && Tiling::of(rows, outer as usize, target).is_some()
 }
 
-/// The kernel, if device and weights allow one.
+/// The kernel of a product, if device and weights allow one.
 pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
-    let w = &job.operands[1];
-    let (rows, outer) = (job.layout(0).rows(), w.layout.rows());
-    let fits = takes(job.target, rows, &w.layout) && w.is_aligned();
-    if !fits || !job.kind.product().is_some_and(Product::is_basic) {
+    if !job.kind.product().is_some_and(Product::is_basic) {
         return None;
     }
+    let (rows, outer) = (job.layout(0).rows(), job.layout(1).rows());
     let tiling = Tiling::of(rows, outer, job.target)?;
-    let source = Source::new(job).enable("wgpu_cooperative_matrix").even_rows();
+    let part = Part {
+        rows,
+        text: include_str!("kernels/coop_rows.wgsl"),
+        shared: ROWS.into(),
+        groups: tiling.workgroups(rows, outer),
+    };
+    multiply(job, tiling, &part)
+}
+
+/// The kernel of a product with experts whose rows are in order, if device and weights allow one. Every expert has
+/// whole tiles, and there is one more for ids of no expert.
+pub(super) fn experts(job: &Job<'_>) -> Option<Kernel> {
+    let &[_, experts, outer, _] = &job.layout(1).shape4();
+    if job.operands.len() != 5 || job.target.subgroup != 32 {
+        return None;
+    }
+    let pairs = job.layout(2).elems();
+    let tiling = Tiling::of_experts(pairs / experts as usize, job.target)?;
+    let tile = tiling.tile()[0];
+    // So many tiles if all but one row of each expert's last are missing.
+    let tiles = (pairs + (experts as usize + 1) * (tile - 1)) / tile;
+    let sharers = if job.layout(0).rank() == 2 { job.layout(2).cols() } else { 1 };
+    let shared = format!("const EXPERTS = {experts}u;\nconst SHARERS = {sharers}u;\n{EXPERTS}");
+    let part = Part {
+        rows: pairs,
+        text: include_str!("kernels/coop_experts.wgsl"),
+        shared,
+        groups: tiles as u64 * (outer as usize).div_ceil(tiling.tile()[1]) as u64,
+    };
+    multiply(job, tiling, &part)
+}
+
+/// How workgroups find their rows.
+struct Part {
+    /// Rows in all.
+    rows: usize,
+    /// Text that finds those of a workgroup.
+    text: &'static str,
+    /// Text that says where rows lie.
+    shared: String,
+    groups: u64,
+}
+
+fn multiply(job: &Job<'_>, tiling: Tiling, part: &Part) -> Option<Kernel> {
+    let w = &job.operands[1];
+    if !takes(job.target, part.rows, &w.layout) || !w.is_aligned() {
+        return None;
+    }
+    // With its shape in the text a loop needs fewer registers and instructions: 3 to 9 % of a prompt. Short prompts have any
+    // number of rows, so those are not in it; long ones come in few sizes, and need not wait for the uniform block.
+    let open: Vec<usize> = (0..job.operands.len()).filter(|&operand| operand != 1).collect();
+    let even = open.iter().all(|&operand| job.operands[operand].rows_are_even());
+    let source = Source::new(job).enable("wgpu_cooperative_matrix");
+    let (source, rows) = match even {
+        true if part.rows >= LONG => {
+            (source.even_rows().baked(), "P.x.shape.x * P.x.shape.y * P.x.shape.z")
+        }
+        true => (source.baked_but_rows(open), "U.x.shape.x * U.x.shape.y * U.x.shape.z"),
+        false => (source.even_rows(), "P.x.shape.x * P.x.shape.y * P.x.shape.z"),
+    };
     let mut source = source.view(1, View::Quads);
     // Weights of 32 bits would lose half of theirs on the way.
     let weights = match job.dtype(1) {
@@ -145,17 +216,21 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         .constant("RIGHT", right as u32)
         .constant("X_UNITS", units(tile_t) as u32)
         .constant("BAND", BAND as u32)
+        .body(&part.shared)
         .body(&format!("fn addend(t: u32, n: u32, outer: u32) -> vec4<f32> {{\n    {add}\n}}\n"))
         .body(HALVES)
         .body(finish)
         .body(&unroll(activations, &bounds))
-        .body(&unroll(include_str!("kernels/coop.wgsl"), &bounds))
+        .body(
+            &unroll(include_str!("kernels/coop.wgsl"), &bounds)
+                .replace("    // PART\n", &part.text.replace("ROWS", rows)),
+        )
         .body(&unroll(&weights, &bounds));
-    Some(source.build(job.target.fold(tiling.workgroups(rows, outer))))
+    Some(source.build(job.target.fold(part.groups)))
 }
 
 /// How activations are read, and whether that is 16 bytes at a time.
-fn activations(job: &Job<'_>) -> (&'static str, bool) {
+pub(super) fn activations(job: &Job<'_>) -> (&'static str, bool) {
     let layout = job.layout(0);
     let (shape, strides) = (layout.shape4(), layout.strides4());
     let eights = job.operands[0].is_aligned()
@@ -172,7 +247,7 @@ fn activations(job: &Job<'_>) -> (&'static str, bool) {
 
 /// Whether results can be written four at a time: alone in their memory, every row at a multiple of 16 bytes.
 fn last_in_quads(job: &Job<'_>, y: usize) -> bool {
-    alone(job, y) && in_quads(job, y) && job.layout(1).rows().is_multiple_of(4)
+    alone(job, y) && in_quads(job, y) && job.layout(y).cols().is_multiple_of(4)
 }
 
 /// Whether an operand shares its binding with no other.
@@ -184,24 +259,42 @@ fn alone(job: &Job<'_>, operand: usize) -> bool {
 const FINISH_QUADS: &str = "
 fn finish(t: u32, n: u32, outer: u32, y: vec4<f32>) {
     if (n >= outer) { return; }
-    b_y[(row_y(t) + n) / 4u] = bitcast<vec4<u32>>(y + addend(t, n, outer));
+    b_y[(y_row(t) + n) / 4u] = bitcast<vec4<u32>>(known_or_zero(y) + addend(t, n, outer));
 }
 ";
 
 const FINISH_ELEMENTS: &str = "
 fn finish(t: u32, n: u32, outer: u32, y: vec4<f32>) {
-    let sums = y + addend(t, n, outer);
+    let sums = known_or_zero(y) + addend(t, n, outer);
     for (var i = 0u; i < min(4u, outer - min(n, outer)); i++) {
-        put_y(row_y(t) + n + i, sums[i]);
+        put_y(y_row(t) + n + i, sums[i]);
     }
 }
 ";
 
-const W_F16: &str = "
+/// Rows of a plain product.
+const ROWS: &str = "
+fn x_row(t: u32) -> u32 { return row_x(t); }
+fn y_row(t: u32) -> u32 { return row_y(t); }
+fn known_or_zero(y: vec4<f32>) -> vec4<f32> { return y; }
+";
+
+/// Rows of experts, as their order says.
+const EXPERTS: &str = "
+var<workgroup> part: vec4<u32>;
+// Whether the rows are those of an expert.
+var<private> known: bool;
+fn pair_of(slot: u32) -> u32 { return get_order(EXPERTS + 2u + slot); }
+fn x_row(t: u32) -> u32 { return row_x(pair_of(t) / SHARERS); }
+fn y_row(t: u32) -> u32 { return row_y(pair_of(t)); }
+fn known_or_zero(y: vec4<f32>) -> vec4<f32> { return select(vec4<f32>(), y, known); }
+";
+
+pub(super) const W_F16: &str = "
 fn w_halves(bits: vec4<u32>) -> vec4<u32> { return bits; }
 ";
 
-const W_BF16: &str = "
+pub(super) const W_BF16: &str = "
 fn wide(words: vec2<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(words.x << 16u, words.x & 0xffff0000u, words.y << 16u, words.y & 0xffff0000u));
 }

@@ -1,9 +1,10 @@
 //! Ops on one element at a time: maps, sums, copies, fills, joins.
 
-use clearway_graph::CapturedOpKind as Kind;
+use clearway_graph::{Map, MapInputs};
 
 use super::{Job, Kernel, Source, blocks};
-use crate::error::{GpuError, Result};
+use crate::error::Result;
+use crate::ops;
 
 pub(super) const GRID: &str = include_str!("kernels/grid.wgsl");
 pub(super) const MATH: &str = include_str!("kernels/math.wgsl");
@@ -18,32 +19,25 @@ const PER_PROCESSOR: u64 = 64;
 /// The extent over all elements of the result.
 const OF_RESULT: &str = "fn extent() -> vec4<u32> { return P.y.shape; }\n";
 
-pub(super) fn lower(job: &Job<'_>) -> Result<Kernel> {
-    let job = match job.kind {
-        Kind::Add | Kind::Mul => &job.spread(1)?,
-        _ => job,
-    };
-    let unary =
-        |value: &str| map(job, &format!("let x = get_x(at_x(c)); put_y(at_y(c), {value});"));
-    let binary = |a: &str, b: &str, value: &str| {
-        let load = format!("let a = get_{a}(at_{a}(c)); let b = get_{b}(at_{b}(c));");
-        map(job, &format!("{load} put_y(at_y(c), {value});"))
-    };
-    Ok(match job.kind {
-        Kind::Add => binary("a", "b", "a + b"),
-        Kind::Mul => binary("a", "b", "a * b"),
-        Kind::Scale => unary("x * argf(0u)"),
-        Kind::Silu => unary("silu(x)"),
-        Kind::Gelu => unary("gelu(x)"),
-        Kind::SiluMul => binary("gate", "up", "silu(a) * b"),
-        Kind::GeluMul => binary("gate", "up", "gelu(a) * b"),
-        Kind::SoftCap => unary("soft_cap(x, argf(0u))"),
-        Kind::Fill => map(job, "put_y(at_y(c), argf(0u));"),
-        Kind::Copy => copy(job),
-        Kind::Concat => concat(job),
-        Kind::ExpertSum => expert_sum(job),
-        kind => return Err(GpuError::UnknownKernel { kernel: format!("{kind:?}") }),
+/// An element-wise op. Operand `b` may be one row.
+pub(super) fn map(job: &Job<'_>, map: Map) -> Result<Kernel> {
+    let value = ops::map::row(map).wgsl;
+    Ok(match map.inputs() {
+        MapInputs::One => {
+            on_elements(job, &format!("let x = get_x(at_x(c)); put_y(at_y(c), {value});"))
+        }
+        MapInputs::Two => two(&job.spread(1)?, ["a", "b"], value),
+        MapInputs::Gated => two(job, ["gate", "up"], value),
     })
+}
+
+fn two(job: &Job<'_>, [a, b]: [&str; 2], value: &str) -> Kernel {
+    let load = format!("let a = get_{a}(at_{a}(c)); let b = get_{b}(at_{b}(c));");
+    on_elements(job, &format!("{load} put_y(at_y(c), {value});"))
+}
+
+pub(super) fn fill(job: &Job<'_>) -> Kernel {
+    on_elements(job, "put_y(at_y(c), argf(0u));")
 }
 
 /// Calls `apply`, which `source` has beside `extent`, for so many items.
@@ -56,7 +50,7 @@ pub(super) fn each(job: &Job<'_>, source: Source<'_>, items: u64) -> Kernel {
 }
 
 /// A kernel that does this at the coordinates `c` of every element of the result.
-fn map(job: &Job<'_>, body: &str) -> Kernel {
+fn on_elements(job: &Job<'_>, body: &str) -> Kernel {
     let apply = format!("fn apply(c: vec4<u32>) {{ {body} }}\n");
     let source = Source::new(job).body(MATH).body(OF_RESULT).body(&apply);
     each(job, source, elems(job))
@@ -66,7 +60,7 @@ fn elems(job: &Job<'_>) -> u64 {
     job.layout(job.result()).elems() as u64
 }
 
-fn copy(job: &Job<'_>) -> Kernel {
+pub(super) fn copy(job: &Job<'_>) -> Kernel {
     if !job.dtype(0).is_quantised() {
         let apply = "fn apply(c: vec4<u32>) { move_element(at_y(c), at_x(c)); }\n";
         let source = Source::new(job).line(&job.mover("move_element", 0, 1));
@@ -83,7 +77,7 @@ fn apply(c: vec4<u32>) {
     each(job, source, elems(job) / 4)
 }
 
-fn concat(job: &Job<'_>) -> Kernel {
+pub(super) fn concat(job: &Job<'_>) -> Kernel {
     let apply = "fn apply(c: vec4<u32>) {
     let first = P.a.shape.w;
     if (c.w < first) {
@@ -98,8 +92,8 @@ fn concat(job: &Job<'_>) -> Kernel {
 }
 
 /// Experts are added in the order of the router.
-fn expert_sum(job: &Job<'_>) -> Kernel {
-    map(
+pub(super) fn expert_sum(job: &Job<'_>) -> Kernel {
+    on_elements(
         job,
         "var sum = 0.0;
     for (var slot = 0u; slot < P.weights.shape.w; slot++) {

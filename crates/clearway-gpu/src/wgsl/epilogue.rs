@@ -52,6 +52,7 @@ fn value(job: &Job<'_>) -> String {
     match product.map_or(Gate::None, Product::gate) {
         Gate::Weights(activation) => format!("{}(sum) * other", activation.name()),
         Gate::Operand(activation) => format!("{}(sum) * extra", activation.name()),
+        Gate::Ungated(activation) => format!("{}(sum)", activation.name()),
         Gate::None if job.slot(Slot::Addend).is_some() => "sum + extra".into(),
         Gate::None => "sum".into(),
     }

@@ -258,8 +258,8 @@ impl TargetDevice {
             description: target.name.clone(),
             arena_align: target.align,
             max_buffer_bytes: u64::MAX,
-            memory_bytes: 0,
             slab_rule: SlabRule::Any,
+            memory_bytes: 0,
         };
         Self { info, target }
     }

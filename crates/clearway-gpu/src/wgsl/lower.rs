@@ -24,21 +24,15 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         });
     }
     match job.kind {
-        Kind::Add
-        | Kind::Mul
-        | Kind::Scale
-        | Kind::Silu
-        | Kind::Gelu
-        | Kind::SiluMul
-        | Kind::GeluMul
-        | Kind::SoftCap
-        | Kind::Copy
-        | Kind::Concat
-        | Kind::Fill
-        | Kind::ExpertSum => elementwise::lower(job),
-        Kind::RmsNorm | Kind::RmsNormMul | Kind::AddRmsNorm | Kind::AddRmsNormMul => {
-            rows::norm(job)
-        }
+        Kind::Map(map) => elementwise::map(job, map),
+        Kind::Copy => Ok(elementwise::copy(job)),
+        Kind::Concat => Ok(elementwise::concat(job)),
+        Kind::Fill => Ok(elementwise::fill(job)),
+        Kind::ExpertSum => Ok(elementwise::expert_sum(job)),
+        Kind::RmsNorm => rows::norm(job, None, None),
+        Kind::RmsNormMul => rows::norm(job, None, Some(1)),
+        Kind::AddRmsNorm => rows::norm(job, Some(1), None),
+        Kind::AddRmsNormMul => rows::norm(job, Some(1), Some(2)),
         Kind::LayerNorm => Ok(rows::layer_norm(job)),
         Kind::Softmax => Ok(rows::softmax(job)),
         Kind::Rope => Ok(rows::rope(job)),
@@ -47,6 +41,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::Gather => Ok(select::gather(job)),
         Kind::ArgMax => Ok(select::arg_max(job)),
         Kind::TopK => Ok(select::top_k(job)),
+        Kind::ExpertOrder => Ok(select::expert_order(job)),
         Kind::RouterTopK => Ok(select::router(job)),
         Kind::Product(product) if product.is_basic() => product::matmul(job),
         Kind::MatMulExperts => Ok(product::matmul_experts(job)),

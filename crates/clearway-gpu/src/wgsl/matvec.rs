@@ -4,6 +4,7 @@ use clearway_graph::{CapturedOpKind as Kind, DType, Layout, Slot};
 
 use super::chunks::{chunk_type, load_chunk};
 use super::planes::CHUNK;
+use super::template::{fill, piece};
 use super::{Job, Kernel, Source, Target, View, epilogue};
 
 /// Rows of activations at most; more are the business of kernels that keep tiles of both sides.
@@ -177,9 +178,9 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
             source = source.view(gate, View::Quads).words_too(gate);
             load_chunk(dtype, "u")?
         }
-        None => "fn fetch_u(c: u32) -> Raw { return fetch_w(c); }\n".into(),
+        None => operand("no second weights")?.into(),
     };
-    let source = common(source, job, shape, &cut)
+    let source = common(source, job, shape, &cut)?
         .constant("UNROLL", even.unwrap_or(depth).min(steps))
         .body(&chunk_type(dtype)?)
         .body(&load_chunk(dtype, "w")?)
@@ -214,9 +215,9 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     }
     let gated = match shape.gate {
         Some(_) => load_chunk(dtype, "u")?,
-        None => "fn fetch_u(c: u32) -> Raw { return fetch_w(c); }\n".into(),
+        None => operand("no second weights")?.into(),
     };
-    let source = common(source, job, shape, &cut)
+    let source = common(source, job, shape, &cut)?
         .constant("TILE", tile)
         .constant("UNROLL", unroll)
         .constant("SHARE", (shape.cols * tile * 8).div_ceil(cut.workgroup))
@@ -224,7 +225,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(&chunk_type(dtype)?)
         .body(&load_chunk(dtype, "w")?)
         .body(&gated)
-        .body(if quads { X_QUADS } else { X_ELEMENTS });
+        .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
     let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM).body(ROUNDED);
     let source = epilogue::close(source, job);
     Some(source.body(include_str!("kernels/matvec_blocks.wgsl")).build(groups(job, shape, &cut)))
@@ -232,9 +233,9 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
 
 fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let (load, values) = match job.dtype(shape.weights) {
-        DType::F32 => (LOAD_TWO, VALUES_F32),
-        DType::F16 => (LOAD_ONE, VALUES_F16),
-        DType::BF16 => (LOAD_ONE, VALUES_BF16),
+        DType::F32 => (operand("f32 operand")?, operand("f32")?),
+        DType::F16 => (operand("16 bits operand")?, operand("f16")?),
+        DType::BF16 => (operand("16 bits operand")?, operand("bf16")?),
         _ => return None,
     };
     if !shape.inner.is_multiple_of(8) {
@@ -256,16 +257,16 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let gated = match shape.gate {
         Some(gate) => {
             source = source.view(gate, View::Quads);
-            load.replace('$', "u")
+            fill(load, &[("operand", "u")])
         }
-        None => "fn load_eight_u(i: u32) -> Eight { return load_eight_w(i); }\n".into(),
+        None => operand("no second float weights")?.into(),
     };
-    let source = common(source, job, shape, &cut)
+    let source = common(source, job, shape, &cut)?
         .constant("UNROLL", unroll)
         .body(values)
-        .body(&load.replace('$', "w"))
+        .body(&fill(load, &[("operand", "w")]))
         .body(&gated)
-        .body(if quads { X_QUADS } else { X_ELEMENTS });
+        .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
     let squares = if job.slot(Slot::NormWeight).is_some() { shape.cols } else { 0 };
     let source = source.constant("SUMS", sums(shape, &cut) + squares).body(TEAM);
     Some(source.body(include_str!("kernels/matvec_floats.wgsl")).build(groups(job, shape, &cut)))
@@ -274,6 +275,11 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
 /// Numbers a team sums up.
 fn sums(shape: &Shape, cut: &Cut) -> u32 {
     cut.rows * shape.cols * if shape.gate.is_some() { 2 } else { 1 }
+}
+
+/// A piece of the text that reads operands.
+fn operand(name: &str) -> Option<&'static str> {
+    piece(include_str!("kernels/matvec_operands.wgsl"), name)
 }
 
 const TEAM: &str = include_str!("kernels/team.wgsl");
@@ -288,7 +294,7 @@ pub(super) fn in_quads(job: &Job<'_>, operand: usize) -> bool {
         && (0..3).all(|d| shape[d] == 1 || strides[d].is_multiple_of(4))
 }
 
-fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Source<'a> {
+fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Option<Source<'a>> {
     let source = if shape.cols == 1 { source.baked() } else { source };
     let source = source
         .constant("K", shape.inner)
@@ -301,17 +307,17 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> So
         .constant("WIDTH", job.target.max_groups);
     let norm = job.slot(Slot::NormWeight);
     let (source, weight) = match norm {
-        Some(g) if in_quads(job, g) => (source.view(g, View::Quads), NORM_QUADS),
-        Some(_) => (source, NORM_ELEMENTS),
-        None => (source, NO_NORM),
+        Some(g) if in_quads(job, g) => (source.view(g, View::Quads), "norm weight in quads"),
+        Some(_) => (source, "norm weight by elements"),
+        None => (source, "no norm"),
     };
     let source = source
         .line(&format!("const NORM = {};\nconst GATED = {};", norm.is_some(), shape.gate.is_some()))
-        .body(weight);
-    match job.kind {
-        Kind::MatMulExperts => epilogue::experts(source, job),
-        _ => epilogue::plain(source, job),
-    }
+        .body(operand(weight)?);
+    Some(match job.kind.product() {
+        Some(_) => epilogue::plain(source, job),
+        None => epilogue::experts(source, job),
+    })
 }
 
 /// As [`cut`], where every workgroup rounds all activations for itself first: an invocation for each
@@ -418,64 +424,27 @@ fn groups(job: &Job<'_>, shape: &Shape, cut: &Cut) -> [u32; 3] {
     [count.min(width), count.div_ceil(width), shape.pairs]
 }
 
-const NORM_QUADS: &str = "
-fn norm_weight(k: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_g[k / 4u]); }
-";
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-const NORM_ELEMENTS: &str = "
-fn norm_weight(k: u32) -> vec4<f32> {
-    return vec4<f32>(get_g(k), get_g(k + 1u), get_g(k + 2u), get_g(k + 3u));
+    #[test]
+    fn the_text_has_every_piece_that_is_asked_for() {
+        for name in [
+            "norm weight in quads",
+            "norm weight by elements",
+            "no norm",
+            "rows in quads",
+            "rows by elements",
+            "f32",
+            "f16",
+            "bf16",
+            "f32 operand",
+            "16 bits operand",
+            "no second weights",
+            "no second float weights",
+        ] {
+            assert!(operand(name).is_some_and(|text| text.contains("fn ")), "{name}");
+        }
+    }
 }
-";
-
-const NO_NORM: &str = "
-fn norm_weight(k: u32) -> vec4<f32> { return vec4<f32>(1.0); }
-";
-
-/// Eight weights of an operand `$`.
-const LOAD_TWO: &str = "
-fn load_eight_$(i: u32) -> Eight { return Eight(b_$[2u * i], b_$[2u * i + 1u]); }
-";
-
-const LOAD_ONE: &str = "
-fn load_eight_$(i: u32) -> Eight { return b_$[i]; }
-";
-
-const VALUES_F32: &str = "
-struct Eight { a: vec4<u32>, b: vec4<u32> }
-fn values(e: Eight) -> array<vec4<f32>, 2> {
-    return array<vec4<f32>, 2>(bitcast<vec4<f32>>(e.a), bitcast<vec4<f32>>(e.b));
-}
-";
-
-const VALUES_F16: &str = "
-alias Eight = vec4<u32>;
-fn values(e: Eight) -> array<vec4<f32>, 2> {
-    return array<vec4<f32>, 2>(
-        vec4<f32>(unpack2x16float(e.x), unpack2x16float(e.y)),
-        vec4<f32>(unpack2x16float(e.z), unpack2x16float(e.w)),
-    );
-}
-";
-
-const VALUES_BF16: &str = "
-alias Eight = vec4<u32>;
-fn values(e: Eight) -> array<vec4<f32>, 2> {
-    let low = bitcast<vec4<f32>>(e << vec4<u32>(16u));
-    let high = bitcast<vec4<f32>>(e & vec4<u32>(0xffff0000u));
-    return array<vec4<f32>, 2>(
-        vec4<f32>(low.x, high.x, low.y, high.y),
-        vec4<f32>(low.z, high.z, low.w, high.w),
-    );
-}
-";
-
-pub(super) const X_QUADS: &str = "
-fn x_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_x[i / 4u]); }
-";
-
-pub(super) const X_ELEMENTS: &str = "
-fn x_four(i: u32) -> vec4<f32> {
-    return vec4<f32>(get_x(i), get_x(i + 1u), get_x(i + 2u), get_x(i + 3u));
-}
-";

@@ -28,6 +28,7 @@
 //! | `planes`, `chunks` | block weights in planes, and how kernels read them |
 //! | `matvec` | products of few rows |
 //! | `coop` | products of many rows on cooperative matrices |
+//! | `thin` | products of a few rows on cooperative matrices |
 //! | `planar` | other ops on weights in planes |
 //! | `elementwise` | maps, sums, copies, fills, joins, sum of experts |
 //! | `rows` | norms, softmax, rotary embedding, cache writes |
@@ -64,6 +65,7 @@ mod source;
 mod template;
 #[cfg(all(test, feature = "vulkan"))]
 mod tests;
+mod thin;
 
 pub use choose::{choices, has_fused, lower};
 pub use source::{Source, View};

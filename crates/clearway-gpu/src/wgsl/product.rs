@@ -1,11 +1,14 @@
 //! Products with weights of any type, read as the layout says.
 //!
-//! Few rows, and rows of experts: a subgroup to each element of the result. Many rows: tiles.
+//! Few rows, and rows of experts: a subgroup to each element of the result. Many rows: tiles, or where those would be few, a
+//! subgroup to 8 by 8 elements.
 
 use clearway_graph::Slot;
 
 use super::elementwise::GRID;
-use super::{Job, Kernel, Source, blocks};
+use super::matvec::in_quads;
+use super::template::unroll;
+use super::{Job, Kernel, Source, View, blocks};
 use crate::error::Result;
 
 const DOT: &str = include_str!("kernels/dot.wgsl");
@@ -27,16 +30,36 @@ fn has_weights(row: u32) -> bool {{ return true; }}
 fn w_row(row: u32, col: u32) -> u32 {{ return row_w(col); }}
 fn finish(row: u32, col: u32, sum: f32) {{ put_y(row_y(row) + col, sum{add}); }}\n"
     );
-    let source = operands(Source::new(job), job).body(&text);
     let (rows, outer) = (job.layout(0).rows(), job.layout(1).rows());
-    if rows <= FEW_ROWS {
-        return Ok(dot(job, source, rows, outer));
-    }
     // 4 by 4 results to an invocation.
     let tile = if job.target.max_invocations >= 256 { 64 } else { 32 };
     let tiles = rows.div_ceil(tile) as u64 * outer.div_ceil(tile) as u64;
+    let in_quads = |operand: &usize| in_quads(job, *operand);
+    let floats = [0, 1].iter().all(in_quads) && job.layout(0).cols().is_multiple_of(4);
+    if rows > FEW_ROWS && tiles < u64::from(job.target.processors) && floats {
+        return Ok(narrow(job, &text, rows, outer));
+    }
+    let source = operands(Source::new(job), job).body(&text);
+    if rows <= FEW_ROWS {
+        return Ok(dot(job, source, rows, outer));
+    }
     let source = source.constant("TILE", tile as u32).body(GRID).body(TILED);
     Ok(source.build(job.target.fold(tiles)))
+}
+
+/// Many rows of f32 with few rows of weights, such as those of a router.
+fn narrow(job: &Job<'_>, text: &str, rows: usize, outer: usize) -> Kernel {
+    let width = job.target.width(DOT_WIDTH);
+    let waves = u64::from((width / job.target.subgroup.max(1)).max(1));
+    let parts = rows.div_ceil(8) as u64 * outer.div_ceil(8) as u64;
+    Source::new(job)
+        .view(0, View::Quads)
+        .view(1, View::Quads)
+        .constant("WIDTH", width)
+        .body(text)
+        .body(GRID)
+        .body(&unroll(include_str!("kernels/narrow.wgsl"), &[]))
+        .build(job.target.fold(parts.div_ceil(waves)))
 }
 
 /// A row of `x` serves all experts of its token, or each has one of its own.
@@ -52,7 +75,7 @@ fn has_weights(row: u32) -> bool { return expert_of(row) < P.w.shape.y; }
 fn w_row(row: u32, col: u32) -> u32 { return row_w(expert_of(row) * P.w.shape.z + col); }
 fn finish(row: u32, col: u32, sum: f32) { put_y(row_y(row) + col, sum); }\n";
     let source = operands(Source::new(job).args(&[sharers]), job).body(text);
-    let y = job.layout(3);
+    let y = job.layout(job.result());
     dot(job, source, y.rows(), y.cols())
 }
 

@@ -1,7 +1,5 @@
 //! Ops on rows: norms, softmax, rotary embedding, cache writes.
 
-use clearway_graph::CapturedOpKind as Kind;
-
 use super::elementwise::{self, GRID, MATH};
 use super::{Job, Kernel, Source};
 use crate::error::Result;
@@ -17,14 +15,9 @@ const CACHE_WIDTH: u32 = 256;
 
 /// Root mean square norms, with what is fused around them. Fused or not, an element goes through the
 /// same steps.
-pub(super) fn norm(job: &Job<'_>) -> Result<Kernel> {
-    // The addend and the weight, each of which may be one row.
-    let (addend, weight) = match job.kind {
-        Kind::RmsNormMul => (None, Some(1)),
-        Kind::AddRmsNorm => (Some(1), None),
-        Kind::AddRmsNormMul => (Some(1), Some(2)),
-        _ => (None, None),
-    };
+///
+/// `addend` and `weight` are the operands that are added before and multiplied behind; each may be one row.
+pub(super) fn norm(job: &Job<'_>, addend: Option<usize>, weight: Option<usize>) -> Result<Kernel> {
     let mut job = job.clone();
     for operand in [addend, weight].into_iter().flatten() {
         job = job.spread(operand)?;

@@ -13,6 +13,7 @@ const ARG_MAX: &str = include_str!("kernels/arg_max.wgsl");
 const RANK: &str = include_str!("kernels/rank.wgsl");
 const RADIX: &str = include_str!("kernels/radix.wgsl");
 const TOP_K: &str = include_str!("kernels/top_k.wgsl");
+const EXPERT_ORDER: &str = include_str!("kernels/expert_order.wgsl");
 const ROUTER: &str = include_str!("kernels/router.wgsl");
 
 /// Longest row whose elements count all that are before them.
@@ -63,6 +64,13 @@ pub(super) fn arg_max(job: &Job<'_>) -> Kernel {
 
 pub(super) fn top_k(job: &Job<'_>) -> Kernel {
     choose(job, Source::new(job), TOP_K)
+}
+
+/// A workgroup for each expert, and one for ids beyond the last.
+pub(super) fn expert_order(job: &Job<'_>) -> Kernel {
+    let width = job.target.width(1024);
+    let source = Source::new(job).constant("WIDTH", width).body(GRID).body(EXPERT_ORDER);
+    source.build(job.target.fold(u64::from(job.params[0]) + 1))
 }
 
 pub(super) fn router(job: &Job<'_>) -> Kernel {

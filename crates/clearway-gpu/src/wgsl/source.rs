@@ -33,6 +33,8 @@ pub struct Source<'a> {
     trust: Trust,
     args: Vec<u32>,
     baked: bool,
+    /// Operands of any number of rows, where records are written into the text.
+    open: Vec<usize>,
     even_rows: bool,
     enables: String,
     constants: String,
@@ -50,6 +52,7 @@ impl<'a> Source<'a> {
             trust: Trust::Own,
             args: job.params.to_vec(),
             baked: false,
+            open: Vec::new(),
             even_rows: false,
             enables: String::new(),
             constants: String::new(),
@@ -98,6 +101,14 @@ impl<'a> Source<'a> {
     pub fn baked(mut self) -> Self {
         self.baked = true;
         self
+    }
+
+    /// As [`baked`](Self::baked), but the number of rows of these operands, which lie equally far apart, stays in the
+    /// uniform block `U`: one text serves them all.
+    #[must_use]
+    pub fn baked_but_rows(mut self, operands: impl IntoIterator<Item = usize>) -> Self {
+        self.open = operands.into_iter().collect();
+        self.even_rows().baked()
     }
 
     /// Finds rows that lie equally far apart without a division. A text that looks for rows often gains by it,
@@ -199,7 +210,7 @@ impl<'a> Source<'a> {
         }
         let _ = writeln!(text, "    args: array<vec4<u32>, {quads}>,\n}}");
         let block = if self.baked { "U" } else { "P" };
-        if !self.baked || !few {
+        if !self.baked || !few || !self.open.is_empty() {
             let scratch = if self.scratch.is_some() { 2 } else { 0 };
             let binding = self.job.operands.len() + self.again.len() + scratch;
             let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> {block}: Params;");
@@ -229,7 +240,13 @@ impl<'a> Source<'a> {
         }
         text.push_str("}\nconst P = Records(\n");
         let words = self.words();
-        for record in words.chunks(12).take(operands.len()) {
+        for (index, record) in words.chunks(12).take(operands.len()).enumerate() {
+            let mut record = record.to_vec();
+            if self.open.contains(&index) {
+                // Nothing but the columns and the distance of rows is the same for all.
+                record[..3].fill(1);
+                record[4..6].fill(0);
+            }
             let quad = |at: usize| {
                 let [a, b, c, d] = [0, 1, 2, 3].map(|i| record[at + i]);
                 format!("vec4<u32>({a}u, {b}u, {c}u, {d}u)")
@@ -413,7 +430,7 @@ impl Operand {
     }
 
     /// Whether all rows lie equally far apart: then finding one takes no division.
-    fn rows_are_even(&self) -> bool {
+    pub(super) fn rows_are_even(&self) -> bool {
         let (shape, strides) = (self.layout.shape4(), self.layout.strides4());
         let row = u64::from(strides[2]);
         let inside = u64::from(shape[2]) * row;

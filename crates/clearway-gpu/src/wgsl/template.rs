@@ -1,4 +1,7 @@
-//! Repeats lines of a kernel's text.
+//! Pieces of kernel text: named parts of a file, named holes, and lines that are repeated.
+//!
+//! A `.wgsl` file may have parts of which a kernel takes some. `//# piece NAME` begins one, which goes on to the
+//! next such line. `$name` is a hole that [`fill`] fills.
 //!
 //! Cooperative matrices cannot lie in arrays: every one is a variable of its own, so loops over them are
 //! written out. In a `.wgsl` file
@@ -83,9 +86,46 @@ fn substitute(line: &str, variables: &[(char, usize)]) -> String {
     line
 }
 
+/// The lines of a piece of a file; `None` if it has no such piece.
+pub(super) fn piece<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    const MARK: &str = "//# piece ";
+    let mut start = None;
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        if let Some(found) = line.strip_prefix(MARK) {
+            if let Some(start) = start {
+                return text.get(start..at);
+            }
+            if found.trim_end() == name {
+                start = Some(at + line.len());
+            }
+        }
+        at += line.len();
+    }
+    text.get(start?..)
+}
+
+/// The text with its holes filled: `$name` by the value of that name.
+pub(super) fn fill(text: &str, holes: &[(&str, &str)]) -> String {
+    let mut text = text.to_owned();
+    for (name, value) in holes {
+        text = text.replace(&format!("${name}"), value);
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_end_where_the_next_begins() {
+        let text = "// front\n//# piece a\nx\ny\n//# piece b c\nz\n";
+        assert_eq!(piece(text, "a"), Some("x\ny\n"));
+        assert_eq!(piece(text, "b c"), Some("z\n"));
+        assert_eq!(piece(text, "b"), None);
+        assert_eq!(fill("get_$operand($operand)", &[("operand", "w")]), "get_w(w)");
+    }
 
     #[test]
     fn loops_are_written_out_with_their_variables() {

@@ -110,13 +110,47 @@ fn every_case_lowers_to_valid_text() {
     println!("{} sources: {counts:?}", sources.len());
     let wrong: Vec<String> = wrong.into_values().collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // Products of one row have their shape in the text, and nothing else has.
-    let most = 16 * counts.len();
-    assert!(
-        sources.len() <= most,
-        "{} sources: shapes have become part of the text",
-        sources.len()
-    );
+    // Products of one row and those on matrices have their shape in the text, and nothing else has.
+    let general = |source: &&String| !source.contains("wgpu_cooperative_matrix");
+    let count = sources.keys().filter(general).count();
+    let most = 10 * counts.len();
+    assert!(count <= most, "{count} sources: shapes have become part of the text");
+}
+
+#[test]
+fn products_on_matrices_of_any_number_of_rows_share_a_text() {
+    let of = |rows: usize, experts: bool| {
+        let layout = |dtype, shape: &[usize]| Layout::new(dtype, shape).unwrap();
+        let (x, kind) = (layout(DType::F32, &[rows, 256]), DType::F16);
+        let layouts = match experts {
+            false => vec![x, layout(kind, &[512, 256]), layout(DType::F32, &[rows, 512])],
+            true => vec![
+                x,
+                layout(kind, &[4, 512, 256]),
+                layout(DType::U32, &[rows, 2]),
+                layout(DType::U32, &[6 + 2 * rows]),
+                layout(DType::F32, &[rows, 2, 512]),
+            ],
+        };
+        let op = if experts { Kind::MatMulExperts } else { Kind::MATMUL };
+        let names = operand_names(op, layouts.len());
+        let last = layouts.len() - 1;
+        let operands = layouts.into_iter().zip(names).enumerate().map(|(index, (layout, name))| {
+            let role = if index == last { BindingRole::Write } else { BindingRole::Read };
+            let packing = Packing::Plain;
+            Operand { name, layout, role, shift: 0, packing, rows: None, same_as: None }
+        });
+        let operands = operands.collect();
+        let job = Job { kind: op, operands, params: &[], target: &TARGET, choice: 0 };
+        lower(&job).unwrap()
+    };
+    for experts in [false, true] {
+        let [a, b] = [128, 192].map(|rows| of(rows, experts));
+        assert!(a.source.contains("wgpu_cooperative_matrix"));
+        assert_eq!(a.source, b.source);
+        assert_ne!(a.words, b.words);
+        assert_eq!(complaint(&a.source), None);
+    }
 }
 
 #[test]
@@ -178,7 +212,7 @@ fn large_grids_are_folded() {
         same_as: None,
     };
     let operands = vec![operand("x", BindingRole::Read), operand("y", BindingRole::Write)];
-    let job = Job { kind: Kind::Silu, operands, params: &[], target: &TARGET, choice: 0 };
+    let job = Job { kind: Kind::SILU, operands, params: &[], target: &TARGET, choice: 0 };
     let groups = lower(&job).unwrap().groups;
     assert!(groups[1] > 1 && groups.iter().all(|&g| g <= TARGET.max_groups), "{groups:?}");
 }

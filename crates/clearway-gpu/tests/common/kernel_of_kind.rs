@@ -15,11 +15,11 @@ use clearway_graph::{
 /// A gate that names another kernel, a norm that is to work in place, and a pinned kernel that is said not to
 /// be, on this device: all are refused while they are lowered, and nothing is written.
 pub fn check(device: &dyn Device) {
-    let gate = op(device, Kind::SiluMul, &[]);
+    let gate = op(device, Kind::SILU_MUL, &[]);
     gate.run(device, |_| {}).unwrap();
     assert_ne!(gate.result(), [7.0; 4], "what is refused below does run");
 
-    let gate = op(device, Kind::SiluMul, &[]);
+    let gate = op(device, Kind::SILU_MUL, &[]);
     let error = gate.run(device, |d| d.kernel = "gelu_mul".into()).unwrap_err();
     assert!(differs(&error, "kernel and kind"), "{error}");
     // A user's kernel of that name could exist.

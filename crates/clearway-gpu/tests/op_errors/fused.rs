@@ -1,6 +1,39 @@
 //! Bad calls of products that hold a norm or a gate.
 
+use clearway_graph::{Product, Slot};
+
 use super::{BAD_EPS, Calls, D, F, INF, NAN, Param, S, U, Wrong};
+
+/// Calls of a product without heads, which follow from its operands.
+pub(super) fn of(product: Product) -> Calls {
+    // A tensor that fits, one of a wrong type, and one of a wrong shape.
+    let operand = |slot: Slot| match slot {
+        Slot::Input => ["f32[3x8]", "u32[3x8]", "f32[2x3x8]"],
+        Slot::NormWeight => ["f32[8]", "bf16[8]", "f32[9]"],
+        Slot::Weight => ["f32[5x8]", "u32[5x8]", "f32[8x5]"],
+        Slot::UpWeight => ["f32[5x8]", "u32[5x8]", "f32[6x8]"],
+        Slot::Up => ["f32[3x5]", "f16[3x5]", "f32[3x6]"],
+        Slot::Addend => ["f32[5]", "bf16[5]", "f32[2x5]"],
+        Slot::Result => ["f32[3x5]", "f16[3x5]", "f32[5x3]"],
+        other => panic!("{}: write its calls down, it has {other:?}", product.spec().name),
+    };
+    let slots = product.slots();
+    let call = |changed: Option<(usize, usize)>| -> &'static str {
+        let texts = slots.iter().enumerate().map(|(index, &slot)| {
+            let which = changed.filter(|&(at, _)| at == index).map_or(0, |(_, which)| which);
+            operand(slot)[which]
+        });
+        texts.collect::<Vec<_>>().join(" ").leak()
+    };
+    let names = product.spec().operands.iter().map(|operand| operand.name);
+    let bad: Vec<_> = names
+        .enumerate()
+        .flat_map(|(at, name)| [(call(Some((at, 1))), D(name)), (call(Some((at, 2))), S(name))])
+        .collect();
+    let (params, bad_params) =
+        if product.is_normed() { (&[F(1e-5)][..], BAD_EPS) } else { (&[][..], &[][..]) };
+    Calls { op: product.spec().name, good: call(None), params, bad: bad.leak(), bad_params }
+}
 
 /// One entry for each of them.
 pub(super) const CALLS: &[Calls] = &[

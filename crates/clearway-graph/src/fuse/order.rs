@@ -92,15 +92,17 @@ impl Order {
 
 /// Kinds that occur in a list.
 #[derive(Clone, Copy, Default)]
-pub(super) struct KindSet(u64);
+pub(super) struct KindSet(u128);
+
+const _: () = assert!(CapturedOpKind::COUNT <= u128::BITS as usize);
 
 impl KindSet {
     pub(super) fn insert(&mut self, kind: CapturedOpKind) {
-        self.0 |= 1 << (kind.index() % 64);
+        self.0 |= 1 << kind.index();
     }
 
     fn contains(self, kind: CapturedOpKind) -> bool {
-        self.0 & 1 << (kind.index() % 64) != 0
+        self.0 & 1 << kind.index() != 0
     }
 
     /// How many rules that may apply stand before each: to these kinds, and to what they become.

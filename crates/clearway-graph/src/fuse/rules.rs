@@ -213,6 +213,9 @@ fn all_rules() -> Vec<Rule> {
     rules.extend(
         Activation::ALL.into_iter().flat_map(|a| products().filter_map(move |p| gate(p, a))),
     );
+    rules.extend(
+        Activation::ALL.into_iter().flat_map(|a| products().filter_map(move |p| activated(p, a))),
+    );
     rules.extend(products().filter_map(second_weights));
     rules.extend(products().filter_map(norm_behind));
     // Gated ones first, only to be read first.
@@ -260,7 +263,7 @@ const FIRST: &[usize] = &[0];
 const PLAIN_RULES: [PlainRule; 7] = [
     PlainRule {
         producer: Kind::RmsNorm,
-        consumer: Kind::Mul,
+        consumer: Kind::MUL,
         operands: EITHER,
         fit: Fit::Full,
         fused: Kind::RmsNormMul,
@@ -268,20 +271,20 @@ const PLAIN_RULES: [PlainRule; 7] = [
         bindings: &[producer(0), other(Fit::Row), RESULT],
     },
     PlainRule {
-        producer: Kind::Silu,
-        consumer: Kind::Mul,
+        producer: Kind::SILU,
+        consumer: Kind::MUL,
         operands: EITHER,
         fit: Fit::Full,
-        fused: Kind::SiluMul,
+        fused: Kind::SILU_MUL,
         name: None,
         bindings: &[producer(0), other(Fit::Full), RESULT],
     },
     PlainRule {
-        producer: Kind::Gelu,
-        consumer: Kind::Mul,
+        producer: Kind::GELU,
+        consumer: Kind::MUL,
         operands: EITHER,
         fit: Fit::Full,
-        fused: Kind::GeluMul,
+        fused: Kind::GELU_MUL,
         name: None,
         bindings: &[producer(0), other(Fit::Full), RESULT],
     },
@@ -295,7 +298,7 @@ const PLAIN_RULES: [PlainRule; 7] = [
         bindings: &[producer(0), producer(1), producer(2), consumer(1), RESULT],
     },
     PlainRule {
-        producer: Kind::Add,
+        producer: Kind::ADD,
         consumer: Kind::RmsNormMul,
         operands: FIRST,
         fit: Fit::Full,
@@ -304,7 +307,7 @@ const PLAIN_RULES: [PlainRule; 7] = [
         bindings: &[ADDEND, ADDEND_OR_ROW, consumer(1), KEPT, RESULT],
     },
     PlainRule {
-        producer: Kind::Add,
+        producer: Kind::ADD,
         consumer: Kind::RmsNorm,
         operands: FIRST,
         fit: Fit::Full,
@@ -314,7 +317,7 @@ const PLAIN_RULES: [PlainRule; 7] = [
     },
     PlainRule {
         producer: Kind::AddRmsNorm,
-        consumer: Kind::Mul,
+        consumer: Kind::MUL,
         operands: EITHER,
         fit: Fit::Full,
         fused: Kind::AddRmsNormMul,
@@ -332,7 +335,7 @@ fn add(product: Product) -> Option<Rule> {
         Slot::Addend => Some(other(Fit::Row)),
         _ => None,
     });
-    let rule = Rule::between(Kind::Product(product), Kind::Add, Kind::Product(fused));
+    let rule = Rule::between(Kind::Product(product), Kind::ADD, Kind::Product(fused));
     Some(Rule { operands: EITHER.into(), fit: Fit::Full, bindings, ..rule })
 }
 
@@ -344,7 +347,16 @@ fn gate(product: Product, activation: Activation) -> Option<Rule> {
         Slot::Up => Some(Bind { source: Source::Consumer(1), fit: Fit::Full }),
         _ => None,
     });
-    let rule = Rule::between(Kind::Product(product), activation.mul(), Kind::Product(fused));
+    let rule = Rule::between(Kind::Product(product), activation.mul()?, Kind::Product(fused));
+    Some(Rule { operands: FIRST.into(), fit: Fit::Full, bindings, ..rule })
+}
+
+/// A product takes in the function behind it, where that gates nothing.
+fn activated(product: Product, activation: Activation) -> Option<Rule> {
+    let open = product.gate() == Gate::None;
+    let fused = product.with_gate(Gate::Ungated(activation)).filter(|_| open)?;
+    let bindings = absorb(product, fused, |_| None);
+    let rule = Rule::between(Kind::Product(product), activation.op(), Kind::Product(fused));
     Some(Rule { operands: FIRST.into(), fit: Fit::Full, bindings, ..rule })
 }
 

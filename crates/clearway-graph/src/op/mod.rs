@@ -4,13 +4,18 @@
 //! documentation) come from the table below. A backend adds an implementation for each kind. It matches on
 //! the kind without a catch-all arm, so that a new op does not compile until every backend has an answer.
 //!
+//! Element-wise ops are one kind with a [`Map`] in it, with a table of their own (`op/map.rs`).
 //! Matrix products are one kind with a [`Product`] in it: what happens to the rows before they are
 //! multiplied, whether the product is gated, and what its epilogue does. Their rows of the table are derived
 //! from the parts (`op/product.rs`).
 
+mod map;
 mod product;
 
-pub use product::{Activation, Epilogue, Gate, Input, Product, Slot};
+pub use map::{Map, MapInputs};
+pub use product::{
+    Activation, Epilogue, Gate, Input, PlainInput, PlainOp, PlainShape, Product, Slot,
+};
 
 use serde::{Serialize, Serializer};
 
@@ -61,6 +66,8 @@ pub struct ParamSpec {
     pub name: &'static str,
     /// Integer or float.
     pub kind: ParamKind,
+    /// Whether it must be above zero. Other ranges are up to the op's check.
+    pub positive: bool,
 }
 
 /// Makes the kinds and their rows from the table. A row is documentation, kind, name, operands and
@@ -71,6 +78,8 @@ macro_rules! ops {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum CapturedOpKind {
             $($(#[doc = $doc])+ $kind,)+
+            /// Element-wise op.
+            Map(Map),
             /// Product with weight matrices, with what is fused to it.
             Product(Product),
             /// A user's kernel.
@@ -81,7 +90,7 @@ macro_rules! ops {
         }
 
         impl CapturedOpKind {
-            /// Every op that is neither a product nor a user's kernel, in the order of the table.
+            /// Every op that is neither element-wise nor a product nor a user's kernel, in the order of the table.
             pub const PLAIN: &'static [Self] = &[$(Self::$kind),+];
 
             /// The op's row of the table; `None` for users' kernels.
@@ -96,6 +105,7 @@ macro_rules! ops {
                         };
                         Some(&ROW)
                     })+
+                    Self::Map(map) => Some(map.spec()),
                     Self::Product(product) => Some(product.spec()),
                     Self::Custom | Self::Pinned => None,
                 }
@@ -103,25 +113,20 @@ macro_rules! ops {
 
             /// A number below [`COUNT`](Self::COUNT) for each kind, for tables.
             pub fn index(self) -> usize {
-                let kinds = Self::PLAIN.len();
+                let (plain, maps) = (Self::PLAIN.len(), Map::ALL.len());
                 match self {
-                    Self::Custom => kinds,
-                    Self::Pinned => kinds + 1,
-                    Self::Product(product) => kinds + 2 + product.index(),
-                    plain => plain.discriminant(),
+                    $(Self::$kind => Plain::$kind as usize,)+
+                    Self::Map(map) => plain + map as usize,
+                    Self::Custom => plain + maps,
+                    Self::Pinned => plain + maps + 1,
+                    Self::Product(product) => plain + maps + 2 + product.index(),
                 }
             }
+        }
 
-            const fn discriminant(self) -> usize {
-                let mut next = 0;
-                $(
-                    if matches!(self, Self::$kind) {
-                        return next;
-                    }
-                    next += 1;
-                )+
-                next
-            }
+        /// Numbers of the plain kinds.
+        enum Plain {
+            $($kind,)+
         }
     };
 }
@@ -133,24 +138,12 @@ ops! {
     RmsNorm "rms_norm" [read("x"), write("y")] [float("eps")]
     /// Rows shifted to mean 0 and scaled to variance 1, with weight and bias.
     LayerNorm "layer_norm" [read("x"), read("w"), read("b"), write("y")] [float("eps")]
-    /// Element-wise sum, the second operand repeated over rows where smaller.
-    Add "add" [read("a"), read("b"), write_over("y", &[0, 1])] []
-    /// Element-wise product, the second operand repeated over rows where smaller.
-    Mul "mul" [read("a"), read("b"), write_over("y", &[0, 1])] []
-    /// Product with a constant.
-    Scale "scale" [read("x"), write_over("y", &[0])] [float("s")]
-    /// `x * sigmoid(x)`.
-    Silu "silu" [read("x"), write_over("y", &[0])] []
-    /// GELU, tanh form.
-    Gelu "gelu" [read("x"), write_over("y", &[0])] []
-    /// `silu(gate) * up`.
-    SiluMul "silu_mul" [read("gate"), read("up"), write_over("y", &[0, 1])] []
-    /// `gelu(gate) * up`.
-    GeluMul "gelu_mul" [read("gate"), read("up"), write_over("y", &[0, 1])] []
-    /// `cap * tanh(x / cap)`.
-    SoftCap "soft_cap" [read("x"), write_over("y", &[0])] [float("cap")]
-    /// Product with the weight matrices of the experts chosen per row.
-    MatMulExperts "matmul_experts" [read("x"), matrix("w"), read("ids"), write("y")] []
+    /// Product with the weight matrices of the experts chosen per row. Where the order of the rows by expert is given,
+    /// rows of one expert may be multiplied together.
+    MatMulExperts "matmul_experts" [read("x"), matrix("w"), read("ids"), read_if_given("order"), write("y")] []
+    /// Pairs of a row and an expert chosen for it, by expert: where those of each expert start, of ids beyond the last, and
+    /// where they end; then their numbers.
+    ExpertOrder "expert_order" [read("ids"), write("order")] [int("experts")]
     /// The best experts of each row and their weights.
     RouterTopK "router_top_k" [read("logits"), write("ids"), write("weights")] [int("mode"), int("renorm"), float("scale")]
     /// Sum of expert results by weight.
@@ -188,6 +181,10 @@ const fn read(name: &'static str) -> Operand {
     Operand { name, role: BindingRole::Read, optional: false, matrix: false, over: &[] }
 }
 
+const fn read_if_given(name: &'static str) -> Operand {
+    Operand { optional: true, ..read(name) }
+}
+
 const fn matrix(name: &'static str) -> Operand {
     Operand { matrix: true, ..read(name) }
 }
@@ -213,11 +210,15 @@ const fn update(name: &'static str) -> Operand {
 }
 
 const fn float(name: &'static str) -> ParamSpec {
-    ParamSpec { name, kind: ParamKind::F32 }
+    ParamSpec { name, kind: ParamKind::F32, positive: false }
+}
+
+const fn positive(name: &'static str) -> ParamSpec {
+    ParamSpec { positive: true, ..float(name) }
 }
 
 const fn int(name: &'static str) -> ParamSpec {
-    ParamSpec { name, kind: ParamKind::U32 }
+    ParamSpec { kind: ParamKind::U32, ..float(name) }
 }
 
 impl CapturedOpKind {
@@ -225,11 +226,13 @@ impl CapturedOpKind {
     pub const MATMUL: Self = Self::Product(Product::PLAIN);
 
     /// How many kinds there are.
-    pub const COUNT: usize = Self::PLAIN.len() + 2 + Product::COUNT;
+    pub const COUNT: usize = Self::PLAIN.len() + Map::ALL.len() + 2 + Product::COUNT;
 
-    /// Every op of the table: plain ones, then products.
+    /// Every op of the table: plain ones, element-wise ones, then products.
     pub fn all() -> impl Iterator<Item = Self> {
-        Self::PLAIN.iter().copied().chain(Product::all().iter().map(|&p| Self::Product(p)))
+        let maps = Map::ALL.iter().map(|&map| Self::Map(map));
+        let products = Product::all().iter().map(|&product| Self::Product(product));
+        Self::PLAIN.iter().copied().chain(maps).chain(products)
     }
 
     /// The kind of this number; a user's kernel if there is none.
@@ -240,10 +243,12 @@ impl CapturedOpKind {
 
     /// The product, if this is one.
     pub const fn product(self) -> Option<Product> {
-        match self {
-            Self::Product(product) => Some(product),
-            _ => None,
-        }
+        if let Self::Product(product) = self { Some(product) } else { None }
+    }
+
+    /// The element-wise op, if this is one.
+    pub const fn map(self) -> Option<Map> {
+        if let Self::Map(map) = self { Some(map) } else { None }
     }
 
     /// Whether a node of this kind may be moved. One that may not also stops others from crossing.

@@ -3,7 +3,7 @@
 //! | part | values | what it does |
 //! |---|---|---|
 //! | input | plain, normed | divides each row by its root mean square and multiplies it by a weight first |
-//! | gate | none, operand, weights | multiplies the activated product by an operand, or by a second product of the same rows |
+//! | gate | none, ungated, operand, weights | sends the product through a function, and multiplies it by an operand or by a second product of the same rows |
 //! | epilogue | add | adds a residual of the result's shape, or a bias of one row |
 //! | | rope | rotates the heads of each row |
 //! | | cache | writes the heads into a KV cache instead of a result |
@@ -15,6 +15,7 @@
 //! Quantisation for the next product is no part of its own: the element type of the result says it
 //! ([`DType::A8`](crate::DType::A8)).
 
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use super::{
@@ -44,6 +45,8 @@ pub enum Input {
 pub enum Gate {
     /// Of nothing: it is the result.
     None,
+    /// Of nothing, but it goes through the function.
+    Ungated(Activation),
     /// Of an operand: the activated product is multiplied by it.
     Operand(Activation),
     /// Of a second product of the same rows with other weights.
@@ -57,6 +60,8 @@ pub enum Activation {
     Silu,
     /// GELU, tanh form.
     Gelu,
+    /// The square of what is above zero. Products use it ungated.
+    ReluSquared,
 }
 
 /// What is done with each element of a product before it is stored, in this order.
@@ -104,6 +109,43 @@ pub enum Slot {
     Cache,
 }
 
+/// One of the plain ops that a product stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlainOp {
+    /// What it computes.
+    pub kind: CapturedOpKind,
+    /// What it reads, in the order in which it binds it.
+    pub inputs: Vec<PlainInput>,
+    /// Which constants of the product are its own.
+    pub params: Range<usize>,
+    /// Shape of what it gives.
+    pub shape: PlainShape,
+    /// The operand of the product that holds what it gives, if there is one.
+    pub result: Option<Slot>,
+}
+
+/// What a plain op reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainInput {
+    /// An operand of the product.
+    Slot(Slot),
+    /// What an earlier op of the list gives. Ops on heads see its rows as heads.
+    Op(usize),
+}
+
+/// Shape of what a plain op gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainShape {
+    /// That of the rows that are multiplied.
+    Input,
+    /// As many rows as these, as wide as the weights have rows.
+    Product,
+    /// The same as heads.
+    Heads,
+    /// The cache.
+    Cache,
+}
+
 impl Slot {
     /// How the slot is bound.
     const fn operand(self) -> Operand {
@@ -143,29 +185,33 @@ impl Slot {
 
 impl Activation {
     /// Every activation.
-    pub const ALL: [Self; 2] = [Self::Silu, Self::Gelu];
+    pub const ALL: [Self; 3] = [Self::Silu, Self::Gelu, Self::ReluSquared];
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
             Self::Gelu => "gelu",
+            Self::ReluSquared => "relu_squared",
         }
     }
 
     /// The op that is the function alone.
     pub const fn op(self) -> CapturedOpKind {
         match self {
-            Self::Silu => CapturedOpKind::Silu,
-            Self::Gelu => CapturedOpKind::Gelu,
+            Self::Silu => CapturedOpKind::SILU,
+            Self::Gelu => CapturedOpKind::GELU,
+            Self::ReluSquared => CapturedOpKind::RELU_SQUARED,
         }
     }
 
-    /// The op that multiplies an activated gate by an operand.
-    pub const fn mul(self) -> CapturedOpKind {
+    /// The op that multiplies a gate activated by this function by an operand, if there is one. Without it no
+    /// product is gated by the function.
+    pub const fn mul(self) -> Option<CapturedOpKind> {
         match self {
-            Self::Silu => CapturedOpKind::SiluMul,
-            Self::Gelu => CapturedOpKind::GeluMul,
+            Self::Silu => Some(CapturedOpKind::SILU_MUL),
+            Self::Gelu => Some(CapturedOpKind::GELU_MUL),
+            Self::ReluSquared => None,
         }
     }
 }
@@ -175,7 +221,9 @@ impl Gate {
     pub const fn activation(self) -> Option<Activation> {
         match self {
             Self::None => None,
-            Self::Operand(activation) | Self::Weights(activation) => Some(activation),
+            Self::Ungated(activation) | Self::Operand(activation) | Self::Weights(activation) => {
+                Some(activation)
+            }
         }
     }
 }
@@ -200,19 +248,27 @@ impl Product {
         Self { epilogue: Epilogue { add: true, norm: true, ..Epilogue::NONE }, ..Self::PLAIN };
 
     /// How many products there are.
-    pub const COUNT: usize = 23;
+    pub const COUNT: usize = 25;
 
     /// The product with these parts; `None` if they do not go together:
     ///
-    /// - a gated product has no epilogue, and one that is the gate of an operand no norm in front;
+    /// - a product with an activation has no epilogue, and one that is the gate of an operand no norm in front;
+    /// - only an activation that gates nothing stands alone;
     /// - the norm behind needs a sum in front of it, and stands alone otherwise.
     pub const fn new(input: Input, gate: Gate, epilogue: Epilogue) -> Option<Self> {
         let Epilogue { add, rope, cache, norm } = epilogue;
         let plain = matches!(input, Input::Plain);
         let allowed = match gate {
             Gate::None => !norm || (add && plain && !rope && !cache),
-            Gate::Operand(_) => plain && !(add || rope || cache || norm),
-            Gate::Weights(_) => !(add || rope || cache || norm),
+            Gate::Ungated(activation) => {
+                activation.mul().is_none() && !(add || rope || cache || norm)
+            }
+            Gate::Operand(activation) => {
+                activation.mul().is_some() && plain && !(add || rope || cache || norm)
+            }
+            Gate::Weights(activation) => {
+                activation.mul().is_some() && !(add || rope || cache || norm)
+            }
         };
         if allowed { Some(Self { input, gate, epilogue }) } else { None }
     }
@@ -262,7 +318,7 @@ impl Product {
 
     /// Whether a kernel may quantise the result for the product that reads it.
     pub const fn may_quantise(self) -> bool {
-        matches!(self.gate, Gate::Weights(_)) || self.epilogue.norm
+        matches!(self.gate, Gate::Ungated(_) | Gate::Weights(_)) || self.epilogue.norm
     }
 
     /// Every product.
@@ -312,6 +368,49 @@ impl Product {
         self.is_normed() as usize
     }
 
+    /// The plain ops that it stands for, in the order in which one would record them. References, tests and
+    /// devices without a kernel follow it.
+    pub fn plain_ops(self) -> Vec<PlainOp> {
+        let Epilogue { add, rope, cache, norm } = self.epilogue;
+        let mut list = PlainList::default();
+        let mut x = PlainInput::Slot(Slot::Input);
+        if self.is_normed() {
+            x = list.norm(x, Slot::NormWeight, PlainShape::Input);
+        }
+        let mut y = list.product(x, Slot::Weight);
+        match self.gate {
+            Gate::None => {}
+            Gate::Ungated(activation) => y = list.element_wise(activation.op(), &[y]),
+            Gate::Operand(activation) => {
+                y = list.element_wise(activation.op(), &[y]);
+                y = list.element_wise(CapturedOpKind::MUL, &[y, PlainInput::Slot(Slot::Up)]);
+            }
+            Gate::Weights(activation) => {
+                let up = list.product(x, Slot::UpWeight);
+                y = list.element_wise(activation.op(), &[y]);
+                y = list.element_wise(CapturedOpKind::MUL, &[y, up]);
+            }
+        }
+        if add {
+            y = list.element_wise(CapturedOpKind::ADD, &[y, PlainInput::Slot(Slot::Addend)]);
+        }
+        if rope {
+            let inputs = [y, PlainInput::Slot(Slot::Positions), PlainInput::Slot(Slot::Factors)];
+            let first = self.rope_params();
+            y = list.push(CapturedOpKind::Rope, &inputs, first..first + 4, PlainShape::Heads);
+        }
+        if cache {
+            let inputs = [y, PlainInput::Slot(Slot::CacheRows)];
+            y = list.push(CapturedOpKind::KvWrite, &inputs, 0..0, PlainShape::Cache);
+        }
+        if norm {
+            list.keep(Slot::Sum);
+            list.norm(y, Slot::NextNormWeight, PlainShape::Product);
+        }
+        list.keep(if cache { Slot::Cache } else { Slot::Result });
+        list.0
+    }
+
     fn has(self, slot: Slot) -> bool {
         let Epilogue { add, rope, cache, norm } = self.epilogue;
         match slot {
@@ -331,6 +430,7 @@ impl Product {
         let Epilogue { add, rope, cache, norm } = self.epilogue;
         let gate = match self.gate {
             Gate::None => String::new(),
+            Gate::Ungated(activation) => format!("_{}", activation.name()),
             Gate::Operand(activation) => format!("_{}_mul", activation.name()),
             Gate::Weights(activation) => format!("_{}_gated", activation.name()),
         };
@@ -362,8 +462,9 @@ impl Product {
     const fn code(self) -> usize {
         let gate = match self.gate {
             Gate::None => 0,
-            Gate::Operand(activation) => 1 + 2 * activation as usize,
-            Gate::Weights(activation) => 2 + 2 * activation as usize,
+            Gate::Ungated(activation) => 1 + 3 * activation as usize,
+            Gate::Operand(activation) => 2 + 3 * activation as usize,
+            Gate::Weights(activation) => 3 + 3 * activation as usize,
         };
         let Epilogue { add, rope, cache, norm } = self.epilogue;
         let flags = [self.is_normed(), add, rope, cache, norm];
@@ -376,8 +477,47 @@ impl Product {
     }
 }
 
+/// Plain ops as they are added.
+#[derive(Default)]
+struct PlainList(Vec<PlainOp>);
+
+impl PlainList {
+    fn push(
+        &mut self,
+        kind: CapturedOpKind,
+        inputs: &[PlainInput],
+        params: Range<usize>,
+        shape: PlainShape,
+    ) -> PlainInput {
+        self.0.push(PlainOp { kind, inputs: inputs.to_vec(), params, shape, result: None });
+        PlainInput::Op(self.0.len() - 1)
+    }
+
+    fn product(&mut self, x: PlainInput, weight: Slot) -> PlainInput {
+        let inputs = [x, PlainInput::Slot(weight)];
+        self.push(CapturedOpKind::MATMUL, &inputs, 0..0, PlainShape::Product)
+    }
+
+    fn element_wise(&mut self, kind: CapturedOpKind, inputs: &[PlainInput]) -> PlainInput {
+        self.push(kind, inputs, 0..0, PlainShape::Product)
+    }
+
+    /// A norm and its weight. Its constant is the product's first.
+    fn norm(&mut self, x: PlainInput, weight: Slot, shape: PlainShape) -> PlainInput {
+        let normed = self.push(CapturedOpKind::RmsNorm, &[x], 0..1, shape);
+        self.push(CapturedOpKind::MUL, &[normed, PlainInput::Slot(weight)], 0..0, shape)
+    }
+
+    /// Says which operand holds what the last op gives.
+    fn keep(&mut self, slot: Slot) {
+        if let Some(last) = self.0.last_mut() {
+            last.result = Some(slot);
+        }
+    }
+}
+
 /// Combinations of parts, allowed or not.
-const CODES: usize = (1 + 2 * Activation::ALL.len()) << 5;
+const CODES: usize = (1 + 3 * Activation::ALL.len()) << 5;
 
 /// What follows from the parts of each product.
 struct Table {
@@ -389,7 +529,9 @@ struct Table {
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    let gates = Activation::ALL.into_iter().flat_map(|a| [Gate::Operand(a), Gate::Weights(a)]);
+    let gates = Activation::ALL
+        .into_iter()
+        .flat_map(|a| [Gate::Ungated(a), Gate::Operand(a), Gate::Weights(a)]);
     let gates: Vec<_> = [Gate::None].into_iter().chain(gates).collect();
     let mut table = Table { products: vec![], specs: vec![], slots: vec![], index: [0; CODES] };
     for input in [Input::Plain, Input::Normed] {
@@ -447,6 +589,26 @@ mod tests {
         assert_eq!(ahead.operand(Slot::Result, 5), Some(4));
         assert_eq!(ahead.operand(Slot::Sum, 5), None);
         assert_eq!(ahead.operand(Slot::Sum, 6), Some(4));
+    }
+
+    #[test]
+    fn plain_ops_read_every_operand_once_and_write_the_results() {
+        for &product in Product::all() {
+            let ops = product.plain_ops();
+            let mut slots: Vec<Slot> = ops.iter().filter_map(|op| op.result).collect();
+            for input in ops.iter().flat_map(|op| &op.inputs) {
+                match *input {
+                    PlainInput::Slot(Slot::Input) => {}
+                    PlainInput::Slot(slot) => slots.push(slot),
+                    PlainInput::Op(earlier) => assert!(earlier < ops.len()),
+                }
+            }
+            slots.push(Slot::Input);
+            slots.sort_unstable();
+            assert_eq!(slots, product.slots(), "{}", product.spec().name);
+            let params: usize = ops.iter().map(|op| op.params.len()).sum();
+            assert_eq!(params, product.spec().params.len(), "{}", product.spec().name);
+        }
     }
 
     #[test]

@@ -5,8 +5,6 @@ mod classes;
 mod form;
 mod front;
 mod lifetimes;
-pub mod peers;
-mod picture;
 mod plan;
 mod shadow;
 mod slabs;
@@ -15,7 +13,6 @@ mod tile;
 pub use classes::{AliasClass, alias_classes};
 pub use front::{CostModel, FrontPoint, fit_budget, front, live_bytes};
 pub use lifetimes::{Lifetime, lifetimes};
-pub use picture::svg;
 pub use plan::{MemoryPlan, Slot};
 pub use shadow::stale_shadow;
 
@@ -69,6 +66,14 @@ pub enum SlabRule {
         /// Bytes up to which no memory is shared.
         spread_bytes: u64,
     },
+}
+
+impl SlabRule {
+    /// The rule that both rules ask for.
+    #[must_use]
+    pub fn stricter(self, other: Self) -> Self {
+        if self == Self::Any { other } else { self }
+    }
 }
 
 impl Default for PlaceOptions {

@@ -30,8 +30,8 @@ pub(crate) const fn may_write(kind: Kind) -> bool {
             | Kind::RmsNormMul
             | Kind::AddRmsNorm
             | Kind::AddRmsNormMul
-            | Kind::SiluMul
-            | Kind::GeluMul
+            | Kind::SILU_MUL
+            | Kind::GELU_MUL
             | Kind::Attention
     )
 }

@@ -112,7 +112,7 @@ fn all_who_touch_a_value_find_it_rounded_and_nothing_else_changes() {
 fn only_products_of_what_a_gated_product_gives_are_looked_at() {
     let mut setup = Setup::new();
     let other = setup.buffer(row(COLS));
-    setup.dispatch(Kind::Silu, &[setup.value, other]);
+    setup.dispatch(Kind::SILU, &[setup.value, other]);
     assert_eq!(setup.round(), RoundReport::default());
     // As weights of a product, not as activations.
     let mut setup = Setup::new();
@@ -136,7 +136,7 @@ fn what_others_see_stays_as_it_is() {
     assert_eq!(setup.refused(), Refusal::IsInput);
     let (mut setup, _) = with_product();
     let to = setup.buffer(row(COLS));
-    let reader = setup.dispatch(Kind::Silu, &[setup.value, to]);
+    let reader = setup.dispatch(Kind::SILU, &[setup.value, to]);
     assert_eq!(setup.refused(), Refusal::SecondReader { reader });
     let (mut setup, _) = with_product();
     let writer = setup.gated(setup.value);

@@ -276,17 +276,17 @@ impl Maker<'_> {
             }
             1 => {
                 let (a, b) = (self.operand(layout), self.operand(layout));
-                let sum = self.op(Kind::Add, &[a, b], layout);
+                let sum = self.op(Kind::ADD, &[a, b], layout);
                 let n = self.op(Kind::RmsNorm, &[sum], layout);
                 if self.rng.chance(60) {
                     self.scaled(n, layout);
                 }
             }
             2 | 3 => {
-                let kind = if self.rng.chance(50) { Kind::Silu } else { Kind::Gelu };
+                let kind = if self.rng.chance(50) { Kind::SILU } else { Kind::GELU };
                 let (gate, up) = (self.operand(layout), self.operand(layout));
                 let gate = self.op(kind, &[gate], layout);
-                self.op(Kind::Mul, &[gate, up], layout);
+                self.op(Kind::MUL, &[gate, up], layout);
             }
             4 => {
                 let cols = layout.cols();
@@ -295,7 +295,7 @@ impl Maker<'_> {
                 let product = self.op(Kind::MATMUL, &[x, w], layout);
                 let c = self.operand(layout);
                 let order = if self.rng.chance(50) { [product, c] } else { [c, product] };
-                let sum = self.op(Kind::Add, &order, layout);
+                let sum = self.op(Kind::ADD, &order, layout);
                 if self.rng.chance(70) {
                     self.products_of_norm(sum, layout);
                 }
@@ -337,9 +337,9 @@ impl Maker<'_> {
             let gate = self.op(Kind::MATMUL, &[x, w], layout);
             if self.rng.chance(40) {
                 let up = self.op(Kind::MATMUL, &[x, u], layout);
-                let act = if self.rng.chance(50) { Kind::Silu } else { Kind::Gelu };
+                let act = if self.rng.chance(50) { Kind::SILU } else { Kind::GELU };
                 let gate = self.op(act, &[gate], layout);
-                let gated = self.op(Kind::Mul, &[gate, up], layout);
+                let gated = self.op(Kind::MUL, &[gate, up], layout);
                 if self.rng.chance(90) {
                     let w = self.real(weights);
                     self.op(Kind::MATMUL, &[gated, w], layout);
@@ -351,7 +351,7 @@ impl Maker<'_> {
     fn scaled(&mut self, n: TensorView, layout: Layout) -> TensorView {
         let w = self.real(Layout::new(DType::F32, &[layout.cols()]).unwrap());
         let order = if self.rng.chance(50) { [n, w] } else { [w, n] };
-        self.op(CapturedOpKind::Mul, &order, layout)
+        self.op(CapturedOpKind::MUL, &order, layout)
     }
 
     fn rows(&mut self) -> Layout {

@@ -48,14 +48,14 @@ pub fn decoder_like(dispatches: usize) -> ComputeGraph {
         let attended =
             list.op(CapturedOpKind::Attention, &[q, k_cache, v_cache, position], row(embd));
         let projected = list.matmul(attended, embd, embd);
-        x = list.op(CapturedOpKind::Add, &[projected, x], row(embd));
+        x = list.op(CapturedOpKind::ADD, &[projected, x], row(embd));
         let normed = list.norm(x, embd);
         let gate = list.matmul(normed, embd, ffn);
         let up = list.matmul(normed, embd, ffn);
-        let gate = list.op(CapturedOpKind::Silu, &[gate], row(ffn));
-        let hidden = list.op(CapturedOpKind::Mul, &[gate, up], row(ffn));
+        let gate = list.op(CapturedOpKind::SILU, &[gate], row(ffn));
+        let hidden = list.op(CapturedOpKind::MUL, &[gate, up], row(ffn));
         let down = list.matmul(hidden, ffn, embd);
-        x = list.op(CapturedOpKind::Add, &[down, x], row(embd));
+        x = list.op(CapturedOpKind::ADD, &[down, x], row(embd));
     }
     if let Some(value) = x.value() {
         list.graph.mark_output(value).unwrap();
@@ -106,7 +106,7 @@ impl Lister {
         let layout = Layout::new(DType::F32, &[1, cols]).unwrap();
         let weight = self.weight(layout);
         let normed = self.op(CapturedOpKind::RmsNorm, &[x], layout);
-        self.op(CapturedOpKind::Mul, &[normed, weight], layout)
+        self.op(CapturedOpKind::MUL, &[normed, weight], layout)
     }
 
     fn matmul(&mut self, x: TensorView, inner: usize, outer: usize) -> TensorView {

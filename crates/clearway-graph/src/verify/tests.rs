@@ -196,7 +196,7 @@ fn an_unfused_dispatch_stays_what_it_was() {
     let recorded = chain();
     let changes: [(&str, Change); 10] = [
         ("set of in-place operands", |d| d.in_place.push(InPlace { output: 1, input: 0 })),
-        ("kind", |d| d.kind = CapturedOpKind::Add),
+        ("kind", |d| d.kind = CapturedOpKind::ADD),
         ("kernel", |d| d.kernel = "other".into()),
         ("set of constants", |d| d.params.push(1)),
         ("number of bindings", |d| {
@@ -397,7 +397,7 @@ fn an_unknown_dispatch_sees_every_buffer_and_the_values_it_binds_as_recorded() {
 /// 0 and 1 of [`chain`] as one dispatch that writes only what 1 wrote.
 fn fused(recorded: &ComputeGraph, keep: impl Fn(&Access) -> bool) -> ComputeGraph {
     let members: Vec<&Dispatch> = recorded.dispatches().take(2).map(|d| &**d).collect();
-    let CapturedNode::Dispatch(both) = dispatch_of(90, CapturedOpKind::SiluMul, &[], true) else {
+    let CapturedNode::Dispatch(both) = dispatch_of(90, CapturedOpKind::SILU_MUL, &[], true) else {
         panic!("a dispatch")
     };
     let mut both = Arc::unwrap_or_clone(both);

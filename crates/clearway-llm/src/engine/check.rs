@@ -120,7 +120,7 @@ fn every_layer(gguf: &Gguf, shape: &ModelShape) -> Result<()> {
     let dtype = |name: &str| gguf.find_tensor(name).map_or(DType::F32, |tensor| tensor.dtype());
     let options = RecordOptions { weight_dtype: &dtype, ..RecordOptions::new(1, 1) };
     let first = ModelShape { layers: 1, ..shape.clone() };
-    for external in model::record(&first, &options)?.externals {
+    for external in model::record(&first, &options)?.into_externals() {
         let name = &*external.name;
         let absent = || gguf.find_tensor(name).is_none();
         if matches!(name, TOKENS | POSITIONS)

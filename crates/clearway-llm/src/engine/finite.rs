@@ -116,7 +116,7 @@ impl Engine {
 
     /// The first result of a step that is not finite.
     fn first_of(&self, step: &Step, positions: &[u32]) -> Result<Option<Origin>> {
-        for dispatch in step.recorded.graph.dispatches() {
+        for dispatch in step.recorded.graph().dispatches() {
             let written = dispatch.accesses().iter().filter(|a| a.range.role == MemRangeRole::Dst);
             for access in written {
                 let Some(view) = dispatch.bindings.get(usize::from(access.binding)) else {
@@ -125,7 +125,7 @@ impl Engine {
                 let values = self.values(step, view, positions)?;
                 if let Some(value) = values.into_iter().find(|value| !value.is_finite()) {
                     let tensor = dispatch.bindings.iter().find_map(|view| {
-                        let external = step.recorded.externals.get(view.buf_id)?;
+                        let external = step.recorded.externals().get(view.buf_id)?;
                         bad_tensor(&self.file.find_tensor(&external.name)?)
                     });
                     return Ok(Some(Origin { op: dispatch.label.to_string(), value, tensor }));
@@ -144,7 +144,7 @@ impl Engine {
             let end = (start + layout.span_bytes() as usize).min(bytes.len());
             return Ok(floats(layout.dtype(), bytes.get(start..end).unwrap_or_default()));
         }
-        let name = step.recorded.externals.get(view.buf_id).map_or("", |e| &*e.name);
+        let name = step.recorded.externals().get(view.buf_id).map_or("", |e| &*e.name);
         let Some(buffer) = self.buffers.get(name).filter(|_| ![TOKENS, POSITIONS].contains(&name))
         else {
             return Ok(Vec::new());

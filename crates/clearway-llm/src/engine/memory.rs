@@ -74,7 +74,7 @@ impl Footprint {
         let options =
             RecordOptions { weight_dtype: &dtype, cache_dtype, ..RecordOptions::new(1, 1) };
         let (mut weights, mut row) = (0_u64, 0_u64);
-        for external in model::record(&shape, &options)?.externals {
+        for external in model::record(&shape, &options)?.into_externals() {
             let bytes = external.view.layout.span_bytes();
             if external.name.starts_with("cache.") {
                 row = row.saturating_add(bytes);

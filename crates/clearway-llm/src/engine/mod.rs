@@ -42,7 +42,9 @@ pub use vocab::{chat_template, tokenizer};
 
 use std::sync::Arc;
 
-use clearway::{Buffer, CompileOptions, DType, Device, Executable, GraphExecutor, Upload};
+use clearway::{
+    Bindings, Buffer, CompileOptions, DType, Device, Executable, GraphExecutor, Upload,
+};
 use rustc_hash::FxHashMap;
 
 use token_loop::TokenLoop;
@@ -57,10 +59,9 @@ use crate::model::{
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
 /// Numbers of tokens that steps are compiled for. A batch in between takes the next one, so a prompt
-/// of any length needs few graphs. What is computed too much is largest for 9 tokens, which run as 16; from 17 tokens on it
-/// is less than half of them.
-const BATCHES: [usize; 18] =
-    [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536];
+/// of any length needs few graphs. What is computed too much is less than half of the tokens from 5 on.
+const BATCHES: [usize; 20] =
+    [1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536];
 
 /// How to open a model.
 #[derive(Clone, Copy, Debug)]
@@ -253,9 +254,14 @@ impl Engine {
         Ok(Some(logits))
     }
 
+    /// Tokens that the device reads at once, at most.
+    pub fn batch_tokens(&self) -> usize {
+        self.executor.device().batch_tokens()
+    }
+
     /// The parts in which the device reads tokens.
     fn batches<'t>(&self, tokens: &'t [u32]) -> std::slice::Chunks<'t, u32> {
-        tokens.chunks(self.executor.device().batch_tokens())
+        tokens.chunks(self.batch_tokens())
     }
 
     /// Reads tokens into the cache as [`eval`](Self::eval) does; returns the logits after chosen ones, in the order in which
@@ -313,7 +319,7 @@ impl Engine {
     /// Reads a batch; returns the logits after chosen tokens of it, one row after another.
     fn step(&mut self, tokens: &[u32], rows: &[usize]) -> Result<Vec<f32>> {
         let fitting = |count: usize| BATCHES.into_iter().find(|&size| size >= count);
-        let most = self.executor.device().batch_tokens();
+        let most = self.batch_tokens();
         let size = fitting(tokens.len()).map_or(most, |size| size.min(most));
         // What is missing is the first token again, at its own place: it writes the same bits to the
         // same row of the cache, and the last token stays the last.
@@ -370,6 +376,7 @@ impl Engine {
         let options = RecordOptions {
             cache_dtype: self.options.cache_dtype,
             logits,
+            order_experts: self.executor.device().multiplies_halves(),
             weight_dtype: &weight_dtype,
             ..RecordOptions::new(tokens, self.context)
         };
@@ -395,7 +402,7 @@ impl Engine {
             Logits::Last | Logits::All | Logits::None => None,
         };
         let bound = self.bind(&recorded, &ids, &positions, rows.as_ref())?;
-        let graph = self.executor.compile(&recorded.graph, &bound, options)?;
+        let graph = self.executor.compile(recorded.graph(), &bound, options)?;
         Ok(Step { graph, recorded, tokens: ids, positions, rows })
     }
 
@@ -406,16 +413,16 @@ impl Engine {
         tokens: &Buffer,
         positions: &Buffer,
         rows: Option<&Buffer>,
-    ) -> Result<FxHashMap<usize, (Buffer, u64)>> {
-        let mut bound = FxHashMap::default();
-        for (id, external) in recorded.externals.iter().enumerate() {
+    ) -> Result<Bindings> {
+        let mut bound = Bindings::new();
+        for external in recorded.externals() {
             let buffer = match &*external.name {
                 TOKENS => tokens,
                 POSITIONS => positions,
                 LOGIT_ROWS => rows.ok_or_else(|| missing(LOGIT_ROWS))?,
                 name => self.buffers.get(name).ok_or_else(|| missing(name))?,
             };
-            bound.insert(id, (buffer.clone(), 0));
+            bound.bind(external.view, buffer);
         }
         Ok(bound)
     }
@@ -461,7 +468,7 @@ impl Engine {
         let recorded = self.record(1, Logits::Last)?;
         let mut uploaded = 0;
         let device = self.executor.device().clone();
-        for external in &recorded.externals {
+        for external in recorded.externals() {
             let layout = external.view.layout;
             let name = &*external.name;
             let buffer = match name {

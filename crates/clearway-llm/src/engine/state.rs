@@ -47,7 +47,7 @@ impl Engine {
 
     fn cache_tensors(&self) -> Result<Vec<CacheTensor>> {
         let recorded = self.record(1, Logits::Last)?;
-        let caches = recorded.externals.iter().filter(|e| e.name.starts_with("cache."));
+        let caches = recorded.externals().iter().filter(|e| e.name.starts_with("cache."));
         // A row of the cache is a row of each of its tensors.
         let rows = self.context.max(1) as u64;
         Ok(caches.map(|e| (e.name.to_string(), e.view.layout.span_bytes() / rows)).collect())

@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use clearway::{Buffer, DType, Layout, NO_INDEX, TensorView, Ticket, Upload};
+use clearway::{Buffer, DType, NO_INDEX, Ticket, Upload};
 
 use super::choose::{self, Choice, DrawnBy};
 use super::sampling::{DRAW_WORDS, Sampling};
@@ -204,32 +204,23 @@ impl Engine {
         let ring = device.alloc_mailbox(4 * RING as u64)?;
         let row = device.alloc(4 * DRAW_WORDS as u64)?;
         let mut bound = self.bind(&recorded, &tokens, &positions, None)?;
-        let find = |name: &str| recorded.externals.iter().position(|e| e.name == name);
-        let (Some(token_id), Some(position_id)) = (find(TOKENS), find(POSITIONS)) else {
+        let tensors = (recorded.external(TOKENS), recorded.external(POSITIONS));
+        let (Some(token_view), Some(position_view)) = tensors else {
             return Err(EngineError::NotOnDevice);
         };
-        let token_view = recorded.externals[token_id].view;
-        let position_view = recorded.externals[position_id].view;
-        let next_external = recorded.externals.len();
-        let external = |index: usize, buffer: &Buffer, elems: usize| -> Result<TensorView> {
-            let layout = Layout::new(DType::U32, &[elems])?;
-            let buf_id = next_external + index;
-            Ok(TensorView { buf_id, buf_len: buffer.len(), offset: 0, layout })
-        };
-        let ring_view = external(0, &ring, RING)?;
-        let row_view = external(1, &row, DRAW_WORDS)?;
-        let row_view = row_view.reinterpret(0, Layout::new(DType::U32, &[1, DRAW_WORDS])?)?;
-        let zero = device.upload(&[0_u32])?;
-        let zero_view = external(2, &zero, 1)?;
-        bound.insert(ring_view.buf_id, (ring.clone(), 0));
-        bound.insert(row_view.buf_id, (row.clone(), 0));
-        bound.insert(zero_view.buf_id, (zero, 0));
+        let recorder = &mut recorded.recorder;
+        let ring_view = recorder.external("ring", DType::U32, &[RING])?;
+        let row_view = recorder.external("sampling", DType::U32, &[1, DRAW_WORDS])?;
+        let zero_view = recorder.external("sampling_rows", DType::U32, &[1])?;
+        bound.bind(ring_view, &ring);
+        bound.bind(row_view, &row);
+        bound.bind(zero_view, &device.upload(&[0_u32])?);
 
-        let graph = &mut recorded.graph;
+        let graph = recorder.graph_mut();
         let by = DrawnBy { table: row_view, rows: zero_view, positions: position_view };
         let id = choose::record(graph, choice, recorded.logits, by)?;
         choose::record_advance(graph, [id, token_view, position_view, ring_view])?;
-        let graph = self.executor.compile(&recorded.graph, &bound, &self.options.compile)?;
+        let graph = self.executor.compile(recorded.graph(), &bound, &self.options.compile)?;
         let step = Step { graph, recorded, tokens, positions, rows: None };
         Ok(TokenLoop { step, ring, row, choice, together: 1 })
     }

@@ -4,7 +4,7 @@
 //! however many kernels read it, of tables and experts the rows that are picked, and of the cache the
 //! rows a token looks at. Values of the arena stay in caches and do not count.
 
-use clearway::{CapturedOpKind, Dispatch};
+use clearway::{CapturedOpKind as Kind, Dispatch};
 
 use super::{Engine, Result};
 use crate::model::{Logits, ModelGraph, POSITIONS, TOKENS};
@@ -36,11 +36,11 @@ impl Engine {
 }
 
 fn count(recorded: &ModelGraph, rows: u64, context: u64) -> TokenBytes {
-    let mut most = vec![0_u64; recorded.externals.len()];
+    let mut most = vec![0_u64; recorded.externals().len()];
     let mut cache = 0;
-    for dispatch in recorded.graph.dispatches() {
+    for dispatch in recorded.graph().dispatches() {
         for (binding, view) in dispatch.bindings.iter().enumerate() {
-            let Some(external) = recorded.externals.get(view.buf_id) else { continue };
+            let Some(external) = recorded.externals().get(view.buf_id) else { continue };
             let bytes = view.layout.span_bytes();
             match &*external.name {
                 TOKENS | POSITIONS => {}
@@ -62,10 +62,10 @@ fn count(recorded: &ModelGraph, rows: u64, context: u64) -> TokenBytes {
 fn rows_seen(dispatch: &Dispatch, rows: u64) -> u64 {
     /// Where attention has its window; 0 for none.
     const WINDOW: usize = 1;
-    match (dispatch.kind, dispatch.params.get(WINDOW)) {
-        (CapturedOpKind::Attention, Some(0) | None) => rows,
-        (CapturedOpKind::Attention, Some(&window)) => rows.min(u64::from(window)),
-        _ => 0,
+    match (reads(dispatch.kind), dispatch.params.get(WINDOW)) {
+        (Reads::Cache, Some(0) | None) => rows,
+        (Reads::Cache, Some(&window)) => rows.min(u64::from(window)),
+        (Reads::Whole | Reads::Rows | Reads::Experts, _) => 0,
     }
 }
 
@@ -74,12 +74,51 @@ fn rows_picked(dispatch: &Dispatch, binding: usize) -> (u64, u64) {
     let layout = |index: usize| dispatch.bindings.get(index).map(|view| view.layout);
     let elems = |index: usize| layout(index).map_or(1, |layout| layout.elems() as u64);
     let of = layout(binding);
-    match (dispatch.kind, binding) {
-        (CapturedOpKind::Gather, 0) => (elems(1), of.map_or(1, |table| table.rows() as u64)),
-        (CapturedOpKind::MatMulExperts, 1) => {
-            (elems(2), of.map_or(1, |experts| u64::from(experts.shape4()[1])))
-        }
-        _ => (1, 1),
+    match (reads(dispatch.kind), binding) {
+        (Reads::Rows, 0) => (elems(1), of.map_or(1, |table| table.rows() as u64)),
+        (Reads::Experts, 1) => (elems(2), of.map_or(1, |w| u64::from(w.shape4()[1]))),
+        (Reads::Whole | Reads::Rows | Reads::Experts | Reads::Cache, _) => (1, 1),
+    }
+}
+
+/// What a kind reads of its operands.
+enum Reads {
+    /// All of them.
+    Whole,
+    /// Of operand 0 the rows that operand 1 names.
+    Rows,
+    /// Of operand 1 the experts that operand 2 names.
+    Experts,
+    /// Of the cache the rows that a token sees.
+    Cache,
+}
+
+fn reads(kind: Kind) -> Reads {
+    match kind {
+        Kind::Gather => Reads::Rows,
+        Kind::MatMulExperts => Reads::Experts,
+        Kind::Attention => Reads::Cache,
+        Kind::RmsNorm
+        | Kind::LayerNorm
+        | Kind::Map(_)
+        | Kind::Product(_)
+        | Kind::ExpertOrder
+        | Kind::RouterTopK
+        | Kind::ExpertSum
+        | Kind::Rope
+        | Kind::Softmax
+        | Kind::KvWrite
+        | Kind::Copy
+        | Kind::Concat
+        | Kind::ArgMax
+        | Kind::TopK
+        | Kind::Fill
+        | Kind::RmsNormMul
+        | Kind::AddRmsNorm
+        | Kind::AddRmsNormMul
+        | Kind::RopeKvWrite
+        | Kind::Custom
+        | Kind::Pinned => Reads::Whole,
     }
 }
 

@@ -21,9 +21,7 @@ pub use reply::{End, Pace, Piece, Reply, Usage};
 use std::path::Path;
 use std::sync::Arc;
 
-use clearway::Device;
-use clearway::cpu::CpuDevice;
-use clearway::vulkan::{VulkanDevice, VulkanOptions};
+use clearway::{Device, best_device};
 
 use crate::engine::{self, Engine, EngineError, EngineOptions, Result, Sampling};
 use crate::gguf::Gguf;
@@ -194,13 +192,5 @@ impl Model {
     fn keep(&mut self, tokens: usize) {
         self.engine.truncate(tokens);
         self.read.truncate(tokens);
-    }
-}
-
-/// A card if there is one. A software driver is no faster than the CPU itself.
-fn best_device() -> Arc<dyn Device> {
-    match VulkanDevice::open(VulkanOptions::default()) {
-        Ok(gpu) if !gpu.is_software() => Arc::new(gpu),
-        _ => Arc::new(CpuDevice::new()),
     }
 }

@@ -85,6 +85,7 @@ pub struct Reply<'a> {
     stream: StreamDecoder<'a>,
     stops: Stops,
     stop_when: Option<Box<dyn FnMut() -> bool + 'a>>,
+    watch_prompt: Option<Box<dyn FnMut(usize, usize) + 'a>>,
     state: State,
     /// When the first token was chosen.
     started: Instant,
@@ -126,6 +127,7 @@ impl<'a> Reply<'a> {
             stream: StreamDecoder::new(tokenizer, DecodeOptions::default()),
             stops: Stops::new(&sampling.stop_strings),
             stop_when: None,
+            watch_prompt: None,
             state: State::Prompt,
             started: Instant::now(),
             text: String::new(),
@@ -139,6 +141,13 @@ impl<'a> Reply<'a> {
     #[must_use]
     pub fn stop_when(mut self, stop: impl FnMut() -> bool + 'a) -> Self {
         self.stop_when = Some(Box::new(stop));
+        self
+    }
+
+    /// Tells `watch` before each batch of the prompt how many of its tokens are read, of how many that are to be.
+    #[must_use]
+    pub fn watch_prompt(mut self, watch: impl FnMut(usize, usize) + 'a) -> Self {
+        self.watch_prompt = Some(Box::new(watch));
         self
     }
 
@@ -233,9 +242,20 @@ impl<'a> Reply<'a> {
     /// Reads the prompt; returns the logits after it, or `None` if it was stopped.
     fn read_prompt(&mut self) -> Result<Option<Vec<f32>>> {
         let started = Instant::now();
-        let Self { engine, prompt, stop_when, .. } = self;
-        let stop = &mut || stop_when.as_mut().is_some_and(|stop| stop());
-        let logits = engine.eval_unless(&prompt[self.usage.cached..], stop)?;
+        let Self { engine, prompt, stop_when, watch_prompt, .. } = self;
+        let unread = &prompt[self.usage.cached..];
+        let (batch, mut done) = (engine.batch_tokens(), 0);
+        let stop = &mut || {
+            if let Some(watch) = watch_prompt.as_mut() {
+                watch(done, unread.len());
+            }
+            done += batch;
+            stop_when.as_mut().is_some_and(|stop| stop())
+        };
+        let logits = engine.eval_unless(unread, stop);
+        // Whoever watches has seen all there is.
+        self.watch_prompt = None;
+        let logits = logits?;
         self.read.extend_from_slice(&self.prompt[self.usage.cached..self.engine.position()]);
         self.started = Instant::now();
         let tokens = self.read.len() - self.usage.cached;

@@ -11,6 +11,9 @@ use super::{
     Result, SEQUENCES, TOKENS,
 };
 
+/// Tokens up to which rows of experts are multiplied one by one: hardly any two share an expert.
+const FEW_TOKENS: usize = 8;
+
 /// Records the parts of a model one after another.
 pub(super) struct Layers<'a> {
     shape: &'a ModelShape,
@@ -238,13 +241,24 @@ impl<'a> Layers<'a> {
         let gate = self.expert_weight(layer, "ffn_gate_exps", &[count, ff, embd])?;
         let up = self.expert_weight(layer, "ffn_up_exps", &[count, ff, embd])?;
         let down = self.expert_weight(layer, "ffn_down_exps", &[count, embd, ff])?;
-        self.label(layer, "ffn_gate_exps");
-        let gate = self.ops.matmul_experts(x, gate, ids)?;
-        self.label(layer, "ffn_up_exps");
-        let up = self.ops.matmul_experts(x, up, ids)?;
+        let order = match self.options.order_experts && self.options.tokens > FEW_TOKENS {
+            true => {
+                self.label(layer, "ffn_order");
+                Some(self.ops.expert_order(ids, count)?)
+            }
+            false => None,
+        };
+        let multiply = |this: &mut Self, part, x, w| {
+            this.label(layer, part);
+            match order {
+                Some(order) => this.ops.matmul_experts_in_order(x, w, ids, order),
+                None => this.ops.matmul_experts(x, w, ids),
+            }
+        };
+        let gate = multiply(self, "ffn_gate_exps", x, gate)?;
+        let up = multiply(self, "ffn_up_exps", x, up)?;
         let y = self.activate(layer, gate, up)?;
-        self.label(layer, "ffn_down_exps");
-        let y = self.ops.matmul_experts(y, down, ids)?;
+        let y = multiply(self, "ffn_down_exps", y, down)?;
         self.label(layer, "ffn_experts");
         let y = self.ops.expert_sum(y, weights)?;
         let Some(shared_ff) = shared_ff else {

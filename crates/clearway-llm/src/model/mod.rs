@@ -9,7 +9,7 @@ mod shape;
 
 pub use shape::{Arch, Experts, ModelShape, Window, builtin_shape, builtin_shapes};
 
-use clearway::{ComputeGraph, DType, External, TensorView};
+use clearway::{ComputeGraph, DType, External, Recorder, TensorView};
 
 use layer::Layers;
 
@@ -57,6 +57,8 @@ pub struct RecordOptions<'a> {
     pub cache_dtype: DType,
     /// Which tokens get logits.
     pub logits: Logits,
+    /// Whether rows of experts are put in order, for devices that multiply those of each expert together.
+    pub order_experts: bool,
     /// Element type of each matrix, by name. Vectors are f32.
     pub weight_dtype: &'a dyn Fn(&str) -> DType,
 }
@@ -70,6 +72,7 @@ impl RecordOptions<'_> {
             cache: CacheLayout::Whole,
             cache_dtype: DType::F16,
             logits: Logits::Last,
+            order_experts: false,
             weight_dtype: &|_| DType::F16,
         }
     }
@@ -78,13 +81,33 @@ impl RecordOptions<'_> {
 /// A recorded step.
 #[derive(Clone, Debug)]
 pub struct ModelGraph {
-    /// The recorded list.
-    pub graph: ComputeGraph,
-    /// Tensors it names but does not hold: weights, caches, `tokens`, `positions`, perhaps `logit_rows`. The identity of
-    /// each is its index.
-    pub externals: Vec<External>,
+    /// What was recorded. More ops and tensors can be added to it, such as the choice of a token.
+    pub recorder: Recorder,
     /// The logits, f32, one row for each token asked for; without any, what the last layer begins with.
     pub logits: TensorView,
+}
+
+impl ModelGraph {
+    /// The recorded list.
+    pub fn graph(&self) -> &ComputeGraph {
+        self.recorder.graph()
+    }
+
+    /// Tensors it names but does not hold: weights, caches, `tokens`, `positions`, perhaps `logit_rows`. The identity of
+    /// each is its index.
+    pub fn externals(&self) -> &[External] {
+        self.recorder.externals()
+    }
+
+    /// The tensor of this name that it does not hold.
+    pub fn external(&self, name: &str) -> Option<TensorView> {
+        self.externals().iter().find(|external| external.name == name).map(|found| found.view)
+    }
+
+    /// Only the tensors it does not hold.
+    pub fn into_externals(self) -> Vec<External> {
+        self.recorder.into_parts().1
+    }
 }
 
 /// Name of the external tensor with the step's token ids, `u32[T]`.
@@ -129,6 +152,5 @@ pub fn record(shape: &ModelShape, options: &RecordOptions<'_>) -> Result<ModelGr
     if options.logits != Logits::None {
         recorder.mark_output(logits)?;
     }
-    let (graph, externals) = recorder.into_parts();
-    Ok(ModelGraph { graph, externals, logits })
+    Ok(ModelGraph { recorder, logits })
 }

@@ -1,5 +1,6 @@
 //! `clearway bench --micro`: what a device costs, part by part.
 
+#[cfg(feature = "vulkan")]
 mod phases;
 
 use std::sync::Arc;
@@ -59,6 +60,7 @@ pub fn run(device: Arc<dyn Device>, json: bool) -> Result<()> {
     let bandwidth = read_bandwidth(&executor)?;
     push(&mut lines, "reading device memory", "read_gb_s", Ok(bandwidth), "GB/s");
     products(&executor, &ProductSizes::by(bandwidth), &mut lines)?;
+    #[cfg(feature = "vulkan")]
     phases::measure(&executor, bandwidth, &mut lines)?;
     if json {
         let value = |line: Line| match line.value {

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, bail};
 use clearway::pipeline::{CompileOptions, Compiled, compile};
 use clearway::{
-    Buffer, CompileError, ComputeGraph, Device, External, KernelRegistry, Layout, MemoryPlan,
-    Upload,
+    Bindings, Buffer, CompileError, ComputeGraph, Device, External, KernelRegistry, Layout,
+    MemoryPlan, Upload,
 };
 use clearway_inspect::{FIRST_SLAB, bytes_text};
 use clearway_llm::engine::model_shape;
@@ -12,7 +12,6 @@ use clearway_llm::gguf::Gguf;
 use clearway_llm::model::{
     self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
 };
-use rustc_hash::FxHashMap;
 
 use super::Args;
 
@@ -46,9 +45,10 @@ impl Source {
     }
 
     /// The step as recorded.
-    pub fn record(&self, args: &Args) -> Result<ModelGraph> {
+    pub fn record(&self, args: &Args, device: Option<&dyn Device>) -> Result<ModelGraph> {
         let tokens = args.tokens as usize;
         let mut options = RecordOptions::new(tokens, rows(args));
+        options.order_experts = device.is_some_and(Device::multiplies_halves);
         let dtype = |name: &str| {
             let tensor = self.file.as_ref().and_then(|file| file.find_tensor(name));
             tensor.map_or(clearway::DType::F32, |tensor| tensor.dtype())
@@ -61,13 +61,8 @@ impl Source {
 
     /// Buffers for everything the step names: weights of the file, or zeros. The step stands at the end
     /// of the cache, where attention reads all of it, as the estimate says.
-    pub fn bind(
-        &self,
-        step: &ModelGraph,
-        device: &dyn Device,
-        args: &Args,
-    ) -> Result<FxHashMap<usize, (Buffer, u64)>> {
-        let wanted: u64 = step.externals.iter().map(|e| e.view.layout.span_bytes()).sum();
+    pub fn bind(&self, step: &ModelGraph, device: &dyn Device, args: &Args) -> Result<Bindings> {
+        let wanted: u64 = step.externals().iter().map(|e| e.view.layout.span_bytes()).sum();
         let memory = device.info().memory_bytes;
         if memory > 0 && wanted > memory / 10 * 9 {
             bail!(
@@ -78,10 +73,10 @@ impl Source {
                 bytes_text(memory)
             );
         }
-        let mut bound = FxHashMap::default();
-        for external in &step.externals {
+        let mut bound = Bindings::new();
+        for external in step.externals() {
             let buffer = self.buffer(external, device, args)?;
-            bound.insert(external.view.buf_id, (buffer, 0));
+            bound.bind(external.view, &buffer);
         }
         Ok(bound)
     }

@@ -2,64 +2,59 @@
 
 use std::ops::Range;
 
-use clearway_graph::TensorView;
+use clearway_graph::{Map, TensorView};
 use half::slice::HalfFloatSliceExt;
 
-use super::cut;
-use super::math;
 use super::rows::{Buffer, CHUNK, Sink, Source};
+use super::{GridFn, RunFn, cut, math, vectorised};
 use crate::cpu::{Grid, Piece};
 
+/// How the kernel of an op is cut, and what it does with a piece.
+pub(super) fn parts(map: Map) -> (GridFn, RunFn) {
+    match map {
+        Map::Add => (light, vectorised!(add)),
+        Map::Mul => (light, vectorised!(mul)),
+        Map::Scale => (light, vectorised!(scale)),
+        Map::Silu => (heavy, vectorised!(silu)),
+        Map::Gelu => (heavy, vectorised!(gelu)),
+        Map::SiluMul => (heavy, vectorised!(silu_mul)),
+        Map::GeluMul => (heavy, vectorised!(gelu_mul)),
+        Map::ReluSquared => (light, vectorised!(relu_squared)),
+        Map::SoftCap => (heavy, vectorised!(soft_cap)),
+    }
+}
+
 /// Cut for an op that only moves memory.
-pub(super) fn light_grid(views: &[TensorView], _: &[u32]) -> Grid {
+fn light(views: &[TensorView], _: &[u32]) -> Grid {
     cut::tiles(&views[views.len() - 1].layout, 2)
 }
 
 /// Cut for an op with an exponential.
-pub(super) fn heavy_grid(views: &[TensorView], _: &[u32]) -> Grid {
+fn heavy(views: &[TensorView], _: &[u32]) -> Grid {
     cut::tiles(&views[views.len() - 1].layout, 12)
 }
 
-#[inline(always)]
-pub(super) fn add(piece: &mut Piece<'_>) {
-    binary(piece, |a, b| a + b);
+/// A kernel from a function of one element, or of two; `piece` gives the constants.
+macro_rules! kernels {
+    ($($name:ident $inputs:ident |$piece:ident| $function:expr;)+) => {
+        $(#[inline(always)]
+        fn $name($piece: &mut Piece<'_>) {
+            let function = $function;
+            $inputs($piece, function);
+        })+
+    };
 }
 
-#[inline(always)]
-pub(super) fn mul(piece: &mut Piece<'_>) {
-    binary(piece, |a, b| a * b);
-}
-
-#[inline(always)]
-pub(super) fn scale(piece: &mut Piece<'_>) {
-    let factor = piece.float(0);
-    unary(piece, |x| x * factor);
-}
-
-#[inline(always)]
-pub(super) fn silu(piece: &mut Piece<'_>) {
-    unary(piece, math::silu);
-}
-
-#[inline(always)]
-pub(super) fn gelu(piece: &mut Piece<'_>) {
-    unary(piece, math::gelu);
-}
-
-#[inline(always)]
-pub(super) fn silu_mul(piece: &mut Piece<'_>) {
-    binary(piece, |gate, up| math::silu(gate) * up);
-}
-
-#[inline(always)]
-pub(super) fn gelu_mul(piece: &mut Piece<'_>) {
-    binary(piece, |gate, up| math::gelu(gate) * up);
-}
-
-#[inline(always)]
-pub(super) fn soft_cap(piece: &mut Piece<'_>) {
-    let cap = piece.float(0);
-    unary(piece, |x| math::soft_cap(x, cap));
+kernels! {
+    add binary |piece| |a: f32, b: f32| a + b;
+    mul binary |piece| |a: f32, b: f32| a * b;
+    scale unary |piece| { let factor = piece.float(0); move |x: f32| x * factor };
+    silu unary |piece| math::silu;
+    gelu unary |piece| math::gelu;
+    silu_mul binary |piece| |gate: f32, up: f32| math::silu(gate) * up;
+    gelu_mul binary |piece| |gate: f32, up: f32| math::gelu(gate) * up;
+    relu_squared unary |piece| |x: f32| if x < 0.0 { 0.0 } else { x * x };
+    soft_cap unary |piece| { let cap = piece.float(0); move |x: f32| math::soft_cap(x, cap) };
 }
 
 #[inline(always)]

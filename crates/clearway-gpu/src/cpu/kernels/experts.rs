@@ -21,7 +21,8 @@ pub(super) fn float_matmul_grid(views: &[TensorView], _: &[u32]) -> Grid {
 }
 
 fn grid_with(views: &[TensorView], activations: Activations) -> Grid {
-    let (x, w, y) = (&views[0].layout, &views[1].layout, &views[3].layout);
+    // The order of the rows, if it is given, is found anyway.
+    let (x, w, y) = (&views[0].layout, &views[1].layout, &views[views.len() - 1].layout);
     let (rows, outer, inner) = (y.rows(), y.cols(), x.cols());
     // As far as the cut is concerned, each row has an expert of its own.
     let row_blocks = rows.div_ceil(MOST_ROWS);
@@ -51,13 +52,14 @@ fn run(piece: &mut Piece<'_>, activations: Activations) {
     let expert_of =
         |piece: &Piece<'_>, row: usize| piece.src_row::<u32>(2, row / used)[row % used] as usize;
     let rows = piece.rows();
-    let target = Target { y: 3, addend: None };
+    let y = piece.operand_count() - 1;
+    let target = Target { y, addend: None };
     let mut inputs = Inputs::take(piece, 0, 1, activations);
     let mut buffer = [0.0; CHUNK];
     for first in rows.clone() {
         let expert = expert_of(piece, first);
         if expert >= experts {
-            Sink::row(piece, 3, first).fill(&mut buffer, |_, y| y.fill(0.0));
+            Sink::row(piece, y, first).fill(&mut buffer, |_, y| y.fill(0.0));
             continue;
         }
         if (rows.start..first).any(|row| expert_of(piece, row) == expert) {
@@ -74,6 +76,37 @@ fn run(piece: &mut Piece<'_>, activations: Activations) {
         }
         inputs.multiply(piece, expert * outer, &target);
     }
+}
+
+/// One piece: there are few words.
+pub(super) fn order_grid(views: &[TensorView], _: &[u32]) -> Grid {
+    let words = views[1].layout.elems();
+    Grid::tiles(1, 1, words, words)
+}
+
+/// Pairs by expert; those of ids beyond the last come behind.
+pub(super) fn expert_order(piece: &mut Piece<'_>) {
+    let experts = piece.int(0) as usize;
+    let (rows, used) = (piece.layout(0).rows(), piece.layout(0).cols());
+    let ids: Vec<&[u32]> = (0..rows).map(|row| piece.src_row::<u32>(0, row)).collect();
+    let order = piece.dst_row::<u32>(1, 0);
+    let (starts, pairs) = order.split_at_mut(experts + 2);
+    starts.fill(0);
+    let expert_of = |pair: usize| (ids[pair / used][pair % used] as usize).min(experts);
+    for pair in 0..rows * used {
+        starts[expert_of(pair) + 1] += 1;
+    }
+    for expert in 0..=experts {
+        starts[expert + 1] += starts[expert];
+    }
+    // Starts move on as pairs are placed, and back afterwards.
+    for pair in 0..rows * used {
+        let start = &mut starts[expert_of(pair)];
+        pairs[*start as usize] = pair as u32;
+        *start += 1;
+    }
+    starts.copy_within(..experts + 1, 1);
+    starts[0] = 0;
 }
 
 pub(super) fn sum_grid(views: &[TensorView], _: &[u32]) -> Grid {

@@ -38,28 +38,26 @@ mod tests;
 
 use std::sync::LazyLock;
 
-use clearway_graph::TensorView;
-use rustc_hash::FxHashMap;
+use clearway_graph::{CapturedOpKind as Kind, TensorView};
 
 use super::piece::{CpuKernel, Grid, Piece};
-use super::simd::{Lanes, Vectorised, vectorise};
 
-/// The kernel of a built-in op.
-pub(super) fn builtin(name: &str) -> Option<&'static CpuKernel> {
-    static BY_NAME: LazyLock<ByName> = LazyLock::new(|| by_name(KERNELS));
-    BY_NAME.get(name)
-}
-
-/// The kernel of a built-in op on a device that keeps activations float.
-pub(super) fn builtin_float(name: &str) -> Option<&'static CpuKernel> {
-    static BY_NAME: LazyLock<ByName> = LazyLock::new(|| by_name(FLOAT_KERNELS));
-    BY_NAME.get(name).or_else(|| builtin(name))
-}
-
-type ByName = FxHashMap<&'static str, CpuKernel>;
-
-fn by_name(kernels: &[(&'static str, GridFn, RunFn)]) -> ByName {
-    kernels.iter().map(|&(name, grid, run)| (name, CpuKernel::new(grid, run))).collect()
+/// The kernel of a built-in op; `None` for products that hold a norm or a gate, which a device without them
+/// does one op after the other. `float` asks for products that multiply block weights with floats.
+pub(super) fn builtin(kind: Kind, float: bool) -> Option<&'static CpuKernel> {
+    type Kernels = Vec<Option<CpuKernel>>;
+    fn all(float: bool) -> Kernels {
+        let mut kernels: Kernels = vec![None; Kind::COUNT];
+        for kind in Kind::all() {
+            let parts = parts(kind, float);
+            kernels[kind.index()] = parts.map(|(grid, run)| CpuKernel::new(grid, run));
+        }
+        kernels
+    }
+    static ROUNDED: LazyLock<Kernels> = LazyLock::new(|| all(false));
+    static FLOAT: LazyLock<Kernels> = LazyLock::new(|| all(true));
+    let kernels = if float { &FLOAT } else { &ROUNDED };
+    kernels.get(kind.index())?.as_ref()
 }
 
 type GridFn = fn(&[TensorView], &[u32]) -> Grid;
@@ -69,54 +67,51 @@ type RunFn = fn(&mut Piece<'_>);
 macro_rules! vectorised {
     ($kernel:path) => {{
         struct Work<'p, 'a>(&'p mut Piece<'a>);
-        impl Vectorised for Work<'_, '_> {
+        impl $crate::cpu::simd::Vectorised for Work<'_, '_> {
             type Output = ();
 
             #[inline(always)]
-            fn run<L: Lanes>(self, _: L) {
+            fn run<L: $crate::cpu::simd::Lanes>(self, _: L) {
                 $kernel(self.0);
             }
         }
-        |piece: &mut Piece<'_>| vectorise(Work(piece))
+        |piece: &mut Piece<'_>| $crate::cpu::simd::vectorise(Work(piece))
     }};
 }
+use vectorised;
 
-/// Name, cut and body of each kernel, in the order of the op list.
-const KERNELS: &[(&str, GridFn, RunFn)] = &[
-    ("gather", shape::gather_grid, shape::gather),
-    ("rms_norm", norm::grid, vectorised!(norm::rms_norm)),
-    ("layer_norm", norm::grid, vectorised!(norm::layer_norm)),
-    ("add", elementwise::light_grid, vectorised!(elementwise::add)),
-    ("mul", elementwise::light_grid, vectorised!(elementwise::mul)),
-    ("scale", elementwise::light_grid, vectorised!(elementwise::scale)),
-    ("silu", elementwise::heavy_grid, vectorised!(elementwise::silu)),
-    ("gelu", elementwise::heavy_grid, vectorised!(elementwise::gelu)),
-    ("silu_mul", elementwise::heavy_grid, vectorised!(elementwise::silu_mul)),
-    ("gelu_mul", elementwise::heavy_grid, vectorised!(elementwise::gelu_mul)),
-    ("soft_cap", elementwise::heavy_grid, vectorised!(elementwise::soft_cap)),
-    ("matmul", matmul::grid, matmul::matmul),
-    ("matmul_experts", experts::matmul_grid, experts::matmul_experts),
-    ("router_top_k", select::router_grid, select::router_top_k),
-    ("expert_sum", experts::sum_grid, vectorised!(experts::expert_sum)),
-    ("rope", rope::grid, vectorised!(rope::rope)),
-    ("softmax", norm::grid, vectorised!(norm::softmax)),
-    ("attention", attention::grid, attention::attention),
-    ("kv_write", shape::kv_write_grid, shape::kv_write),
-    ("copy", shape::copy_grid, shape::copy),
-    ("concat", shape::concat_grid, shape::concat),
-    ("arg_max", select::arg_max_grid, select::arg_max),
-    ("top_k", select::top_k_grid, select::top_k),
-    ("fill", shape::fill_grid, shape::fill),
-    ("rms_norm_mul", norm::grid, vectorised!(norm::rms_norm_mul)),
-    ("add_rms_norm", norm::grid, vectorised!(norm::add_rms_norm)),
-    ("add_rms_norm_mul", norm::grid, vectorised!(norm::add_rms_norm_mul)),
-    ("matmul_add", matmul::grid, matmul::matmul_add),
-    ("rope_kv_write", rope::kv_write_grid, vectorised!(rope::rope_kv_write)),
-];
-
-/// Products that multiply block weights with floats, instead of those above.
-const FLOAT_KERNELS: &[(&str, GridFn, RunFn)] = &[
-    ("matmul", matmul::float_grid, matmul::float_matmul),
-    ("matmul_experts", experts::float_matmul_grid, experts::float_matmul_experts),
-    ("matmul_add", matmul::float_grid, matmul::float_matmul_add),
-];
+/// How a kernel is cut, and what it does with a piece.
+fn parts(kind: Kind, float: bool) -> Option<(GridFn, RunFn)> {
+    Some(match kind {
+        Kind::Gather => (shape::gather_grid, shape::gather),
+        Kind::RmsNorm => (norm::grid, vectorised!(norm::rms_norm)),
+        Kind::LayerNorm => (norm::grid, vectorised!(norm::layer_norm)),
+        Kind::Map(map) => elementwise::parts(map),
+        Kind::MatMulExperts if float => (experts::float_matmul_grid, experts::float_matmul_experts),
+        Kind::MatMulExperts => (experts::matmul_grid, experts::matmul_experts),
+        Kind::ExpertOrder => (experts::order_grid, experts::expert_order),
+        Kind::RouterTopK => (select::router_grid, select::router_top_k),
+        Kind::ExpertSum => (experts::sum_grid, vectorised!(experts::expert_sum)),
+        Kind::Rope => (rope::grid, vectorised!(rope::rope)),
+        Kind::Softmax => (norm::grid, vectorised!(norm::softmax)),
+        Kind::Attention => (attention::grid, attention::attention),
+        Kind::KvWrite => (shape::kv_write_grid, shape::kv_write),
+        Kind::Copy => (shape::copy_grid, shape::copy),
+        Kind::Concat => (shape::concat_grid, shape::concat),
+        Kind::ArgMax => (select::arg_max_grid, select::arg_max),
+        Kind::TopK => (select::top_k_grid, select::top_k),
+        Kind::Fill => (shape::fill_grid, shape::fill),
+        Kind::RmsNormMul => (norm::grid, vectorised!(norm::rms_norm_mul)),
+        Kind::AddRmsNorm => (norm::grid, vectorised!(norm::add_rms_norm)),
+        Kind::AddRmsNormMul => (norm::grid, vectorised!(norm::add_rms_norm_mul)),
+        Kind::RopeKvWrite => (rope::kv_write_grid, vectorised!(rope::rope_kv_write)),
+        Kind::Product(product) if !product.is_basic() => return None,
+        Kind::Product(product) => match (product.epilogue().add, float) {
+            (false, false) => (matmul::grid, matmul::matmul),
+            (true, false) => (matmul::grid, matmul::matmul_add),
+            (false, true) => (matmul::float_grid, matmul::float_matmul),
+            (true, true) => (matmul::float_grid, matmul::float_matmul_add),
+        },
+        Kind::Custom | Kind::Pinned => return None,
+    })
+}

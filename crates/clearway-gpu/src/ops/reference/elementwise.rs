@@ -1,9 +1,18 @@
 //! Ops on one element at a time, and `concat`.
 
+use clearway_graph::{Map, MapInputs};
+
 use super::RefTensor;
 
-pub(super) fn map(x: &RefTensor, f: impl Fn(f64) -> f64) -> Vec<f64> {
-    x.data.iter().map(|&v| f(v)).collect()
+/// An element-wise op over whole tensors.
+pub(super) fn map(map: Map, operands: &[RefTensor], params: &[f64]) -> Vec<f64> {
+    let function = crate::ops::map::row(map).reference;
+    match map.inputs() {
+        MapInputs::One => operands[0].data.iter().map(|&x| function(x, 0.0, params)).collect(),
+        MapInputs::Two | MapInputs::Gated => {
+            zip(&operands[0], &operands[1], |a, b| function(a, b, params))
+        }
+    }
 }
 
 pub(super) fn add(a: &RefTensor, b: &RefTensor) -> Vec<f64> {
@@ -14,21 +23,17 @@ pub(super) fn mul(a: &RefTensor, b: &RefTensor) -> Vec<f64> {
     zip(a, b, |a, b| a * b)
 }
 
-pub(super) fn gated(gate: &RefTensor, up: &RefTensor, f: impl Fn(f64) -> f64) -> Vec<f64> {
-    zip(gate, up, |gate, up| f(gate) * up)
-}
-
-pub(super) fn silu(x: f64) -> f64 {
+pub(in crate::ops) fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
 /// The tanh form.
-pub(super) fn gelu(x: f64) -> f64 {
+pub(in crate::ops) fn gelu(x: f64) -> f64 {
     let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
     0.5 * x * (1.0 + inner.tanh())
 }
 
-pub(super) fn soft_cap(x: f64, cap: f64) -> f64 {
+pub(in crate::ops) fn soft_cap(x: f64, cap: f64) -> f64 {
     cap * (x / cap).tanh()
 }
 

@@ -9,7 +9,7 @@
 //! the table or the experts gives zeros, a position beyond the cache is not written, and a row of
 //! which nothing is visible gives zeros.
 
-mod elementwise;
+pub(super) mod elementwise;
 mod norm;
 mod positional;
 mod product;
@@ -88,7 +88,7 @@ impl RefTensor {
 ///
 /// let row = |data: &[f64]| RefTensor::new(DType::F32, &[data.len()], data.to_vec());
 /// let operands = [row(&[1.0, 2.0]), row(&[10.0, 20.0]), RefTensor::output(DType::F32, &[2])];
-/// let results = reference(CapturedOpKind::Add, &operands, &[])?;
+/// let results = reference(CapturedOpKind::ADD, &operands, &[])?;
 /// assert_eq!(results[0].data, [11.0, 22.0]);
 /// # Ok::<(), clearway_gpu::GpuError>(())
 /// ```
@@ -98,6 +98,11 @@ impl RefTensor {
 /// are not as many as its shape says.
 pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<Vec<RefTensor>> {
     check(kind, operands, params)?;
+    compute(kind, operands, params)
+}
+
+/// The same for a call that was checked.
+fn compute(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<Vec<RefTensor>> {
     let float = |i: usize| f64::from(f32::from_bits(params[i]));
     // Operands by name of the table: x first, results last.
     let (x, y) = match operands {
@@ -110,15 +115,12 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
         Kind::Gather => one(select::gather(x, &operands[1], float(0))),
         Kind::RmsNorm => one(norm::rms(x, float(0))),
         Kind::LayerNorm => one(norm::layer(x, &operands[1], &operands[2], float(0))),
-        Kind::Add => one(elementwise::add(x, &operands[1])),
-        Kind::Mul => one(elementwise::mul(x, &operands[1])),
-        Kind::Scale => one(elementwise::map(x, |v| v * float(0))),
-        Kind::Silu => one(elementwise::map(x, elementwise::silu)),
-        Kind::Gelu => one(elementwise::map(x, elementwise::gelu)),
-        Kind::SiluMul => one(elementwise::gated(x, &operands[1], elementwise::silu)),
-        Kind::GeluMul => one(elementwise::gated(x, &operands[1], elementwise::gelu)),
-        Kind::SoftCap => one(elementwise::map(x, |v| elementwise::soft_cap(v, float(0)))),
+        Kind::Map(map) => {
+            let constants: Vec<f64> = (0..params.len()).map(float).collect();
+            one(elementwise::map(map, operands, &constants))
+        }
         Kind::MatMulExperts => one(product::matmul_experts(x, &operands[1], &operands[2])),
+        Kind::ExpertOrder => one(select::expert_order(x, params[0] as usize)),
         Kind::RouterTopK => {
             let (mode, renorm) = (params[0], params[1] == 1);
             let (ids, weights) = select::router(x, operands[1].cols(), mode, renorm, float(2));
@@ -156,7 +158,8 @@ pub fn reference(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<V
             let product = y.with(elementwise::mul(&normed, &operands[2]));
             Ok(if operands.len() == 5 { vec![sum, product] } else { vec![product] })
         }
-        Kind::Product(parts) => Ok(product::fused(parts, operands, params)),
+        Kind::MATMUL => one(product::matmul(x, &operands[1])),
+        Kind::Product(parts) => product::fused(parts, operands, params),
         Kind::RopeKvWrite => {
             let rotated = x.with(positional::rope(x, &operands[1], &operands[2], params));
             one(positional::kv_write(&rotated, &operands[3], y))

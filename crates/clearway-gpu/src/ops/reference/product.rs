@@ -1,63 +1,45 @@
 //! Products with weight matrices, and the sum over experts.
 
-use clearway_graph::{Activation, Epilogue, Gate, Product, Slot};
+use clearway_graph::{PlainInput, PlainShape, Product, Slot};
 
-use super::{RefTensor, elementwise, norm, positional};
+use super::RefTensor;
+use crate::error::Result;
 
-/// A product with what is fused to it: each part in turn, over whole tensors.
-pub(super) fn fused(parts: Product, operands: &[RefTensor], params: &[u32]) -> Vec<RefTensor> {
+/// A product with what is fused to it: the plain ops it stands for, one after the other, over whole tensors.
+pub(super) fn fused(
+    parts: Product,
+    operands: &[RefTensor],
+    params: &[u32],
+) -> Result<Vec<RefTensor>> {
     // The call was checked: what a part needs is there.
     let get = |slot| parts.operand(slot, operands.len()).map(|index| &operands[index]);
     let at = |slot| get(slot).unwrap_or(&operands[0]);
-    let Epilogue { add, rope, cache, norm } = parts.epilogue();
-    let eps = || f64::from(f32::from_bits(params[0]));
-    let (mut x, w) = (operands[0].clone(), at(Slot::Weight));
-    if parts.is_normed() {
-        x = weighted_norm(&x, at(Slot::NormWeight), eps());
+    let (x, result) = (at(Slot::Input), &operands[operands.len() - 1]);
+    let product = [x.rows(), at(Slot::Weight).rows()];
+    let heads = [&[x.rows()], &result.shape[result.shape.len().saturating_sub(2)..]].concat();
+    let (mut given, mut results) = (Vec::<RefTensor>::new(), Vec::new());
+    for op in parts.plain_ops() {
+        let output = match op.shape {
+            PlainShape::Input => RefTensor::output(x.dtype, &x.shape),
+            PlainShape::Product => RefTensor::output(x.dtype, &product),
+            PlainShape::Heads => RefTensor::output(x.dtype, &heads),
+            PlainShape::Cache => result.clone(),
+        };
+        let input = |input: &PlainInput| match (*input, op.shape) {
+            (PlainInput::Slot(slot), _) => at(slot).clone(),
+            (PlainInput::Op(earlier), PlainShape::Heads | PlainShape::Cache) => {
+                RefTensor { shape: heads.clone(), ..given[earlier].clone() }
+            }
+            (PlainInput::Op(earlier), PlainShape::Input | PlainShape::Product) => {
+                given[earlier].clone()
+            }
+        };
+        let inputs: Vec<RefTensor> = op.inputs.iter().map(input).chain([output]).collect();
+        let computed = super::compute(op.kind, &inputs, &params[op.params])?.remove(0);
+        results.extend(op.result.and_then(get).map(|kept| kept.with(computed.data.clone())));
+        given.push(computed);
     }
-    let mut y = RefTensor::output(x.dtype, &[x.rows(), w.rows()]);
-    y.data = matmul(&x, w);
-    match parts.gate() {
-        Gate::None => {}
-        Gate::Operand(activation) => {
-            y.data = elementwise::gated(&y, at(Slot::Up), function(activation));
-        }
-        Gate::Weights(activation) => {
-            let up = y.with(matmul(&x, at(Slot::UpWeight)));
-            y.data = elementwise::gated(&y, &up, function(activation));
-        }
-    }
-    if add {
-        y.data = elementwise::add(&y, at(Slot::Addend));
-    }
-    let result = &operands[operands.len() - 1];
-    if let (true, &[.., heads, head]) = (parts.epilogue().heads(), &result.shape[..]) {
-        y = RefTensor::output(y.dtype, &[x.rows(), heads, head]).with(y.data);
-    }
-    if rope {
-        let turn = &params[parts.rope_params()..];
-        y.data = positional::rope(&y, at(Slot::Positions), at(Slot::Factors), turn);
-    }
-    if cache {
-        y.data = positional::kv_write(&y, at(Slot::CacheRows), result);
-    }
-    let sum = get(Slot::Sum).map(|sum| sum.with(y.data.clone()));
-    if norm {
-        y = weighted_norm(&y, at(Slot::NextNormWeight), eps());
-    }
-    sum.into_iter().chain([result.with(y.data)]).collect()
-}
-
-fn function(activation: Activation) -> fn(f64) -> f64 {
-    match activation {
-        Activation::Silu => elementwise::silu,
-        Activation::Gelu => elementwise::gelu,
-    }
-}
-
-fn weighted_norm(x: &RefTensor, weight: &RefTensor, eps: f64) -> RefTensor {
-    let normed = x.with(norm::rms(x, eps));
-    x.with(elementwise::mul(&normed, weight))
+    Ok(results)
 }
 
 /// `x[T,K] * w[N,K]` transposed: `[T,N]`.

@@ -78,3 +78,14 @@ fn largest(row: &[f64], k: usize) -> Vec<usize> {
     order.truncate(k);
     order
 }
+
+/// Where the pairs of each expert start among all by expert, of ids beyond the last, and where they end; then the
+/// numbers of the pairs.
+pub(super) fn expert_order(ids: &RefTensor, experts: usize) -> Vec<f64> {
+    let expert_of = |pair: usize| ids.index(pair).min(experts);
+    let mut pairs: Vec<usize> = (0..ids.data.len()).collect();
+    pairs.sort_by_key(|&pair| expert_of(pair));
+    let starts =
+        (0..experts + 2).map(|e| pairs.iter().filter(|&&pair| expert_of(pair) < e).count());
+    starts.chain(pairs.iter().copied()).map(|word| word as f64).collect()
+}

@@ -65,6 +65,16 @@ pub enum Fill {
         /// One past the largest.
         below: u32,
     },
+    /// Experts, every seventh of which does not exist; always the same ones for a number of them.
+    Experts {
+        /// How many there are.
+        experts: u32,
+    },
+    /// The order by expert of as many pairs as are filled with [`Experts`](Self::Experts).
+    OrderOfExperts {
+        /// How many experts there are.
+        experts: u32,
+    },
     /// `start`, `start + 1`, ...
     Positions {
         /// The first.
@@ -124,6 +134,8 @@ pub(super) fn dense_bytes(spec: &OperandSpec, rng: &mut Rng) -> Result<Option<Ve
         | Fill::IdsBeyond { .. }
         | Fill::DistinctIds { .. }
         | Fill::Runs { .. }
+        | Fill::Experts { .. }
+        | Fill::OrderOfExperts { .. }
         | Fill::Positions { .. } => {
             let words = indices(&spec.fill, rows * cols, rng);
             Ok(Some(words.iter().flat_map(|word| word.to_ne_bytes()).collect()))
@@ -154,10 +166,28 @@ fn divide(bytes: &mut [u8], chunks: usize, rng: &mut Rng) {
     }
 }
 
+/// The expert of a pair: a few have most of the pairs.
+fn expert(pair: usize, experts: u32) -> u32 {
+    let mut rng = Rng(pair as u64);
+    match pair % 7 {
+        3 => experts + rng.below(3) as u32 * 1000,
+        _ => rng.below(experts as usize).min(rng.below(experts as usize)) as u32,
+    }
+}
+
 fn indices(fill: &Fill, count: usize, rng: &mut Rng) -> Vec<u32> {
     match *fill {
         Fill::Positions { start } => (start..).take(count).collect(),
         Fill::Runs { run } => (0..count as u32).map(|i| i / run).collect(),
+        Fill::Experts { experts } => (0..count).map(|pair| expert(pair, experts)).collect(),
+        Fill::OrderOfExperts { experts } => {
+            let beyond = |pair: u32| expert(pair as usize, experts).min(experts);
+            let pairs = (count - experts as usize - 2) as u32;
+            let mut order: Vec<u32> = (0..pairs).collect();
+            order.sort_by_key(|&pair| beyond(pair));
+            let before = |e: u32| order.iter().filter(|&&pair| beyond(pair) < e).count() as u32;
+            (0..experts + 2).map(before).chain(order.iter().copied()).collect()
+        }
         Fill::IdsBeyond { below } => (0..count)
             .map(|i| match i % 6 {
                 1 => below,

@@ -3,19 +3,20 @@
 use clearway_graph::fuse::RULES;
 use clearway_graph::{
     BarrierReason, BindingRole, CapturedOpKind as Kind, CommandEncoder, DType, Dispatch, Epilogue,
-    FusedRequest, Gate, Product, Slot, TensorView,
+    FusedRequest, PlainInput, PlainShape, Product, Slot, TensorView,
 };
 
 use super::heads::{Heads, float_of, largest_angle};
 use super::memory::{self, Prepared};
 use super::tolerance::{
-    OF_HALF_WEIGHTS, OF_HALVES, OF_ROUNDED, ROUNDING_DEVIATIONS, STEEPEST, Scale, Tolerance, ULP,
-    Weights, smallest_step, storage_error, tolerance,
+    OF_HALF_WEIGHTS, OF_HALVES, OF_ROUNDED, ROUNDING_DEVIATIONS, Scale, Tolerance, ULP, Weights,
+    smallest_step, storage_error, tolerance,
 };
 use super::unfused::Plain;
 use super::{OpCase, OperandSpec};
 use crate::device::{Buffer, Device, Encoder, Upload};
 use crate::error::GpuError;
+use crate::ops::map::slope;
 use crate::ops::reference::{RefTensor, reference};
 use crate::record::record;
 use crate::registry::KernelRegistry;
@@ -355,7 +356,7 @@ fn allowed_of_norm(
 fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tolerance, String> {
     let kept_sum = matches!(case.kind, Kind::AddRmsNorm | Kind::AddRmsNormMul)
         && result + 1 < case.operands.len();
-    let kind = if kept_sum { Kind::Add } else { case.kind };
+    let kind = if kept_sum { Kind::ADD } else { case.kind };
     // Of two weights the one in blocks counts.
     let matrices = weights(case.kind);
     let dtypes = || matrices.iter().map(|&index| case.operands[index].dtype);
@@ -370,7 +371,9 @@ fn tolerance_of(device: &dyn Device, case: &OpCase, result: usize) -> Result<Tol
     if source(case).dtype == DType::A8 {
         tolerance.limit *= OF_ROUNDED;
     }
-    if source(case).dtype == DType::A16 {
+    // Rows of experts that come in order are multiplied as f16, too.
+    let ordered = kind == Kind::MatMulExperts && case.operands.len() == 5;
+    if source(case).dtype == DType::A16 || (ordered && device.multiplies_halves()) {
         tolerance.limit = tolerance.limit.max(OF_HALF_WEIGHTS);
     }
     if kind == Kind::Attention && device.multiplies_halves() {
@@ -411,12 +414,12 @@ fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> 
     let y = RefTensor { dtype: float_of(y.dtype), ..y.clone() };
     let y = &heads.as_ref().map_or(y, Heads::product);
     match (case.kind, operands) {
-        (Kind::MatMulExperts, [x, w, ids, _]) => {
+        (Kind::MatMulExperts, [x, w, ids, ..]) => {
             rounded(x, w, |x, w| compute(case.kind, &[x, w, ids.clone(), y.clone()]))
         }
         (Kind::Product(parts), _) => {
             let get = |slot| parts.operand(slot, operands.len()).map(|index| &operands[index]);
-            let (x, Some(w)) = (&operands[0], get(Slot::Weight)) else { return Ok(Vec::new()) };
+            let x = &operands[0];
             // What is rounded: the rows themselves, or those of the norm in front.
             let rows = match get(Slot::NormWeight) {
                 None => x.clone(),
@@ -429,38 +432,69 @@ fn roundings(case: &OpCase, operands: &[RefTensor]) -> Result<Vec<f64>, String> 
                 }
             };
             let product = |x: RefTensor, w: RefTensor| compute(Kind::MATMUL, &[x, w, y.clone()]);
-            let moved = |w: &RefTensor| match w.dtype.is_quantised() {
-                true => rounded(&rows, w, product),
-                false => Ok(vec![0.0; y.shape.iter().product()]),
-            };
-            let gate = moved(w)?;
-            if let Some(heads) = heads {
-                return heads.bounds(gate);
+            let tensor = |data: Vec<f64>| RefTensor { data, ..y.clone() };
+            // What each plain op gives, and how far that may have moved.
+            let mut given: Vec<(Vec<f64>, Vec<f64>)> = Vec::new();
+            for op in parts.plain_ops() {
+                let input = |index: usize| match op.inputs[index] {
+                    PlainInput::Op(earlier) => given[earlier].clone(),
+                    PlainInput::Slot(slot) => {
+                        let values = get(slot).map(|operand| operand.data.clone());
+                        let values = values.unwrap_or_default();
+                        let still = vec![0.0; values.len()];
+                        (values, still)
+                    }
+                };
+                given.push(match (op.shape, op.kind) {
+                    (PlainShape::Input, _) => (rows.data.clone(), vec![0.0; rows.data.len()]),
+                    (_, Kind::MATMUL) => {
+                        let PlainInput::Slot(slot) = op.inputs[1] else { continue };
+                        let w = get(slot).ok_or("a product without weights")?;
+                        let values = product(rows.clone(), w.clone())?;
+                        let moved = match w.dtype.is_quantised() {
+                            true => rounded(&rows, w, product)?,
+                            false => vec![0.0; values.len()],
+                        };
+                        (values, moved)
+                    }
+                    (_, Kind::ADD) => {
+                        let ((a, moved), (b, _)) = (input(0), input(1));
+                        let values = compute(op.kind, &[tensor(a), row_or_full(b, y), y.clone()])?;
+                        (values, moved)
+                    }
+                    (_, Kind::MUL) => {
+                        let ((a, by_a), (b, by_b)) = (input(0), input(1));
+                        let moved = (0..a.len())
+                            .map(|i| by_a[i] * (b[i].abs() + by_b[i]) + a[i].abs() * by_b[i]);
+                        let moved = moved.collect();
+                        (a.iter().zip(&b).map(|(a, b)| a * b).collect(), moved)
+                    }
+                    (_, Kind::Map(map)) => {
+                        let (x, by) = input(0);
+                        let values = compute(op.kind, &[tensor(x.clone()), y.clone()])?;
+                        let moved = x.iter().zip(&by).map(|(x, by)| {
+                            slope(map, x.abs() + by).map_or(f64::INFINITY, |slope| slope * by)
+                        });
+                        let moved = moved.collect();
+                        (values, moved)
+                    }
+                    // Heads are turned and stored as a whole.
+                    (PlainShape::Heads | PlainShape::Cache, _) => break,
+                    (PlainShape::Product, _) => return Ok(Vec::new()),
+                });
             }
-            match (parts.gate(), get(Slot::Up), get(Slot::UpWeight)) {
-                (Gate::Operand(_), Some(up), _) => {
-                    let up = up.data.iter().map(|up| STEEPEST * up.abs());
-                    Ok(gate.into_iter().zip(up).map(|(gate, up)| gate * up).collect())
-                }
-                (Gate::Weights(activation), _, Some(u)) => {
-                    // Both products move; what the gate gives is the result without the other.
-                    let (up, up_moved) = (product(rows.clone(), u.clone())?, moved(u)?);
-                    let ones = RefTensor { data: vec![1.0; up.len()], ..y.clone() };
-                    let alone = Product::PLAIN.with_gate(Gate::Operand(activation));
-                    let act = Kind::Product(alone.unwrap_or(Product::PLAIN));
-                    let acts = compute(act, &[rows.clone(), w.clone(), ones, y.clone()])?;
-                    let parts = gate.iter().zip(acts).zip(up.iter().zip(up_moved));
-                    Ok(parts
-                        .map(|((gate, act), (up, moved))| {
-                            STEEPEST * gate * (up.abs() + moved) + act.abs() * moved
-                        })
-                        .collect())
-                }
-                _ => Ok(gate),
-            }
+            let moved = given.pop().map(|(_, moved)| moved).unwrap_or_default();
+            heads.map_or(Ok(moved.clone()), |heads| heads.bounds(moved))
         }
         _ => Ok(Vec::new()),
     }
+}
+
+/// A tensor of the shape of `y`, or one row of it.
+fn row_or_full(data: Vec<f64>, y: &RefTensor) -> RefTensor {
+    let full = data.len() == y.shape.iter().product::<usize>();
+    let shape = if full { y.shape.clone() } else { vec![data.len()] };
+    RefTensor { data, ..RefTensor::output(y.dtype, &shape) }
 }
 
 /// How far a product moves when its inputs are rounded to 8 bits by runs of 32.

@@ -36,7 +36,7 @@
 //! few times what f32 arithmetic needs for the sizes in the suite: a wrong formula, a dropped tail or
 //! an approximation of 16 bits is far beyond them.
 
-use clearway_graph::{CapturedOpKind as Kind, DType, Epilogue, Gate, Product};
+use clearway_graph::{CapturedOpKind as Kind, DType, Epilogue, Map, MapInputs, Product, Slot};
 
 /// What the error of an op is measured by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,11 +86,9 @@ pub struct Tolerance {
     pub on_the_way: f64,
 }
 
-/// Largest slope of an activation function: 1.10 of silu, 1.13 of gelu.
-pub const STEEPEST: f64 = 1.13;
-
-/// What an error of a gate's product counts: twice the slope, since of a magnitude a gate gives at least half.
-const GATE: f64 = 2.0 * STEEPEST;
+/// What an error in front of an activation counts: twice the largest slope, since of a magnitude the function
+/// gives at least half. Of a square it counts twice.
+const GATE: f64 = 2.0 * crate::ops::map::STEEPEST;
 
 /// A row of the table: an op, its weights, what its error is measured by, the limit, and how many
 /// values are stored on the way where the op is not fused, by the factors they count with.
@@ -126,17 +124,10 @@ static TABLE: &[Row] = {
         (Kind::Gather,         Weights::Rounded, Element, ULP, 0),
         (Kind::RmsNorm,        None,  Row,       8.0 * ULP,  0),
         (Kind::LayerNorm,      None,  Row,       16.0 * ULP, 0),
-        (Kind::Add,            None,  Element,   ULP,        0),
-        (Kind::Mul,            None,  Element,   ULP,        0),
-        (Kind::Scale,          None,  Element,   ULP,        0),
-        (Kind::Silu,           None,  Magnitude, 8.0 * ULP,  0),
-        (Kind::Gelu,           None,  Magnitude, 8.0 * ULP,  0),
-        (Kind::SiluMul,        None,  Magnitude, 8.0 * ULP,  1),
-        (Kind::GeluMul,        None,  Magnitude, 8.0 * ULP,  1),
-        (Kind::SoftCap,        None,  Magnitude, 8.0 * ULP,  0),
         (Kind::MatMulExperts,  Float, Magnitude, 8.0 * ULP,  0),
         (Kind::MatMulExperts,  Block, Magnitude, 8.0 * ULP,  0),
         (Kind::MatMulExperts,  Weights::Rounded, Rounded, 8.0 * ULP, 0),
+        (Kind::ExpertOrder,    None,  Moved,     0.0,        0),
         (Kind::RouterTopK,     None,  Row,       16.0 * ULP, 0),
         (Kind::ExpertSum,      None,  Magnitude, 8.0 * ULP,  0),
         (Kind::Rope,           None,  Angle,     4.0 * ULP,  0),
@@ -168,14 +159,24 @@ impl Weights {
 
 /// The tolerance of an op with these activations and weights; `None` if the table has no such row.
 pub fn tolerance(kind: Kind, activations: DType, weights: Weights) -> Option<Tolerance> {
-    let (scale, limit, stored) = match kind.product() {
-        Some(product) => of_product(product, weights)?,
-        None => {
-            let row = TABLE.iter().find(|row| row.0 == kind && row.1 == weights)?;
-            (row.2, row.3, row.4)
-        }
+    let (scale, limit, stored) = if let Some(product) = kind.product() {
+        of_product(product, weights)?
+    } else if let Some(map) = kind.map() {
+        of_map(map)
+    } else {
+        let row = TABLE.iter().find(|row| row.0 == kind && row.1 == weights)?;
+        (row.2, row.3, row.4)
     };
     Some(Tolerance { scale, limit, on_the_way: f64::from(stored) * storage_error(activations) })
+}
+
+/// The same for an element-wise op.
+fn of_map(map: Map) -> (Scale, f64, u32) {
+    let stored = u32::from(map.inputs() == MapInputs::Gated);
+    match crate::ops::map::row(map).exact {
+        true => (Scale::Element, ULP, stored),
+        false => (Scale::Magnitude, 8.0 * ULP, stored),
+    }
 }
 
 /// What a product is measured by, its limit, and how many values plain ops would store on the way.
@@ -192,13 +193,21 @@ fn of_product(product: Product, weights: Weights) -> Option<(Scale, f64, u32)> {
     let (sum, before) = if product.is_normed() { (16.0, 2.0) } else { (8.0, 0.0) };
     let Epilogue { add, rope, cache, norm: _ } = product.epilogue();
     let parts = [add, rope, cache].into_iter().filter(|&part| part).count() as f64;
-    // Errors in front of a gate count by its slope; the gate itself adds 8 units and one value.
-    let (limit, stored) = match product.gate() {
-        Gate::None => (sum, before + parts),
-        Gate::Operand(_) => (GATE * sum + 8.0, GATE * (before + 1.0) + 1.0),
-        Gate::Weights(_) => (GATE * sum + 8.0 + sum, GATE * (before + 1.0) + 1.0 + before + 1.0),
+    // Errors in front of an activation count by its slope; the function itself adds 8 units.
+    let (limit, stored) = match product.gate().activation() {
+        None => (sum, before),
+        Some(_) => (GATE * sum + 8.0, GATE * (before + 1.0)),
     };
-    Some((scale, limit.ceil() * ULP, stored.ceil() as u32))
+    // What a gate is multiplied by counts once, and so does the value between the two.
+    let (up, up_stored) = if product.slots().contains(&Slot::UpWeight) {
+        (sum, 1.0 + before + 1.0)
+    } else if product.slots().contains(&Slot::Up) {
+        (0.0, 1.0)
+    } else {
+        (0.0, 0.0)
+    };
+    let stored = stored + up_stored + parts;
+    Some((scale, (limit + up).ceil() * ULP, stored.ceil() as u32))
 }
 
 /// Relative error of rounding to a storage type, in either direction. Zero for types that hold what

@@ -1,10 +1,7 @@
 //! Fused products as the plain ops they stand for, held against the same tolerances: what a fused
 //! kernel may differ by must leave room for a device that has none.
 
-use clearway_graph::{
-    Activation, CapturedOpKind as Kind, ComputeGraph, DType, Epilogue, Gate, Layout, Slot,
-    TensorView,
-};
+use clearway_graph::{ComputeGraph, Layout, PlainInput, PlainShape, Slot, TensorView};
 
 use super::OpCase;
 use crate::device::{Buffer, Device};
@@ -32,86 +29,48 @@ impl<'a> Plain<'a> {
         };
         // Every part's operands are bound, as the case was checked.
         let view = |slot| product.operand(slot, views.len()).map_or(views[0], |i| views[i]);
-        let mut rows = views[0];
-        if product.is_normed() {
-            let normed = self.op(Kind::RmsNorm, &[rows], &case.params[..1], &rows)?;
-            rows = self.op(Kind::Mul, &[normed, view(Slot::NormWeight)], &[], &rows)?;
-        }
-        let y = views[views.len() - 1];
-        let w = view(Slot::Weight);
-        let layout = Layout::new(rows.layout.dtype(), &[rows.layout.rows(), w.layout.rows()])?;
-        let like = TensorView { layout, ..rows };
-        let mut last = Op { kind: Kind::MATMUL, inputs: vec![rows, w], params: vec![], like };
-        if let Some(activation) = product.gate().activation() {
-            let gate = self.result(&last)?;
-            let act = match activation {
-                Activation::Silu => Kind::Silu,
-                Activation::Gelu => Kind::Gelu,
-            };
-            let gate = self.op(act, &[gate], &[], &like)?;
-            let up = match product.gate() {
-                Gate::Weights(_) => {
-                    self.op(Kind::MATMUL, &[rows, view(Slot::UpWeight)], &[], &like)?
-                }
-                _ => view(Slot::Up),
-            };
-            last = Op { kind: Kind::Mul, inputs: vec![gate, up], params: vec![], like };
-        }
-        let Epilogue { add, rope, cache, norm: _ } = product.epilogue();
-        if add {
-            let inputs = vec![self.result(&last)?, view(Slot::Addend)];
-            last = Op { kind: Kind::Add, inputs, params: vec![], like };
-        }
-        if product.epilogue().heads() {
-            let heads = &y.layout.dims()[1..];
-            let heads = [rows.layout.rows(), heads[0] as usize, heads[1] as usize];
-            let layout = Layout::new(rows.layout.dtype(), &heads)?;
-            let mut heads = self.result(&last)?.reinterpret(0, layout)?;
-            let like = TensorView { layout, ..rows };
-            if rope {
-                let inputs = vec![heads, view(Slot::Positions), view(Slot::Factors)];
-                let params = case.params[product.rope_params()..].to_vec();
-                last = Op { kind: Kind::Rope, inputs, params, like };
-                heads = if cache { self.result(&last)? } else { heads };
+        let (x, y) = (views[0], views[views.len() - 1]);
+        let (dtype, tokens) = (x.layout.dtype(), x.layout.rows());
+        let wide = Layout::new(dtype, &[tokens, view(Slot::Weight).layout.rows()])?;
+        let heads = match y.layout.dims() {
+            &[.., heads, head] if product.epilogue().heads() => {
+                Layout::new(dtype, &[tokens, heads as usize, head as usize])?
             }
-            if cache {
-                let inputs = vec![heads, view(Slot::CacheRows)];
-                last = Op { kind: Kind::KvWrite, inputs, params: vec![], like };
+            _ => wide,
+        };
+        let ops = product.plain_ops();
+        let mut given: Vec<TensorView> = Vec::new();
+        for (index, op) in ops.iter().enumerate() {
+            let on_heads = matches!(op.shape, PlainShape::Heads | PlainShape::Cache);
+            let mut operands = Vec::new();
+            for input in &op.inputs {
+                operands.push(match *input {
+                    PlainInput::Slot(slot) => view(slot),
+                    PlainInput::Op(earlier) if on_heads => given[earlier].reinterpret(0, heads)?,
+                    PlainInput::Op(earlier) => given[earlier],
+                });
             }
+            let params = &case.params[op.params.clone()];
+            let result = match op.shape {
+                _ if index + 1 == ops.len() => y,
+                PlainShape::Input => self.memory(&x.layout)?,
+                PlainShape::Product => self.memory(&wide)?,
+                PlainShape::Heads | PlainShape::Cache => self.memory(&heads)?,
+            };
+            operands.push(result);
+            record(&mut self.graph, op.kind, &operands, params, "op suite")?;
+            given.push(result);
         }
-        let views = [&last.inputs[..], &[y]].concat();
-        record(&mut self.graph, last.kind, &views, &last.params, "op suite")?;
         Ok(true)
     }
 
-    /// Records an op with a new result.
-    fn result(&mut self, op: &Op) -> Result<TensorView> {
-        self.op(op.kind, &op.inputs, &op.params, &op.like)
-    }
-
-    /// Records an op with a new result of the type and shape of `like`.
-    fn op(
-        &mut self,
-        kind: Kind,
-        inputs: &[TensorView],
-        params: &[u32],
-        like: &TensorView,
-    ) -> Result<TensorView> {
-        let dims: Vec<usize> = like.layout.dims().iter().map(|&extent| extent as usize).collect();
-        let dtype: DType = like.layout.dtype();
-        let layout = Layout::new(dtype, &dims)?;
+    /// Memory for a result of the type and shape of a layout.
+    fn memory(&mut self, like: &Layout) -> Result<TensorView> {
+        let dims: Vec<usize> = like.dims().iter().map(|&extent| extent as usize).collect();
+        let layout = Layout::new(like.dtype(), &dims)?;
         let buffer = self.device.alloc(layout.span_bytes())?;
-        let result = buffer.view(0, layout)?;
+        let view = buffer.view(0, layout)?;
         self.buffers.push(buffer);
-        record(&mut self.graph, kind, &[inputs, &[result]].concat(), params, "op suite")?;
-        Ok(result)
+        Ok(view)
     }
-}
-
-/// An op whose result goes to memory of its own, or to that of the case if it is the last.
-struct Op {
-    kind: Kind,
-    inputs: Vec<TensorView>,
-    params: Vec<u32>,
-    like: TensorView,
 }

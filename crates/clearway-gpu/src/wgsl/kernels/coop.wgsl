@@ -18,10 +18,10 @@ const RESULT_ROW = 5u;
 var<workgroup> staged: array<vec4<f32>, 2u * SLICE>;
 
 // Where the activations of an invocation are, without the column of the step.
-fn x_places(t0: u32, rows: u32, lid: u32) -> array<u32, X_UNITS> {
+fn x_places(t0: u32, end: u32, lid: u32) -> array<u32, X_UNITS> {
     var at: array<u32, X_UNITS>;
     //# for e in X_UNITS
-    at[$e] = row_x(min(t0 + (lid + $eu * THREADS) / EIGHTS, rows - 1u)) + lid % EIGHTS * 8u;
+    at[$e] = x_row(min(t0 + (lid + $eu * THREADS) / EIGHTS, end - 1u)) + lid % EIGHTS * 8u;
     //# end
     return at;
 }
@@ -40,19 +40,10 @@ fn main(
 ) {
     let inner = P.w.shape.w;
     let outer = P.w.shape.z;
-    let rows = P.x.shape.x * P.x.shape.y * P.x.shape.z;
     let across = (outer + TILE_N - 1u) / TILE_N;
-    let down = (rows + TILE_T - 1u) / TILE_T;
     let tile = group.x + size.x * (group.y + size.y * group.z);
-    if (tile >= across * down) {
-        return;
-    }
-    // Tiles that run at the same time share rows of weights and rows of activations: BAND tiles down, then to the right.
-    let band = tile / (BAND * across);
-    let height = min(BAND, down - band * BAND);
-    let in_band = tile - band * BAND * across;
-    let t0 = (band * BAND + in_band % height) * TILE_T;
-    let n0 = in_band / height * TILE_N;
+    // The rows of this workgroup, from t0 to end, and the first row of its weights.
+    // PART
     let subgroup = lid / 32u;
     let t_in = subgroup / ACROSS * (16u * DOWN);
     let n_in = subgroup % ACROSS * (16u * RIGHT);
@@ -61,8 +52,8 @@ fn main(
     var c$i$j = coop_mat16x16<f32, C>();
     //# end
     //# end
-    let x_at = x_places(t0, rows, lid);
-    let w_at = weight_places(n0, lid);
+    let x_at = x_places(t0, end, lid);
+    let w_at = weight_places(w_first, n0, lid);
     var even = fetch_x(x_at, 0u);
     var odd = even;
     var w = fetch_weights(w_at, 0u, inner);
@@ -127,7 +118,7 @@ fn main(
     for (var e = 0u; e < 2u; e++) {
         let t = t0 + t_in + 16u * $iu + e * 8u + lane / 4u;
         let n = n0 + n_in + 16u * $ju + lane % 4u * 4u;
-        if (t < rows) {
+        if (t < end) {
             finish(t, n, outer, staged[mine + (e * 8u + lane / 4u) * RESULT_ROW + lane % 4u]);
         }
     }

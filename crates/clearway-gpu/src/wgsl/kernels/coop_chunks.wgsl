@@ -6,8 +6,8 @@ struct Fetched { first: Raw, second: Raw }
 alias Places = u32;
 
 // The first chunk of the row of an invocation.
-fn weight_places(n0: u32, lid: u32) -> Places {
-    return min(n0 + lid / SHARE, P.w.shape.z - 1u) * (P.w.shape.w / 32u);
+fn weight_places(first: u32, n0: u32, lid: u32) -> Places {
+    return (first + min(n0 + lid / SHARE, P.w.shape.z - 1u)) * (P.w.shape.w / 32u);
 }
 
 fn fetch_weights(at: Places, k: u32, inner: u32) -> Fetched {

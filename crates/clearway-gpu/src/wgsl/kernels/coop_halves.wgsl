@@ -5,10 +5,10 @@ struct Fetched { first: array<vec4<u32>, W_UNITS>, second: array<vec4<u32>, W_UN
 
 alias Places = array<u32, W_UNITS>;
 
-fn weight_places(n0: u32, lid: u32) -> Places {
+fn weight_places(first: u32, n0: u32, lid: u32) -> Places {
     var at: Places;
     //# for e in W_UNITS
-    at[$e] = min(n0 + (lid + $eu * THREADS) / EIGHTS, P.w.shape.z - 1u) * (P.w.shape.w / 8u) + lid % EIGHTS;
+    at[$e] = (first + min(n0 + (lid + $eu * THREADS) / EIGHTS, P.w.shape.z - 1u)) * (P.w.shape.w / 8u) + lid % EIGHTS;
     //# end
     return at;
 }

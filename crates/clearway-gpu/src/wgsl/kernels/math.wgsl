@@ -43,6 +43,10 @@ fn gelu(x: f32) -> f32 {
     return x * sigmoid(1.5957691 * fma(0.044715, cube, x));
 }
 
+fn relu_squared(x: f32) -> f32 {
+    return select(x * x, 0.0, x < 0.0);
+}
+
 fn tanh_of(x: f32) -> f32 {
     let a = abs(x);
     let q = a * a;

@@ -68,9 +68,9 @@ pub(super) fn kinds(graph: &ComputeGraph) -> Vec<Kind> {
 fn normed_sum() -> (List, [TensorView; 3]) {
     let mut list = List::default();
     let (a, b, w) = (list.input(), list.input(), list.weight());
-    let sum = list.op(Kind::Add, &[a, b]);
+    let sum = list.op(Kind::ADD, &[a, b]);
     let normed = list.op(Kind::RmsNorm, &[sum]);
-    let y = list.op(Kind::Mul, &[w, normed]);
+    let y = list.op(Kind::MUL, &[w, normed]);
     list.output(sum);
     (list, [sum, w, y])
 }
@@ -108,7 +108,7 @@ fn the_same_is_reached_without_the_kernel_in_the_middle() {
 fn without_the_kernel_for_all_three_two_stay() {
     let (list, _) = normed_sum();
     let (graph, report) = list.fuse(&mut TestCatalog::new().without(Kind::AddRmsNormMul));
-    assert_eq!(kinds(&graph), [Kind::Add, Kind::RmsNormMul]);
+    assert_eq!(kinds(&graph), [Kind::ADD, Kind::RmsNormMul]);
     let refused = &report.refusals[..];
     assert_eq!(refused.len(), 1);
     assert_eq!((refused[0].rule, refused[0].consumer), ("add_rms_norm_mul", DispatchId(2)));
@@ -121,9 +121,9 @@ fn a_residual_goes_into_the_product_first() {
         let mut list = List::default();
         let (x, residual, w) = (list.input(), list.input(), list.weight());
         let product = list.matmul(x);
-        let sum = list.op(Kind::Add, &[residual, product]);
+        let sum = list.op(Kind::ADD, &[residual, product]);
         let normed = list.op(Kind::RmsNorm, &[sum]);
-        let y = list.op(Kind::Mul, &[normed, w]);
+        let y = list.op(Kind::MUL, &[normed, w]);
         list.output(sum);
         list.output(y);
         list
@@ -139,7 +139,7 @@ fn of_two_products_the_first_operand_is_taken() {
     let mut list = List::default();
     let x = list.input();
     let (a, b) = (list.matmul(x), list.matmul(x));
-    list.op(Kind::Add, &[b, a]);
+    list.op(Kind::ADD, &[b, a]);
     let (graph, report) = list.fuse(&mut TestCatalog::new());
     assert_eq!(kinds(&graph), [Kind::MATMUL, kind("matmul_add")]);
     assert_eq!(*report.fusions[0].members, [1, 2].map(DispatchId));
@@ -148,7 +148,7 @@ fn of_two_products_the_first_operand_is_taken() {
     let mut list = List::default();
     let x = list.input();
     let (a, b) = (list.matmul(x), list.matmul(x));
-    list.op(Kind::Add, &[b, a]);
+    list.op(Kind::ADD, &[b, a]);
     list.output(b);
     let (_, report) = list.fuse(&mut TestCatalog::new());
     assert_eq!(*report.fusions[0].members, [0, 2].map(DispatchId));
@@ -159,8 +159,8 @@ fn of_two_products_the_first_operand_is_taken() {
 fn a_value_times_itself_is_refused_once() {
     let mut list = List::default();
     let x = list.input();
-    let v = list.op(Kind::Silu, &[x]);
-    list.op(Kind::Mul, &[v, v]);
+    let v = list.op(Kind::SILU, &[x]);
+    list.op(Kind::MUL, &[v, v]);
     let (_, report) = list.fuse(&mut TestCatalog::new());
     let [refused] = &report.refusals[..] else { panic!("{report}") };
     assert_eq!(refused.reason, Refusal::SecondReader { reader: DispatchId(1) });
@@ -172,7 +172,7 @@ fn a_product_with_the_kept_sum_is_no_product_with_the_norm() {
     let (a, b, w) = (list.input(), list.input(), list.weight());
     let sum = list.graph.declare_value(layout(&[ROWS, COLS]));
     let normed = list.op(Kind::AddRmsNorm, &[a, b, sum]);
-    list.op(Kind::Mul, &[sum, w]);
+    list.op(Kind::MUL, &[sum, w]);
     list.output(normed);
     let (_, report) = list.fuse(&mut TestCatalog::new());
     assert_eq!((report.fired(), report.refusals), (0, vec![]));
@@ -185,7 +185,7 @@ fn a_result_that_overwrites_a_kept_sum_is_refused() {
     let sum = list.buffer(layout(&[ROWS, COLS]));
     let normed = list.graph.declare_value(layout(&[ROWS, COLS]));
     list.op_into(Kind::AddRmsNorm, &[a, b, sum], normed);
-    list.op_into(Kind::Mul, &[normed, w], sum);
+    list.op_into(Kind::MUL, &[normed, w], sum);
     let (_, report) = list.fuse(&mut TestCatalog::new());
     let [refused] = &report.refusals[..] else { panic!("{report}") };
     let is_overlap = |output, input| {
@@ -202,8 +202,8 @@ fn held_apart(catalog: &mut TestCatalog) -> (ComputeGraph, FuseReport) {
     let mut list = List::default();
     let (a, b) = (list.input(), list.input());
     let (old, new) = (list.buffer(layout(&[ROWS, COLS])), list.buffer(layout(&[ROWS, COLS])));
-    let sum = list.op(Kind::Add, &[a, b]);
-    let next = list.op(Kind::Add, &[sum, b]);
+    let sum = list.op(Kind::ADD, &[a, b]);
+    let next = list.op(Kind::ADD, &[sum, b]);
     list.op_into(Kind::Copy, &[old], new);
     list.op_into(Kind::RmsNorm, &[sum], old);
     let mul = list.op(Kind::RmsNorm, &[next]);
@@ -228,12 +228,12 @@ fn what_was_absorbed_is_held_back_as_before() {
     let full = layout(&[ROWS, COLS]);
     let (a, b, w) = (list.buffer(full), list.input(), list.weight());
     let (old, new) = (list.buffer(full), list.buffer(full));
-    let sum = list.op(Kind::Add, &[a, b]);
+    let sum = list.op(Kind::ADD, &[a, b]);
     let normed = list.op(Kind::RmsNorm, &[sum]);
     // Overwrites what the add has read, and reads what the product will overwrite.
     list.op_into(Kind::Fill, &[], a);
     list.op_into(Kind::Copy, &[old], new);
-    list.op_into(Kind::Mul, &[normed, w], old);
+    list.op_into(Kind::MUL, &[normed, w], old);
     let (_, report) = list.fuse(&mut TestCatalog::new().without(Kind::RmsNormMul));
     assert_eq!((report.fired(), report.fired_by("add_rms_norm")), (1, 1));
     let [refused] = &report.refusals[..] else { panic!("{report}") };
@@ -248,10 +248,10 @@ fn reasons_name_dispatches_of_the_final_list() {
     let mut list = List::default();
     let x = list.input();
     let product = list.matmul(x);
-    let wanted = list.op(Kind::Add, &[product, x]);
+    let wanted = list.op(Kind::ADD, &[product, x]);
     let norm = list.op(Kind::RmsNorm, &[product]);
     let w = list.weight();
-    let y = list.op(Kind::Mul, &[norm, w]);
+    let y = list.op(Kind::MUL, &[norm, w]);
     list.output(wanted);
     list.output(y);
     let (graph, report) = list.fuse(&mut TestCatalog::new());
@@ -304,11 +304,11 @@ fn an_empty_list_has_an_empty_report() {
 fn the_report_reads_as_text_and_as_data() {
     let mut list = List::default();
     let (a, b, w) = (list.input(), list.input(), list.weight());
-    let sum = list.op(Kind::Add, &[a, b]);
-    let next = list.op(Kind::Silu, &[sum]);
+    let sum = list.op(Kind::ADD, &[a, b]);
+    let next = list.op(Kind::SILU, &[sum]);
     let normed = list.op(Kind::RmsNorm, &[sum]);
-    let y = list.op(Kind::Mul, &[normed, w]);
-    let z = list.op(Kind::Mul, &[next, y]);
+    let y = list.op(Kind::MUL, &[normed, w]);
+    let z = list.op(Kind::MUL, &[next, y]);
     list.output(next);
     list.output(z);
     let (_, report) = list.fuse(&mut TestCatalog::new());
@@ -340,11 +340,11 @@ fn a_producer_does_not_pass_a_write_of_what_it_reads() {
             graph.mark_input(input.value().unwrap()).unwrap();
         }
         let x = if in_buffer { TensorView { buf_id: 5, ..x } } else { x };
-        Step::new(Kind::Silu, &[x, gate]).record(&mut graph, "");
+        Step::new(Kind::SILU, &[x, gate]).record(&mut graph, "");
         Step::new(Kind::Fill, &[x]).record(&mut graph, "");
-        Step::new(Kind::Mul, &[gate, up, y]).record(&mut graph, "");
+        Step::new(Kind::MUL, &[gate, up, y]).record(&mut graph, "");
         assert_eq!(graph.fuse(&mut TestCatalog::new(), &()).unwrap(), 1);
         let kinds: Vec<_> = graph.dispatches().map(|dispatch| dispatch.kind).collect();
-        assert_eq!(kinds, [Kind::SiluMul, Kind::Fill], "in a buffer: {in_buffer}");
+        assert_eq!(kinds, [Kind::SILU_MUL, Kind::Fill], "in a buffer: {in_buffer}");
     }
 }

@@ -9,40 +9,36 @@ use crate::op::CapturedOpKind as Kind;
 use crate::{ComputeGraph, Dispatch, DispatchId, Origin, TensorView};
 
 /// The kind of the fused dispatch and its bindings, written down from the op list.
-fn expected(rule: &str, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
+fn expected(rule: &Rule, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
     let (p, c, y) = (&setup.producer.views, &setup.consumer.views, setup.result());
     let sum = kept.then_some(setup.value);
-    let (kind, inputs, outputs) = match rule {
-        "matmul_add" => (kind("matmul_add"), vec![p[0], p[1], setup.other()], vec![y]),
-        "rms_norm_mul" => (Kind::RmsNormMul, vec![p[0], setup.other()], vec![y]),
-        "silu_mul" => (Kind::SiluMul, vec![p[0], setup.other()], vec![y]),
-        "gelu_mul" => (Kind::GeluMul, vec![p[0], setup.other()], vec![y]),
-        "rope_kv_write" => (Kind::RopeKvWrite, vec![p[0], p[1], p[2], c[1]], vec![y]),
-        "add_rms_norm" => {
+    let products = (rule.producer.product(), rule.consumer.product());
+    let (kind, inputs, outputs) = match (rule.name, products) {
+        ("rms_norm_mul", _) => (Kind::RmsNormMul, vec![p[0], setup.other()], vec![y]),
+        ("silu_mul", _) => (Kind::SILU_MUL, vec![p[0], setup.other()], vec![y]),
+        ("gelu_mul", _) => (Kind::GELU_MUL, vec![p[0], setup.other()], vec![y]),
+        ("rope_kv_write", _) => (Kind::RopeKvWrite, vec![p[0], p[1], p[2], c[1]], vec![y]),
+        ("add_rms_norm", _) => {
             (Kind::AddRmsNorm, vec![p[0], p[1]], sum.into_iter().chain([y]).collect())
         }
-        "add_rms_norm_mul" => {
+        ("add_rms_norm_mul", _) => {
             (Kind::AddRmsNormMul, vec![p[0], p[1], c[1]], sum.into_iter().chain([y]).collect())
         }
-        "add_rms_norm_then_mul" => (Kind::AddRmsNormMul, vec![p[0], p[1], setup.other()], vec![y]),
-        "matmul_silu_mul" => (kind("matmul_silu_mul"), vec![p[0], p[1], c[1]], vec![y]),
-        "matmul_gelu_mul" => (kind("matmul_gelu_mul"), vec![p[0], p[1], c[1]], vec![y]),
-        "matmul_silu_gated" => (kind("matmul_silu_gated"), vec![p[0], c[1], p[1]], vec![y]),
-        "matmul_gelu_gated" => (kind("matmul_gelu_gated"), vec![p[0], c[1], p[1]], vec![y]),
-        "norm_matmul_silu_gated" => {
-            (kind("norm_matmul_silu_gated"), vec![p[0], p[1], c[1], c[2]], vec![y])
+        ("add_rms_norm_then_mul", _) => {
+            (Kind::AddRmsNormMul, vec![p[0], p[1], setup.other()], vec![y])
         }
-        "norm_matmul_gelu_gated" => {
-            (kind("norm_matmul_gelu_gated"), vec![p[0], p[1], c[1], c[2]], vec![y])
+        // A product takes in what follows: all of the product but its result, then all of the op but what
+        // joins them.
+        (name, (Some(_), None)) => {
+            let mut rest = c[..c.len() - 1].to_vec();
+            rest.remove(setup.operand);
+            (kind(name), [&p[..p.len() - 1], &rest].concat(), vec![y])
         }
-        "norm_matmul_add" => (kind("norm_matmul_add"), vec![p[0], p[1], c[1], c[2]], vec![y]),
-        "norm_matmul" => (kind("norm_matmul"), vec![p[0], p[1], c[1]], vec![y]),
-        // Heads: everything of the product but its result, then everything of the op but its heads.
-        name if name.ends_with("_rope") || name.ends_with("_kv") => {
-            let inputs = [&p[..p.len() - 1], &c[1..c.len() - 1]].concat();
-            (kind(name), inputs, vec![y])
-        }
-        _ => panic!("a rule without a test: {rule}"),
+        // A product takes in the norm in front: its input and weight, then all of the product but its rows.
+        (name, (None, Some(_))) => (kind(name), [&p[..2], &c[1..c.len() - 1]].concat(), vec![y]),
+        // A gate takes in the second product: rows, weights of the gate, weights of the other.
+        (name, (Some(_), Some(_))) => (kind(name), vec![p[0], c[1], p[1]], vec![y]),
+        (name, (None, None)) => panic!("a rule without a test: {name}"),
     };
     (kind, [inputs, outputs].concat())
 }
@@ -64,7 +60,7 @@ fn check_fused(rule: &Rule, setup: &Setup, kept: bool) -> Dispatch {
 
     let id = setup.consumer_id();
     let fused = (**graph.dispatches().find(|d| d.id == id).unwrap()).clone();
-    let (kind, bindings) = expected(rule.name, setup, kept);
+    let (kind, bindings) = expected(rule, setup, kept);
     assert_eq!((fused.kind, &*fused.kernel), (kind, kind.name()), "{what}");
     assert_eq!(fused.bindings.to_vec(), bindings, "{what}");
     assert_eq!(fused.params, setup.params(), "{what}");

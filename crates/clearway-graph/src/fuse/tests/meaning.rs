@@ -7,7 +7,7 @@ use std::slice::from_ref;
 
 use rustc_hash::FxHasher;
 
-use crate::op::{CapturedOpKind as Kind, Epilogue, Gate, Product, Slot};
+use crate::op::{Activation, CapturedOpKind as Kind, PlainInput, PlainShape, Product, Slot};
 use crate::testkit::elements;
 use crate::{Access, BufferRange, ComputeGraph, Dispatch, NodeId};
 
@@ -71,12 +71,12 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
     match (kind, inputs) {
         (Kind::RmsNormMul, [x, w]) => {
             let normed = one(Kind::RmsNorm, params, from_ref(x), last);
-            vec![one(Kind::Mul, &[], &[normed, w.clone()], last)]
+            vec![one(Kind::MUL, &[], &[normed, w.clone()], last)]
         }
-        (Kind::SiluMul | Kind::GeluMul, [gate, up]) => {
-            let act = if kind == Kind::SiluMul { Kind::Silu } else { Kind::Gelu };
-            let gate = one(act, &[], from_ref(gate), last);
-            vec![one(Kind::Mul, &[], &[gate, up.clone()], last)]
+        (Kind::SILU_MUL | Kind::GELU_MUL, [gate, up]) => {
+            let activation = Activation::ALL.into_iter().find(|a| a.mul() == Some(kind)).unwrap();
+            let gate = one(activation.op(), &[], from_ref(gate), last);
+            vec![one(Kind::MUL, &[], &[gate, up.clone()], last)]
         }
         (Kind::Product(product), _) if product != Product::PLAIN => {
             let compute = |kind, params: &[u32], inputs: &[&Contents], len| {
@@ -91,7 +91,7 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
             vec![one(Kind::KvWrite, &[], &[turned, rows.clone(), cache.clone()], last)]
         }
         (Kind::AddRmsNorm | Kind::AddRmsNormMul, [a, b, rest @ ..]) => {
-            let sum = one(Kind::Add, &[], &[a.clone(), b.clone()], last);
+            let sum = one(Kind::ADD, &[], &[a.clone(), b.clone()], last);
             let normed = match rest {
                 [] => one(Kind::RmsNorm, params, from_ref(&sum), last),
                 [w, ..] => one(Kind::RmsNormMul, params, &[sum.clone(), w.clone()], last),
@@ -101,7 +101,7 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
         }
         _ => {
             let mut operands = inputs.to_vec();
-            if matches!(kind, Kind::Add | Kind::Mul) {
+            if matches!(kind, Kind::ADD | Kind::MUL) {
                 operands.sort(); // the order of operands does not matter
             }
             let output = |(index, &len): (usize, &usize)| {
@@ -127,41 +127,37 @@ fn compute_product(
         &inputs[slots.position(|&s| s == slot).unwrap()]
     };
     let last = lens.last().copied().unwrap_or(0);
-    let Epilogue { add, rope, cache, norm } = product.epilogue();
-    let mut x = read(Slot::Input).clone();
+    let rows = read(Slot::Input).len();
     let mut len = last;
-    if cache {
+    if product.epilogue().cache {
         let tokens = read(Slot::CacheRows).len() / size_of::<u32>();
-        len = read(Slot::Weight).len() * tokens / x.len() * tokens * size_of::<f32>();
+        len = read(Slot::Weight).len() * tokens / rows * tokens * size_of::<f32>();
     }
-    if product.is_normed() {
-        x = one(Kind::RmsNormMul, &params[..1], &[&x, read(Slot::NormWeight)], x.len());
-    }
-    let mut y = one(Kind::MATMUL, &[], &[&x, read(Slot::Weight)], len);
-    match product.gate() {
-        Gate::None => {}
-        Gate::Operand(activation) => y = one(activation.mul(), &[], &[&y, read(Slot::Up)], len),
-        Gate::Weights(activation) => {
-            let up = one(Kind::MATMUL, &[], &[&x, read(Slot::UpWeight)], len);
-            y = one(activation.mul(), &[], &[&y, &up], len);
+    let mut given: Vec<Contents> = Vec::new();
+    let mut results = Vec::new();
+    for op in product.plain_ops() {
+        let mut inputs: Vec<&Contents> = Vec::new();
+        for input in &op.inputs {
+            inputs.push(match *input {
+                PlainInput::Slot(slot) => read(slot),
+                PlainInput::Op(earlier) => &given[earlier],
+            });
         }
+        let len = match op.shape {
+            PlainShape::Input => rows,
+            PlainShape::Product | PlainShape::Heads => len,
+            PlainShape::Cache => {
+                inputs.push(read(Slot::Cache));
+                last
+            }
+        };
+        let contents = one(op.kind, &params[op.params.clone()], &inputs, len);
+        if op.result.is_some_and(|slot| slot != Slot::Sum || lens.len() > 1) {
+            results.push(contents.clone());
+        }
+        given.push(contents);
     }
-    if add {
-        y = one(Kind::Add, &[], &[&y, read(Slot::Addend)], len);
-    }
-    let params = &params[product.rope_params()..];
-    if rope {
-        let operands = [&y, read(Slot::Positions), read(Slot::Factors)];
-        y = one(Kind::Rope, &params[..4], &operands, len);
-    }
-    if cache {
-        y = one(Kind::KvWrite, &[], &[&y, read(Slot::CacheRows), read(Slot::Cache)], last);
-    }
-    let sum = (norm && lens.len() > 1).then(|| y.clone());
-    if norm {
-        y = one(Kind::RmsNormMul, params, &[&y, read(Slot::NextNormWeight)], last);
-    }
-    sum.into_iter().chain([y]).collect()
+    results
 }
 
 fn symbol(of: impl Hash) -> u64 {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::meaning::visible;
 use super::setup::Step;
 use crate::fuse::{FuseReport, RULES, Stage, TestCatalog};
-use crate::op::CapturedOpKind as Kind;
+use crate::op::{Activation, CapturedOpKind as Kind};
 use crate::schedule::Strategy;
 use crate::testkit::{
     Rng, Run, Shape, conflicting_pairs, decoder_like, members_once, out_of_order, random_graph,
@@ -97,16 +97,14 @@ impl Model {
     }
 
     fn op(&mut self) {
-        const KINDS: [Kind; 14] = [
+        const KINDS: [Kind; 12] = [
             Kind::RmsNorm,
             Kind::RmsNorm,
-            Kind::Mul,
-            Kind::Mul,
-            Kind::Mul,
-            Kind::Add,
-            Kind::Add,
-            Kind::Silu,
-            Kind::Gelu,
+            Kind::MUL,
+            Kind::MUL,
+            Kind::MUL,
+            Kind::ADD,
+            Kind::ADD,
             Kind::MATMUL,
             Kind::MATMUL,
             Kind::Rope,
@@ -119,9 +117,13 @@ impl Model {
         if self.window < usize::MAX && self.rng.chance(80) {
             self.caches = [(); 2].map(|()| self.buffer(layout(&[6, 2, COLS / 2]))).to_vec();
         }
-        let kind = KINDS[self.rng.below(KINDS.len() as u64) as usize];
+        let pick = self.rng.below((KINDS.len() + Activation::ALL.len()) as u64) as usize;
+        let kind = match KINDS.get(pick) {
+            Some(&kind) => kind,
+            None => Activation::ALL[pick - KINDS.len()].op(),
+        };
         match kind {
-            Kind::Mul => {
+            Kind::MUL => {
                 let (a, made_by) = self.recent();
                 // A norm is scaled by a weight, which nothing in the list computes.
                 let b = match made_by {
@@ -130,7 +132,7 @@ impl Model {
                 };
                 self.either_order(kind, a, b);
             }
-            Kind::Add => {
+            Kind::ADD => {
                 let (a, _) = self.recent();
                 let b = match self.rng.chance(25) {
                     true => self.buffer(layout(&[COLS])),
@@ -180,22 +182,23 @@ impl Model {
         if self.rng.chance(80) {
             let weight = self.buffer(layout(&[COLS]));
             let normed = self.value(Kind::RmsNorm, &[x], full());
-            x = self.either_order(Kind::Mul, normed, weight);
+            x = self.either_order(Kind::MUL, normed, weight);
         }
         for _ in 0..self.rng.within(1, 3) {
             let [w, u] = [(); 2].map(|()| self.buffer(layout(&[COLS, COLS])));
             let product = self.value(Kind::MATMUL, &[x, w], full());
             if self.rng.chance(30) {
                 let bias = self.buffer(layout(&[COLS]));
-                let product = self.value(Kind::Add, &[product, bias], full());
+                let product = self.value(Kind::ADD, &[product, bias], full());
                 if self.rng.chance(50) {
                     self.heads(product);
                 }
             } else if self.rng.chance(40) {
                 let up = self.value(Kind::MATMUL, &[x, u], full());
-                let act = if self.rng.chance(50) { Kind::Silu } else { Kind::Gelu };
+                let activation = self.rng.below(Activation::ALL.len() as u64) as usize;
+                let act = Activation::ALL[activation].op();
                 let gate = self.value(act, &[product], full());
-                self.either_order(Kind::Mul, gate, up);
+                self.either_order(Kind::MUL, gate, up);
             } else if self.rng.chance(60) {
                 self.heads(product);
             }
@@ -247,7 +250,7 @@ impl Model {
         while plain.1 == Kind::RmsNorm {
             plain = match self.made.iter().rev().take(self.window).find(|m| m.1 != Kind::RmsNorm) {
                 Some(_) => *self.rng.pick(&self.alive()).unwrap(),
-                None => (self.value(Kind::Silu, &[plain.0], full()), Kind::Silu),
+                None => (self.value(Kind::SILU, &[plain.0], full()), Kind::SILU),
             };
         }
         plain.0
@@ -360,11 +363,11 @@ fn far_apart(count: usize) -> ComputeGraph {
     };
     let values: Vec<_> = (0..pairs).map(|_| graph.declare_value(full())).collect();
     for (pair, &value) in values.iter().enumerate() {
-        Step::new(Kind::Silu, &[part(3 * pair), value]).record(&mut graph, "");
+        Step::new(Kind::SILU, &[part(3 * pair), value]).record(&mut graph, "");
     }
     for (pair, &value) in values.iter().enumerate() {
         let views = [value, part(3 * pair + 1), part(3 * pair + 2)];
-        Step::new(Kind::Mul, &views).record(&mut graph, "");
+        Step::new(Kind::MUL, &views).record(&mut graph, "");
     }
     graph
 }
@@ -374,7 +377,7 @@ fn many_norms(count: usize) -> ComputeGraph {
     let mut graph = ComputeGraph::new();
     let [x, sum] = [(); 2].map(|()| graph.declare_value(full()));
     graph.mark_input(x.value().unwrap()).unwrap();
-    Step::new(Kind::Add, &[x, x, sum]).record(&mut graph, "");
+    Step::new(Kind::ADD, &[x, x, sum]).record(&mut graph, "");
     for _ in 1..count {
         let y = graph.declare_value(full());
         Step::new(Kind::RmsNorm, &[sum, y]).record(&mut graph, "");
@@ -395,7 +398,7 @@ fn many_products(count: usize, copied: bool) -> ComputeGraph {
     };
     Step::new(Kind::RmsNorm, &[x, normed]).record(&mut graph, "");
     let weight = buffer(0, layout(&[COLS]));
-    Step::new(Kind::Mul, &[normed, weight, scaled]).record(&mut graph, "");
+    Step::new(Kind::MUL, &[normed, weight, scaled]).record(&mut graph, "");
     for index in 2..count {
         let y = graph.declare_value(full());
         let step = match copied && index == count / 2 {

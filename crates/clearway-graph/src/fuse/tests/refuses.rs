@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::setup::{BYTES, COLS, ROWS, Setup, Step, layout, rules};
 use crate::fuse::{Fit, RULES, Refusal, RefusedPair, Rule, Source, TestCatalog};
-use crate::op::{CapturedOpKind as Kind, Gate};
+use crate::op::{CapturedOpKind as Kind, Gate, MapInputs};
 use crate::{
     BindingContract, BindingRole, ComputeGraph, DType, DispatchId, FusedRequest, Hazard,
     HazardKind, KernelCatalog, KernelContract, Layout, Result, TensorView, View,
@@ -86,13 +86,14 @@ fn not_refused(rule: &Rule) -> Vec<Spoil> {
     let cache = heads && rule.consumer != Kind::Rope;
     let gate = rule.consumer.product().is_some_and(|p| matches!(p.gate(), Gate::Operand(_)));
     let behind_norm = rule.producer == Kind::RmsNormMul;
-    let of_sum = matches!(rule.producer, Kind::Add | Kind::AddRmsNorm);
+    let alone = rule.consumer.map().is_some_and(|map| map.inputs() == MapInputs::One);
+    let of_sum = matches!(rule.producer, Kind::ADD | Kind::AddRmsNorm);
     let all = [
         // The sum stays.
         (rule.keeps(), Spoil::SecondReader),
         (rule.keeps(), Spoil::Output),
         // The consumer has one operand, so it cannot read the intermediate twice.
-        (rule.consumer == Kind::RmsNorm, Spoil::ReadTwice),
+        (alone || rule.consumer == Kind::RmsNorm, Spoil::ReadTwice),
         // The intermediate is no operand that could be repeated over rows.
         (cache || behind_norm, Spoil::BroadcastIntermediate),
         // Rows are read in parts, and what the parts must be is between the op and its cache.
@@ -100,8 +101,8 @@ fn not_refused(rule: &Rule) -> Vec<Spoil> {
         // No sum takes part.
         (!of_sum, Spoil::FirstAddend),
         // Shapes of positions and cache do not follow from each other, and both weights of a gated
-        // product have the shape that follows from the tensor both products read.
-        (heads || gate, Spoil::OperandShape),
+        // product have the shape that follows from the tensor both products read. A function has no other operand.
+        (heads || gate || alone, Spoil::OperandShape),
     ];
     all.into_iter().filter_map(|(holds, how)| holds.then_some(how)).collect()
 }
@@ -229,7 +230,7 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             Refused(Refusal::Operand { operand, result: result.layout })
         }
         Spoil::FirstAddend => {
-            if !matches!(rule.producer, Kind::Add | Kind::AddRmsNorm) {
+            if !matches!(rule.producer, Kind::ADD | Kind::AddRmsNorm) {
                 return Inapplicable;
             }
             let operand = layout(&[1, COLS]);
@@ -242,9 +243,9 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
             let misfit = setup.buffer(operand);
             if sources.clone().any(|source| source == Source::Other) {
                 setup.consumer.views[1 - setup.operand] = misfit;
-            } else if matches!(rule.producer, Kind::Add | Kind::RmsNormMul) {
+            } else if matches!(rule.producer, Kind::ADD | Kind::RmsNormMul) {
                 setup.producer.views[1] = misfit;
-            } else if matches!(rule.consumer, Kind::SiluMul | Kind::GeluMul) {
+            } else if matches!(rule.consumer, Kind::SILU_MUL | Kind::GELU_MUL) {
                 setup.consumer.views[1] = misfit;
             } else {
                 return Inapplicable;

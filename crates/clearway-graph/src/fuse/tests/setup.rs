@@ -195,7 +195,7 @@ fn ids() -> Layout {
 fn inputs_of_producer(kind: Kind) -> Vec<Layout> {
     match kind {
         Kind::Product(product) => inputs_of_product(product, 16),
-        Kind::Add | Kind::AddRmsNorm => vec![full(kind), full(kind)],
+        Kind::ADD | Kind::AddRmsNorm => vec![full(kind), full(kind)],
         Kind::Rope => vec![full(kind), ids(), layout(&[2])],
         Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
         _ => vec![full(kind)],
@@ -214,7 +214,8 @@ fn inputs_of_consumer(kind: Kind) -> Vec<Layout> {
             inputs_of_product(product, 16)
         }
         Kind::Product(product) => inputs_of_product(product, COLS),
-        _ => vec![full(kind), full(kind)],
+        Kind::Map(map) => vec![full(kind); map.inputs().count()],
+        other => panic!("no rule ends with {other}"),
     }
 }
 

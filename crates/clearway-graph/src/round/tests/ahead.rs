@@ -34,15 +34,15 @@ impl Setup {
         let weight = setup.buffer(Layout::new(DType::F32, &[layout.cols()]).unwrap());
         let steps = [
             (Kind::MATMUL, vec![x, w, product]),
-            (Kind::Add, vec![residual, product, sum]),
+            (Kind::ADD, vec![residual, product, sum]),
             (Kind::RmsNorm, vec![sum, norm]),
-            (Kind::Mul, vec![norm, weight, scaled]),
+            (Kind::MUL, vec![norm, weight, scaled]),
         ];
         for (number, (kind, mut views)) in steps.into_iter().enumerate() {
             change(&mut setup, kind, &mut views);
             if between == Some(number) {
                 let views = [row(8), row(8)].map(|layout| setup.buffer(layout));
-                setup.dispatch(Kind::Silu, &views, &[]);
+                setup.dispatch(Kind::SILU, &views, &[]);
             }
             let params = if kind == Kind::RmsNorm { &[7][..] } else { &[] };
             setup.dispatch(kind, &views, params);
@@ -67,7 +67,7 @@ impl Setup {
 
     fn next_sum(&mut self) {
         let [other, to] = [self.layout; 2].map(|layout| self.buffer(layout));
-        self.dispatch(Kind::Add, &[self.sum, other, to], &[]);
+        self.dispatch(Kind::ADD, &[self.sum, other, to], &[]);
     }
 
     fn buffer(&mut self, layout: Layout) -> TensorView {
@@ -125,7 +125,7 @@ impl Setup {
 fn four_ops_become_one_and_the_products_behind_find_it_rounded() {
     let mut setup = Setup::new();
     let kinds = setup.ahead();
-    assert_eq!(kinds, [kind("matmul_add_norm"), Kind::MATMUL, Kind::MATMUL, Kind::Add]);
+    assert_eq!(kinds, [kind("matmul_add_norm"), Kind::MATMUL, Kind::MATMUL, Kind::ADD]);
     let fused = setup.graph.dispatches().next().unwrap().clone();
     let views: Vec<_> = fused.bindings.iter().map(|view| view.buf_id).collect();
     let (sum, scaled) = (setup.sum.buf_id, setup.scaled.buf_id);
@@ -157,7 +157,7 @@ fn a_sum_that_nobody_needs_is_not_kept() {
 
 #[test]
 fn operands_may_stand_either_way_round() {
-    for swapped in [Kind::Add, Kind::Mul] {
+    for swapped in [Kind::ADD, Kind::MUL] {
         let swap = |_: &mut Setup, kind: Kind, views: &mut Vec<TensorView>| {
             if kind == swapped {
                 views.swap(0, 1);
@@ -180,7 +180,7 @@ fn without_its_switch_the_rule_takes_no_part() {
     assert_eq!(setup.graph.round_report(), None);
     let kinds: Vec<_> = setup.graph.dispatches().map(|d| d.kind).collect();
     let norm = kind("norm_matmul");
-    assert_eq!(kinds, [kind("matmul_add"), norm, norm, Kind::Add]);
+    assert_eq!(kinds, [kind("matmul_add"), norm, norm, Kind::ADD]);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_norm_that_no_product_reads_or_gives_stays_as_it_is() {
     // Nobody multiplies it by weights.
     let mut setup = Setup::with(row(COLS), |_, _, _| {}, None);
     let to = setup.buffer(row(COLS));
-    setup.dispatch(Kind::Silu, &[setup.scaled, to], &[]);
+    setup.dispatch(Kind::SILU, &[setup.scaled, to], &[]);
     setup.ignored();
     // The norm is one of something else.
     let other = |setup: &mut Setup, kind: Kind, views: &mut Vec<TensorView>| {
@@ -227,12 +227,12 @@ fn what_others_see_stays_as_it_is() {
     }
     let mut setup = Setup::new();
     let (view, to) = (setup.scaled, setup.buffer(row(COLS)));
-    let reader = setup.dispatch(Kind::Silu, &[view, to], &[]);
+    let reader = setup.dispatch(Kind::SILU, &[view, to], &[]);
     assert_eq!(setup.refused(), Refusal::SecondReader { reader });
     for which in [|s: &Setup| s.sum, |s: &Setup| s.scaled] {
         let mut setup = Setup::new();
         let (view, from) = (which(&setup), setup.buffer(row(COLS)));
-        let writer = setup.dispatch(Kind::Silu, &[from, view], &[]);
+        let writer = setup.dispatch(Kind::SILU, &[from, view], &[]);
         assert_eq!(setup.refused(), Refusal::OtherWriter { writer });
         let mut setup = Setup::new();
         let unknown = KernelContract::unknown("blob");
@@ -252,7 +252,7 @@ fn shapes_are_those_of_one_row_of_whole_chunks() {
     assert!(!setup.catalog.requests.contains(&kind("matmul_add_norm")));
     // A residual that is repeated over rows, and a weight that is no row.
     let two = Layout::new(DType::F32, &[2, COLS]).unwrap();
-    for (wrong, at, with) in [(Kind::Add, 0, row(COLS)), (Kind::Mul, 1, two)] {
+    for (wrong, at, with) in [(Kind::ADD, 0, row(COLS)), (Kind::MUL, 1, two)] {
         let change = |setup: &mut Setup, kind: Kind, views: &mut Vec<TensorView>| {
             if kind == wrong {
                 views[at] = setup.buffer(with);
@@ -282,9 +282,9 @@ fn the_product_of_one_norm_may_be_the_one_in_front_of_the_next() {
     let gain = setup.buffer(Layout::new(DType::F32, &[COLS]).unwrap());
     let y = setup.buffer(row(8));
     setup.dispatch(Kind::MATMUL, &[setup.scaled, w, product], &[]);
-    setup.dispatch(Kind::Add, &[product, residual, sum], &[]);
+    setup.dispatch(Kind::ADD, &[product, residual, sum], &[]);
     setup.dispatch(Kind::RmsNorm, &[sum, norm], &[7]);
-    setup.dispatch(Kind::Mul, &[norm, gain, scaled], &[]);
+    setup.dispatch(Kind::MUL, &[norm, gain, scaled], &[]);
     setup.dispatch(Kind::MATMUL, &[scaled, last, y], &[]);
     let recorded = setup.graph.clone();
     assert_eq!(setup.graph.fuse_with(&mut setup.catalog, &(), true).unwrap(), 6);
@@ -302,7 +302,7 @@ fn a_sum_with_gaps_stays_apart() {
     let layout = Layout::new(DType::F32, &[2, COLS]).unwrap();
     let gapped = layout.with_strides(&[COLS + 4, 1]).unwrap();
     let change = |setup: &mut Setup, kind: Kind, views: &mut Vec<TensorView>| match kind {
-        Kind::Add => {
+        Kind::ADD => {
             setup.sum = setup.graph.declare_value(gapped);
             views[2] = setup.sum;
         }

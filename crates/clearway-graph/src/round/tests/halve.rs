@@ -32,8 +32,8 @@ const WRITERS: [Kind; 6] = [
     Kind::RmsNorm,
     Kind::RmsNormMul,
     Kind::AddRmsNormMul,
-    Kind::SiluMul,
-    Kind::GeluMul,
+    Kind::SILU_MUL,
+    Kind::GELU_MUL,
     Kind::Attention,
 ];
 
@@ -87,7 +87,7 @@ fn what_others_read_stays_f32() {
     };
     let mut setup = new();
     let to = setup.buffer(rows(COLS));
-    let reader = setup.dispatch(Kind::Silu, &[setup.value, to]);
+    let reader = setup.dispatch(Kind::SILU, &[setup.value, to]);
     assert_eq!(halve(&mut setup).refusals[0].reason, Refusal::SecondReader { reader });
     let mut setup = new();
     setup.graph.mark_output(setup.value.value().unwrap()).unwrap();
@@ -140,12 +140,12 @@ fn the_proof_finds_whoever_sees_another_form() {
 #[test]
 fn the_proof_lets_nobody_else_write_or_read_f16() {
     // A product may not give it, and what is no product may not read it.
-    for (writer, reader) in [(Kind::Silu, Kind::MATMUL), (Kind::RmsNorm, Kind::Silu)] {
+    for (writer, reader) in [(Kind::SILU, Kind::MATMUL), (Kind::RmsNorm, Kind::SILU)] {
         let mut setup = Setup::of(rows(COLS));
         let (from, to) = (setup.buffer(rows(COLS)), setup.buffer(rows(COLS)));
         setup.dispatch(writer, &[from, setup.value]);
         match reader {
-            Kind::Silu => setup.dispatch(reader, &[setup.value, to]),
+            Kind::SILU => setup.dispatch(reader, &[setup.value, to]),
             _ => setup.product(reader, setup.value),
         };
         let recorded = setup.graph.clone();

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::fuse::{Bind, RULES, Rule, Source, TestCatalog};
-use crate::op::{Activation, CapturedOpKind as Kind, Epilogue, Gate, Product};
+use crate::op::{Activation, CapturedOpKind as Kind, PlainInput, PlainShape, Product, Slot};
 use crate::testkit::{Rng, Run, Shape, kind, random_graph};
 use crate::{DType, Layout, TensorView};
 
@@ -71,13 +71,13 @@ impl List {
     fn normed(&mut self, x: TensorView) -> TensorView {
         let normed = self.op(Kind::RmsNorm, &[x], self.full());
         let weight = self.buffer(floats(&[1, COLS]));
-        self.op(Kind::Mul, &[normed, weight], self.full())
+        self.op(Kind::MUL, &[normed, weight], self.full())
     }
 
     fn gated(&mut self, activation: Activation, x: TensorView) -> TensorView {
         let (gate, up) = (self.product(x), self.product(x));
         let gate = self.activated(activation, gate);
-        self.op(Kind::Mul, &[gate, up], self.full())
+        self.op(Kind::MUL, &[gate, up], self.full())
     }
 
     fn rope(&mut self, x: TensorView) -> TensorView {
@@ -102,13 +102,13 @@ impl List {
         let result = match rule.fused {
             Kind::Product(product) => self.parts_of(product, kept, x),
             Kind::RmsNormMul => Some(self.normed(x)),
-            Kind::SiluMul | Kind::GeluMul => {
-                let activation = Activation::ALL.into_iter().find(|a| a.mul() == rule.fused);
+            Kind::SILU_MUL | Kind::GELU_MUL => {
+                let activation = Activation::ALL.into_iter().find(|a| a.mul() == Some(rule.fused));
                 let gate = self.activated(activation.unwrap(), x);
-                Some(self.with_buffer(Kind::Mul, gate))
+                Some(self.with_buffer(Kind::MUL, gate))
             }
             Kind::AddRmsNorm | Kind::AddRmsNormMul => {
-                let sum = self.with_buffer(Kind::Add, x);
+                let sum = self.with_buffer(Kind::ADD, x);
                 if kept {
                     self.output(sum);
                 }
@@ -131,40 +131,48 @@ impl List {
 
     /// The ops that are the parts of a product; its result, if it goes into no cache. A norm behind is read by
     /// another product.
-    fn parts_of(&mut self, product: Product, kept: bool, mut x: TensorView) -> Option<TensorView> {
-        if product.is_normed() {
-            x = self.normed(x);
-        }
-        let mut y = match product.gate() {
-            Gate::None => self.product(x),
-            Gate::Operand(activation) => {
-                let gate = self.product(x);
-                let gate = self.activated(activation, gate);
-                self.with_buffer(Kind::Mul, gate)
+    fn parts_of(&mut self, product: Product, kept: bool, x: TensorView) -> Option<TensorView> {
+        let mut given: Vec<TensorView> = Vec::new();
+        for op in product.plain_ops() {
+            let heads = matches!(op.shape, PlainShape::Heads | PlainShape::Cache);
+            let mut inputs = Vec::new();
+            for input in &op.inputs {
+                inputs.push(match *input {
+                    PlainInput::Slot(Slot::Input) => x,
+                    PlainInput::Slot(slot) => self.buffer_of(slot),
+                    PlainInput::Op(earlier) if heads => {
+                        given[earlier].reinterpret(0, self.heads()).unwrap()
+                    }
+                    PlainInput::Op(earlier) => given[earlier],
+                });
             }
-            Gate::Weights(activation) => self.gated(activation, x),
+            if op.shape == PlainShape::Cache {
+                let cache = self.buffer_of(Slot::Cache);
+                self.record(op.kind, &[&inputs[..], &[cache]].concat());
+                return None;
+            }
+            let layout = if heads { self.heads() } else { self.full() };
+            let result = self.op(op.kind, &inputs, layout);
+            if op.result == Some(Slot::Sum) && kept {
+                self.output(result);
+            }
+            given.push(result);
+        }
+        let last = *given.last().unwrap();
+        Some(if product.epilogue().norm { self.product(last) } else { last })
+    }
+
+    fn buffer_of(&mut self, slot: Slot) -> TensorView {
+        let layout = match slot {
+            Slot::Input | Slot::Up | Slot::Addend | Slot::Sum | Slot::Result => self.full(),
+            // Of the layout of a tensor of one row.
+            Slot::NormWeight | Slot::NextNormWeight => floats(&[1, COLS]),
+            Slot::Weight | Slot::UpWeight => floats(&[COLS, COLS]),
+            Slot::Positions | Slot::CacheRows => ids(self.rows),
+            Slot::Factors => floats(&[COLS / 4]),
+            Slot::Cache => floats(&[64, 2, COLS / 2]),
         };
-        let Epilogue { add, rope, cache, norm } = product.epilogue();
-        if add {
-            y = self.with_buffer(Kind::Add, y);
-        }
-        if norm {
-            if kept {
-                self.output(y);
-            }
-            let normed = self.normed(y);
-            y = self.product(normed);
-        }
-        if rope || cache {
-            y = y.reinterpret(0, self.heads()).unwrap();
-        }
-        if rope {
-            y = self.rope(y);
-        }
-        if cache {
-            self.kv_write(y);
-        }
-        (!cache).then_some(y)
+        self.buffer(layout)
     }
 
     fn activated(&mut self, activation: Activation, x: TensorView) -> TensorView {
@@ -317,7 +325,7 @@ fn silu_and_mul_are_not_gelu_mul() {
     list.ops_of(rule, false);
     let case = Case::new(list.graph, TestCatalog::new(), false);
     let mut other = case.at(0).clone();
-    (other.kind, other.kernel) = (Kind::GeluMul, "gelu_mul".into());
+    (other.kind, other.kernel) = (Kind::GELU_MUL, "gelu_mul".into());
     let fault = case.must_fail(&case.with(vec![(0, other)]), "another kind");
     assert_eq!((fault.proof, fault.dispatch), (Proof::Derivation, Some(DispatchId(1))));
     assert_eq!(
@@ -410,11 +418,11 @@ fn rounded_block() -> Case {
     let mut list = List::new(1);
     let x = list.full_buffer();
     let product = list.product(x);
-    let sum = list.with_buffer(Kind::Add, product);
+    let sum = list.with_buffer(Kind::ADD, product);
     let normed = list.normed(sum);
     let gated = list.gated(Activation::Silu, normed);
     let down = list.product(gated);
-    let next = list.op(Kind::Add, &[down, sum], list.full());
+    let next = list.op(Kind::ADD, &[down, sum], list.full());
     let normed = list.normed(next);
     for _ in 0..2 {
         let y = list.product(normed);
@@ -498,7 +506,7 @@ fn a_value_that_no_rule_rounds_is_reported() {
 #[test]
 fn a_reader_of_another_kind_or_by_another_binding_finds_no_value_rounded() {
     for (kind, inputs, at) in
-        [(Kind::MatMulExperts, 3, 0), (Kind::Silu, 1, 0), (kind("matmul_add"), 3, 2)]
+        [(Kind::MatMulExperts, 3, 0), (Kind::SILU, 1, 0), (kind("matmul_add"), 3, 2)]
     {
         let mut list = List::new(1);
         let x = list.full_buffer();

@@ -1,7 +1,6 @@
 //! The lists that a runner replays: decode steps, rows of prompts, copies of blocks.
 
-use clearway::{Buffer, DType, Executable, Layout, Ops, Recorder, TensorView, Upload};
-use rustc_hash::FxHashMap;
+use clearway::{Bindings, Buffer, DType, Executable, Layout, Ops, Recorder, TensorView, Upload};
 
 use super::slots::{Advance, RING, WORDS};
 use crate::engine::choose::{self, Choice, DrawnBy};
@@ -122,22 +121,21 @@ impl DecodeList {
         let inputs = Inputs::new(engine, rows)?;
         let of_rows = engine.executor().device().alloc(4 * rows as u64)?;
         let mut bound = bind(engine, &recorded, &inputs, &tables.blocks)?;
-        let first = recorded.externals.len();
-        let mut external = |index: usize, buffer: &Buffer, shape: &[usize]| -> Result<TensorView> {
-            let layout = Layout::new(DType::U32, shape)?;
-            let buf_id = first + index;
-            bound.insert(buf_id, (buffer.clone(), 0));
-            Ok(TensorView { buf_id, buf_len: buffer.len(), offset: 0, layout })
+        let recorder = &mut recorded.recorder;
+        let mut external = |name: &str, buffer: &Buffer, elems: usize| -> Result<TensorView> {
+            let view = recorder.external(name, DType::U32, &[elems])?;
+            bound.bind(view, buffer);
+            Ok(view)
         };
-        let slot_table = external(0, &tables.slots, &[slots * WORDS])?;
-        let rows_view = external(1, &of_rows, &[rows])?;
-        let ring = external(2, &tables.ring, &[slots * (RING + 2)])?;
+        let slot_table = external("slots", &tables.slots, slots * WORDS)?;
+        let rows_view = external("slot_rows", &of_rows, rows)?;
+        let ring = external("ring", &tables.ring, slots * (RING + 2))?;
         let found = |name: &str| find(&recorded, name);
         let (tokens, positions) = (found(TOKENS)?, found(POSITIONS)?);
         let (sequences, cache_rows) = (found(SEQUENCES)?, found(CACHE_ROWS)?);
         let blocks = found(BLOCKS)?;
 
-        let graph = &mut recorded.graph;
+        let graph = recorded.recorder.graph_mut();
         let table = slot_table.reinterpret(0, Layout::new(DType::U32, &[slots, WORDS])?)?;
         let by = DrawnBy { table, rows: rows_view, positions };
         let ids = choose::record(graph, choice, recorded.logits, by)?;
@@ -183,7 +181,7 @@ impl ReadList {
         let blocks = engine.executor().device().upload(&vec![0_u32; TOGETHER * entries])?;
         let bound = bind(engine, &recorded, &inputs, &blocks)?;
         let options = &engine.options().compile;
-        let graph = engine.executor().compile(&recorded.graph, &bound, options)?;
+        let graph = engine.executor().compile(recorded.graph(), &bound, options)?;
         Ok(Self { graph, inputs, blocks })
     }
 }
@@ -204,7 +202,9 @@ impl CopyList {
         let mut ops = Recorder::new();
         let from_view = ops.external("from", DType::U32, &[block])?;
         let to_view = ops.external("to", DType::U32, &[block])?;
-        let mut buffers = vec![from.clone(), to.clone()];
+        let mut bound = Bindings::new();
+        bound.bind(from_view, &from);
+        bound.bind(to_view, &to);
         let (heads, head) = (shape.kv_heads, shape.head_dim);
         for name in (0..shape.layers).flat_map(|layer| ["k", "v"].map(|part| cache(layer, part))) {
             let dtype = engine.options().cache_dtype;
@@ -217,10 +217,9 @@ impl CopyList {
             };
             let picked = picked.reinterpret(0, Layout::new(dtype, &[block, heads, head])?)?;
             ops.kv_write(picked, to_view, cache)?;
-            buffers.push(engine.buffer(&name)?.clone());
+            bound.bind(cache, engine.buffer(&name)?);
         }
         let (graph, _) = ops.into_parts();
-        let bound = buffers.into_iter().map(|buffer| (buffer, 0)).enumerate().collect();
         let graph = engine.executor().compile(&graph, &bound, &engine.options().compile)?;
         Ok(Self { graph, from, to, block })
     }
@@ -245,9 +244,9 @@ fn bind(
     recorded: &ModelGraph,
     inputs: &Inputs,
     blocks: &Buffer,
-) -> Result<FxHashMap<usize, (Buffer, u64)>> {
-    let mut bound = FxHashMap::default();
-    for (id, external) in recorded.externals.iter().enumerate() {
+) -> Result<Bindings> {
+    let mut bound = Bindings::new();
+    for external in recorded.externals() {
         let buffer = match &*external.name {
             TOKENS => &inputs.tokens,
             POSITIONS => &inputs.positions,
@@ -256,12 +255,11 @@ fn bind(
             BLOCKS => blocks,
             name => engine.buffer(name)?,
         };
-        bound.insert(id, (buffer.clone(), 0));
+        bound.bind(external.view, buffer);
     }
     Ok(bound)
 }
 
 fn find(recorded: &ModelGraph, name: &str) -> Result<TensorView> {
-    let found = recorded.externals.iter().find(|external| external.name == name);
-    found.map(|external| external.view).ok_or(EngineError::NotOnDevice)
+    recorded.external(name).ok_or(EngineError::NotOnDevice)
 }

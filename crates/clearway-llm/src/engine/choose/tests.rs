@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::VulkanOptions;
-use clearway::{Buffer, CompileOptions, Device, Executable, Recorder};
+use clearway::{Bindings, Buffer, CompileOptions, Device, Executable, Recorder};
 use clearway_graph::testkit::{Rng, Run};
-use rustc_hash::FxHashMap;
 
 use super::*;
 use crate::engine::{Penalties, Sampler, TokenMask};
@@ -40,8 +39,10 @@ impl Chooser {
         let (graph, externals) = ops.into_parts();
         let buffer = |view: TensorView| device.alloc(view.layout.span_bytes()).unwrap();
         let buffers: Vec<Buffer> = externals.iter().map(|e| buffer(e.view)).collect();
-        let bound: FxHashMap<_, _> =
-            buffers.iter().enumerate().map(|(id, buffer)| (id, (buffer.clone(), 0))).collect();
+        let mut bound = Bindings::new();
+        for (external, buffer) in externals.iter().zip(&buffers) {
+            bound.bind(external.view, buffer);
+        }
         let graph = executor.compile(&graph, &bound, &CompileOptions::default()).unwrap();
         let [logits, row, position, rows] = buffers.try_into().unwrap();
         rows.write_slice(0, &[0_u32]).unwrap();
@@ -314,8 +315,8 @@ fn a_step_without_a_token_moves_nothing_and_neither_do_those_behind_it() {
         record_advance(ops.graph_mut(), views).unwrap();
         let (graph, _) = ops.into_parts();
         let buffers = views.map(|view| device.alloc(view.layout.span_bytes()).unwrap());
-        let bound: FxHashMap<_, _> =
-            buffers.iter().enumerate().map(|(id, buffer)| (id, (buffer.clone(), 0))).collect();
+        let mut bound = Bindings::new();
+        views.iter().zip(&buffers).for_each(|(&view, buffer)| bound.bind(view, buffer));
         let mut graph = executor.compile(&graph, &bound, &CompileOptions::default()).unwrap();
         let [id, token, position, ring] = &buffers;
         token.write_slice(0, &[5_u32]).unwrap();

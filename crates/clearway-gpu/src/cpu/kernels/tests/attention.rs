@@ -79,18 +79,24 @@ fn the_softmax_of_attention_keeps_up_when_later_blocks_raise_the_largest_score()
 
 #[test]
 fn tokens_give_the_same_bits_alone_and_together() {
-    // Alone, the heads of a token are different pieces; together, tokens share blocks of the cache.
-    let (tokens, heads, kv_heads, head, rows) = (40, 6, 2, 24, 100);
-    for cache in [DType::F32, DType::F16] {
+    // Alone, a token is cut along the cache; together, tokens share blocks of it. The long cache has
+    // several chunks, in some of which windows start.
+    let (tokens, heads, kv_heads, head) = (40, 6, 2, 24);
+    for (cache, rows, window) in [
+        (DType::F32, 100, 37),
+        (DType::F16, 100, 37),
+        (DType::F16, 700, 0),
+        (DType::BF16, 700, 300),
+    ] {
         let mut rig = Rig::new(2);
         let q = rig.random(DType::F32, &[tokens, heads, head]);
         let (k, v) = (
             rig.random(cache, &[rows, kv_heads, head]),
             rig.random(cache, &[rows, kv_heads, head]),
         );
-        let positions: Vec<u32> = (0..tokens as u32).map(|t| (t * 29 + 3) % rows as u32).collect();
+        let positions: Vec<u32> = (0..tokens as u32).map(|t| (t * 229 + 3) % rows as u32).collect();
         let at = rig.u32(&positions, &[tokens]);
-        let params = [0.3f32.to_bits(), 37, 5f32.to_bits(), 0];
+        let params = [0.3f32.to_bits(), window, 5f32.to_bits(), 0];
         let together = rig.output(DType::F32, &[tokens, heads, head]);
         let alone = rig.output(DType::F32, &[tokens, heads, head]);
         rig.op(Kind::Attention, &[q, k, v, at, together], &params);
@@ -104,7 +110,36 @@ fn tokens_give_the_same_bits_alone_and_together() {
             rig.op(Kind::Attention, &[one(q), k, v, at, one(alone)], &params);
         }
         rig.run();
-        assert_eq!(rig.bits(together), rig.bits(alone));
+        assert_eq!(rig.bits(together), rig.bits(alone), "{cache}, {rows} rows");
         assert!(rig.floats(alone).iter().all(|x| x.abs() < 1.0));
     }
+}
+
+#[test]
+fn a_row_that_a_token_does_not_see_does_not_reach_it() {
+    // Tokens that share a block of the cache, and one of its rows is not a number.
+    let (tokens, rows, bad) = (40, 64, 37);
+    let mut rig = Rig::new(2);
+    let q = rig.random(DType::F32, &[tokens, 1, 1]);
+    let mut elems = vec![0.5; rows];
+    elems[bad] = f32::NAN;
+    let (k, v) = (rig.f32(&elems, &[rows, 1, 1]), rig.f32(&elems, &[rows, 1, 1]));
+    let at = rig.u32(&Vec::from_iter(0..tokens as u32), &[tokens]);
+    let y = rig.output(DType::F32, &[tokens, 1, 1]);
+    rig.op(Kind::Attention, &[q, k, v, at, y], &[1f32.to_bits(), 0, 0, 0]).run();
+    let found: Vec<bool> = rig.floats(y).iter().map(|y| y.is_nan()).collect();
+    assert_eq!(found, Vec::from_iter((0..tokens).map(|token| token >= bad)));
+}
+
+#[test]
+fn more_heads_than_a_pass_holds_are_all_computed() {
+    let (heads, rows) = (150, 3);
+    let mut rig = Rig::new(2);
+    let q = rig.random(DType::F32, &[2, heads, 2]);
+    let (k, v) =
+        (rig.f32(&[0.0; 6], &[rows, 1, 2]), rig.f32(&[1., 2., 3., 4., 5., 6.], &[rows, 1, 2]));
+    let (at, y) = (rig.u32(&[0, 2], &[2]), rig.output(DType::F32, &[2, heads, 2]));
+    rig.op(Kind::Attention, &[q, k, v, at, y], &[1f32.to_bits(), 0, 0, 0]).run();
+    let expected: Vec<f32> = [[1.0, 2.0].repeat(heads), [3.0, 4.0].repeat(heads)].concat();
+    assert_eq!(rig.floats(y), expected);
 }

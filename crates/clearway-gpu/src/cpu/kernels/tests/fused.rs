@@ -36,7 +36,7 @@ fn norm_and_weight() {
     for w in seconds(&mut rig) {
         let [normed, expected, fused] = results(&mut rig);
         rig.op(Kind::RmsNorm, &[x, normed], &bits(&EPS));
-        rig.op(Kind::Mul, &[normed, w, expected], &[]);
+        rig.op(Kind::MUL, &[normed, w, expected], &[]);
         rig.op(Kind::RmsNormMul, &[x, w, fused], &bits(&EPS)).run();
         assert_eq!(rig.bits(fused), rig.bits(expected), "{}", w.layout);
     }
@@ -49,9 +49,9 @@ fn sum_and_norm_and_weight() {
     let seconds = seconds(&mut rig);
     for (&b, &w) in seconds.iter().zip(seconds.iter().rev()) {
         let [sum, normed, product] = results(&mut rig);
-        rig.op(Kind::Add, &[a, b, sum], &[]);
+        rig.op(Kind::ADD, &[a, b, sum], &[]);
         rig.op(Kind::RmsNorm, &[sum, normed], &bits(&EPS));
-        rig.op(Kind::Mul, &[normed, w, product], &[]);
+        rig.op(Kind::MUL, &[normed, w, product], &[]);
         let [sum1, y1, y2, sum3, y3, y4] = results(&mut rig);
         rig.op(Kind::AddRmsNorm, &[a, b, sum1, y1], &bits(&EPS));
         rig.op(Kind::AddRmsNorm, &[a, b, y2], &bits(&EPS));
@@ -68,11 +68,11 @@ fn sum_and_norm_and_weight() {
 #[test]
 fn activation_and_gate() {
     let mut rig = Rig::new(2);
-    for (plain, fused) in [(Kind::Silu, Kind::SiluMul), (Kind::Gelu, Kind::GeluMul)] {
+    for (plain, fused) in [(Kind::SILU, Kind::SILU_MUL), (Kind::GELU, Kind::GELU_MUL)] {
         let (gate, up) = (rows(&mut rig), rows(&mut rig));
         let [active, expected, y] = results(&mut rig);
         rig.op(plain, &[gate, active], &[]);
-        rig.op(Kind::Mul, &[active, up, expected], &[]);
+        rig.op(Kind::MUL, &[active, up, expected], &[]);
         rig.op(fused, &[gate, up, y], &[]).run();
         assert_eq!(rig.bits(y), rig.bits(expected), "{plain:?}");
     }
@@ -91,7 +91,7 @@ fn product_and_sum() {
                 let out = |rig: &mut Rig| rig.output(DType::F32, &[rows, outer]);
                 let (product, expected, fused) = (out(&mut rig), out(&mut rig), out(&mut rig));
                 rig.op(Kind::MATMUL, &[x, w, product], &[]);
-                rig.op(Kind::Add, &[product, c, expected], &[]);
+                rig.op(Kind::ADD, &[product, c, expected], &[]);
                 rig.op(kind("matmul_add"), &[x, w, c, fused], &[]).run();
                 assert_eq!(rig.bits(fused), rig.bits(expected), "{weights} {dtype} {shape:?}");
             }

@@ -18,6 +18,7 @@ pub(super) fn add(list: &mut List) {
     written(list);
     attended(list);
     read(list);
+    experts(list);
 }
 
 /// Norms and gates, with rows of any length.
@@ -30,7 +31,7 @@ fn written(list: &mut List) {
         list.push(Kind::RmsNorm, &pair, &[EPS], place);
         let weighed = [&x, &w, &y].map(Clone::clone);
         list.push(Kind::RmsNormMul, &weighed, &[EPS], place);
-        for gate in [Kind::SiluMul, Kind::GeluMul] {
+        for gate in [Kind::SILU_MUL, Kind::GELU_MUL] {
             list.push(gate, &[&x, &x, &y].map(Clone::clone), &[], place);
         }
         list.push(Kind::AddRmsNorm, &[&x, &x, &sum, &y].map(Clone::clone), &[EPS], place);
@@ -54,7 +55,7 @@ fn attended(list: &mut List) {
             ];
             let window = if index % 2 == 1 { 24 } else { 0 };
             let cap = if index == 2 { 30.0_f32 } else { 0.0 };
-            let params = [(head as f32).powf(-0.5).to_bits(), window, cap.to_bits()];
+            let params = [(head as f32).powf(-0.5).to_bits(), window, cap.to_bits(), 0];
             list.push(Kind::Attention, &operands, &params, PLACES[index % PLACES.len()]);
         }
     }
@@ -72,6 +73,28 @@ fn read(list: &mut List) {
             let c =
                 if index % 2 == 0 { normal(DType::F32, &[t, n]) } else { normal(DType::F32, &[n]) };
             list.push(kind("matmul_add"), &[x, w, c, y], &[], place);
+        }
+    }
+}
+
+/// Experts whose rows are in order.
+fn experts(list: &mut List) {
+    let types = DType::ALL.into_iter().filter(|&dtype| dtype != DType::U32 && dtype != DType::F32);
+    for (number, weight) in types.enumerate() {
+        for (index, shared) in [true, false].into_iter().enumerate() {
+            let (t, used, experts, n) = [(33, 4, 6, 130), (70, 2, 3, 64)][(number + index) % 2];
+            let k = if weight.is_quantised() { inner(weight, [3, 1]) } else { 96 };
+            let x = if shared { vec![t, k] } else { vec![t, used, k] };
+            let count = experts as u32;
+            let order = &[experts + 2 + t * used];
+            let operands = [
+                normal(DType::A16, &x),
+                normal(weight, &[experts, n, k]),
+                input(DType::U32, &[t, used], Fill::Experts { experts: count }),
+                input(DType::U32, order, Fill::OrderOfExperts { experts: count }),
+                output(DType::F32, &[t, used, n]),
+            ];
+            list.push(Kind::MatMulExperts, &operands, &[], PLACES[(number + index) % PLACES.len()]);
         }
     }
 }

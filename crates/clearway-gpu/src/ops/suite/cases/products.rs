@@ -42,6 +42,8 @@ pub(super) fn add(list: &mut List) {
     matmul(list);
     matmul_add(list);
     experts(list);
+    ordered_experts(list);
+    expert_order(list);
     expert_sum(list);
     gather(list);
 }
@@ -129,6 +131,50 @@ fn experts(list: &mut List) {
                     list.push(Kind::MatMulExperts, &operands, &[], Place::cycle(index + flip));
                 }
             }
+        }
+    }
+}
+
+/// Products whose rows come with their order: whole tiles, tiles with borders, experts without rows.
+fn ordered_experts(list: &mut List) {
+    // Tokens, experts used, experts, blocks of 32 or of 256 to a row, outer extent.
+    let sizes = [
+        (1, 2, 4, [1, 1], 64),
+        (9, 2, 4, [2, 1], 64),
+        (33, 4, 3, [3, 1], 130),
+        (40, 3, 40, [1, 1], 72),
+        (70, 2, 1, [9, 2], 200),
+    ];
+    for (number, weight) in weight_types().enumerate() {
+        for (index, &(t, used, experts, blocks, n)) in sizes.iter().enumerate() {
+            let k = if weight.is_quantised() { inner(weight, blocks) } else { 32 * blocks[0] };
+            let dtype = ACTIVATIONS[usize::from((number + index) % 3 == 0)];
+            let count = experts as u32;
+            let x: &[usize] = if index % 2 == 0 { &[t, k] } else { &[t, used, k] };
+            let order = &[experts + 2 + t * used];
+            let operands = [
+                normal(dtype, x),
+                normal(weight, &[experts, n, k]),
+                input(DType::U32, &[t, used], Fill::Experts { experts: count }),
+                input(DType::U32, order, Fill::OrderOfExperts { experts: count }),
+                output(dtype, &[t, used, n]),
+            ];
+            list.push(Kind::MatMulExperts, &operands, &[], Place::cycle(number + index));
+        }
+    }
+}
+
+fn expert_order(list: &mut List) {
+    let sizes =
+        [(1, 1, 1), (1, 8, 16), (3, 2, 4), (33, 4, 5), (70, 8, 128), (200, 8, 60), (5, 3, 300)];
+    for (t, used, experts) in sizes {
+        let below = experts as u32;
+        for fill in [Fill::Ids { below }, Fill::IdsBeyond { below }] {
+            let operands = [
+                input(DType::U32, &[t, used], fill),
+                output(DType::U32, &[experts + 2 + t * used]),
+            ];
+            list.push_everywhere(Kind::ExpertOrder, &operands, &[below]);
         }
     }
 }

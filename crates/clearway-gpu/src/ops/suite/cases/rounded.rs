@@ -6,7 +6,7 @@ use clearway_graph::{CapturedOpKind as Kind, DType, Product, Slot};
 use super::fused::EPS;
 use super::positional::{FACTORS, NO_FACTORS, rotation};
 use super::products::inner;
-use super::{Fill, List, input, normal, output};
+use super::{Fill, List, OperandSpec, input, normal, output};
 
 /// Inner extent (blocks of 32 or of 256) and outer extent, in chunks where it is rounded: large cards round
 /// only where all of their processors have some.
@@ -39,32 +39,50 @@ fn read(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
     list.push_strided_and(kind("matmul_add"), &[x, w, c, y], &[], index);
 }
 
-fn write(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
-    let (x, g) = (normal(DType::F32, &[1, k]), normal(DType::F32, &[k]));
-    let (w, u, y) = (normal(weight, &[n, k]), normal(weight, &[n, k]), output(DType::A8, &[1, n]));
-    let (plain, norm) = match index % 2 {
-        0 => (kind("matmul_silu_gated"), kind("norm_matmul_gelu_gated")),
-        _ => (kind("matmul_gelu_gated"), kind("norm_matmul_silu_gated")),
+/// Products that may quantise what they give, other than those with a norm behind.
+fn quantising() -> impl Iterator<Item = Product> {
+    let products = Product::all().iter().copied();
+    products.filter(|product| product.may_quantise() && !product.epilogue().norm)
+}
+
+/// The `index`th of some products, and then from the start.
+fn pick(products: impl Iterator<Item = Product>, index: usize) -> Product {
+    let products: Vec<_> = products.collect();
+    products[index % products.len()]
+}
+
+/// Pushes a product of these rows with weights of this type.
+fn push(list: &mut List, product: Product, [x, y]: [OperandSpec; 2], weight: DType, index: usize) {
+    let (k, n) = (x.shape[1], y.shape[1]);
+    let operand = |&slot: &Slot| match slot {
+        Slot::NormWeight => normal(DType::F32, &[k]),
+        Slot::Weight | Slot::UpWeight => normal(weight, &[n, k]),
+        Slot::Up => normal(DType::F32, &[1, n]),
+        Slot::Result => y.clone(),
+        _ => x.clone(),
     };
-    list.push_strided_and(plain, &[x.clone(), w.clone(), u.clone(), y.clone()], &[], index);
-    list.push_strided_and(norm, &[x, g, w, u, y], &[EPS], index);
+    let operands: Vec<_> = product.slots().iter().map(operand).collect();
+    let params = if product.is_normed() { &[EPS][..] } else { &[] };
+    list.push_strided_and(Kind::Product(product), &operands, params, index);
+}
+
+fn write(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
+    let ends = || [normal(DType::F32, &[1, k]), output(DType::A8, &[1, n])];
+    for normed in [false, true] {
+        let product = pick(quantising().filter(|p| p.is_normed() == normed), index);
+        push(list, product, ends(), weight, index);
+    }
 }
 
 /// Gated products of rounded rows, rounded or not, and gates of what lies in memory.
 fn both(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
-    let x = normal(DType::A8, &[1, k]);
-    let (w, u) = (normal(weight, &[n, k]), normal(weight, &[n, k]));
-    let kinds = match index % 2 {
-        0 => [kind("matmul_silu_gated"), kind("matmul_gelu_gated"), kind("matmul_silu_mul")],
-        _ => [kind("matmul_gelu_gated"), kind("matmul_silu_gated"), kind("matmul_gelu_mul")],
-    };
-    let [rounded, floats] = [DType::A8, DType::F32].map(|dtype| output(dtype, &[1, n]));
-    let operands = [&x, &w, &u, &rounded].map(Clone::clone);
-    list.push_strided_and(kinds[0], &operands, &[], index);
-    let operands = [&x, &w, &u, &floats].map(Clone::clone);
-    list.push_strided_and(kinds[1], &operands, &[], index);
-    let operands = [x, w, normal(DType::F32, &[1, n]), floats];
-    list.push_strided_and(kinds[2], &operands, &[], index);
+    let ends = |dtype| [normal(DType::A8, &[1, k]), output(dtype, &[1, n])];
+    let reading = || quantising().filter(|product| product.may_read_quantised());
+    push(list, pick(reading(), index), ends(DType::A8), weight, index);
+    push(list, pick(reading(), index + 1), ends(DType::F32), weight, index);
+    let of_operand = |product: &Product| product.slots().contains(&Slot::Up);
+    let of_operand = Product::all().iter().copied().filter(of_operand);
+    push(list, pick(of_operand, index), ends(DType::F32), weight, index);
 }
 
 /// Heads of products of rounded rows.

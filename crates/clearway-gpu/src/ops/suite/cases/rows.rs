@@ -1,6 +1,6 @@
 //! Ops on elements and whole rows: activations, sums, norms, softmax, copies.
 
-use clearway_graph::{CapturedOpKind as Kind, DType};
+use clearway_graph::{CapturedOpKind as Kind, DType, Map, MapInputs};
 
 use super::{ACTIVATIONS, Fill, List, OperandSpec, Place, input, normal, output};
 
@@ -39,14 +39,19 @@ fn activations(index: usize) -> Fill {
     if index % 4 == 3 { Fill::WIDE } else { Fill::NORMAL }
 }
 
+/// Element-wise ops with these inputs, and their constants.
+fn maps(inputs: MapInputs) -> impl Iterator<Item = (Map, Vec<u32>)> {
+    let with_params = |&map: &Map| {
+        let usual = crate::ops::map::row(map).usual;
+        (map, usual.iter().map(|value| value.to_bits()).collect())
+    };
+    Map::ALL.iter().filter(move |map| map.inputs() == inputs).map(with_params)
+}
+
 fn unary(list: &mut List) {
-    for (kind, params) in [
-        (Kind::RmsNorm, &[EPS][..]),
-        (Kind::Scale, &[0.375_f32.to_bits()]),
-        (Kind::Silu, &[]),
-        (Kind::Gelu, &[]),
-        (Kind::SoftCap, &[30.0_f32.to_bits()]),
-    ] {
+    let maps = maps(MapInputs::One).map(|(map, params)| (Kind::Map(map), params));
+    for (kind, params) in [(Kind::RmsNorm, vec![EPS])].into_iter().chain(maps) {
+        let params = &params[..];
         for dtype in ACTIVATIONS {
             for (index, shape) in SHAPES.into_iter().enumerate() {
                 let x = input(dtype, shape, activations(index));
@@ -61,7 +66,8 @@ fn unary(list: &mut List) {
 }
 
 fn binary(list: &mut List) {
-    for kind in [Kind::Add, Kind::Mul] {
+    for (map, params) in maps(MapInputs::Two) {
+        let kind = Kind::Map(map);
         for dtype in ACTIVATIONS {
             for (index, shape) in SHAPES.into_iter().enumerate() {
                 // Weights keep their type when activations are rounded.
@@ -69,17 +75,18 @@ fn binary(list: &mut List) {
                 let row = &shape[shape.len() - 1..];
                 for b in [Some(shape), (shape != row).then_some(row)].into_iter().flatten() {
                     let operands = [normal(dtype, shape), normal(second, b), output(dtype, shape)];
-                    list.push_everywhere(kind, &operands, &[]);
+                    list.push_everywhere(kind, &operands, &params);
                 }
             }
         }
     }
-    for kind in [Kind::SiluMul, Kind::GeluMul] {
+    for (map, params) in maps(MapInputs::Gated) {
+        let kind = Kind::Map(map);
         for dtype in ACTIVATIONS {
             for (index, shape) in SHAPES.into_iter().enumerate() {
                 let gate = input(dtype, shape, activations(index));
                 let operands = [gate, normal(dtype, shape), output(dtype, shape)];
-                list.push_everywhere(kind, &operands, &[]);
+                list.push_everywhere(kind, &operands, &params);
             }
         }
     }

@@ -4,14 +4,10 @@
 //! greedy first fit by size (rlx), and a free list walked in execution order with best fit and reuse
 //! of a dying parent (ggml). Addresses then bring back barriers that true dependences do not need.
 
+use clearway_graph::place::{AliasClass, MemoryPlan, Slot, alias_classes, lifetimes};
+use clearway_graph::schedule::Strategy;
+use clearway_graph::{ComputeGraph, Result};
 use serde::Serialize;
-
-use super::classes::{AliasClass, alias_classes};
-use super::lifetimes::lifetimes;
-use super::{MemoryPlan, Slot};
-use crate::error::Result;
-use crate::graph::ComputeGraph;
-use crate::schedule::Strategy;
 
 /// Memory and groups under another planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

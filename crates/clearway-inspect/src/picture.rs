@@ -2,10 +2,8 @@
 
 use std::fmt::Write;
 
-use super::lifetimes::{Lifetime, lifetimes};
-use super::{MemoryPlan, Slot};
-use crate::graph::ComputeGraph;
-use crate::op::{CapturedOpKind as Kind, Gate};
+use clearway_graph::place::{Lifetime, MemoryPlan, Slot, lifetimes};
+use clearway_graph::{CapturedOpKind as Kind, ComputeGraph, Gate, NodeId};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 420.0;
@@ -137,16 +135,9 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
             | Kind::AddRmsNorm
             | Kind::AddRmsNormMul => 1,
             Kind::Attention | Kind::Rope | Kind::RopeKvWrite | Kind::Softmax => 2,
-            Kind::MatMulExperts | Kind::RouterTopK | Kind::ExpertSum => 4,
+            Kind::MatMulExperts | Kind::ExpertOrder | Kind::RouterTopK | Kind::ExpertSum => 4,
             Kind::Gather | Kind::Custom | Kind::Pinned => 5,
-            Kind::Add
-            | Kind::Mul
-            | Kind::Scale
-            | Kind::Silu
-            | Kind::Gelu
-            | Kind::SiluMul
-            | Kind::GeluMul
-            | Kind::SoftCap
+            Kind::Map(_)
             | Kind::KvWrite
             | Kind::Copy
             | Kind::Concat
@@ -155,7 +146,7 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
             | Kind::Fill => 3,
         };
         for written in dispatch.writes() {
-            let value = crate::NodeId::from_buf_id(written.buf_id);
+            let value = NodeId::from_buf_id(written.buf_id);
             if let Some(entry) = value.and_then(|value| family.get_mut(value.index())) {
                 *entry = kind;
             }
@@ -174,4 +165,24 @@ fn size(bytes: u64) -> String {
 
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use clearway_graph::place::plan;
+    use clearway_graph::testkit::decoder_like;
+
+    use super::*;
+
+    #[test]
+    fn the_picture_has_a_box_for_every_value_and_escapes_its_title() {
+        let mut list = decoder_like(60);
+        list.reorder();
+        list.place_barriers();
+        let plan = plan(&list, 256).unwrap();
+        let picture = svg(&list, &plan, "a < b & c");
+        let boxes = lifetimes(&list).len();
+        assert_eq!(picture.matches('M').count() - 2, boxes + picture.matches("MiB").count());
+        assert!(picture.contains("a &lt; b &amp; c"));
+    }
 }

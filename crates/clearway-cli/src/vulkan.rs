@@ -1,0 +1,95 @@
+//! Devices with a Vulkan driver, where the program is built with them.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use clearway::Device;
+
+use crate::preference::Candidate;
+
+/// How to open one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Time no kernels.
+    pub no_tune: bool,
+    /// Let idle groups read no weights ahead.
+    pub no_read_ahead: bool,
+    /// Keep activations float.
+    pub float_activations: bool,
+    /// Keep what the driver says of each kernel.
+    pub statistics: bool,
+}
+
+#[cfg(feature = "vulkan")]
+mod with {
+    use super::*;
+    use crate::device::DeviceName;
+    use crate::preference::{Kind, Via};
+    use clearway::vulkan::{Tuning, VulkanDevice, VulkanDeviceInfo, VulkanOptions};
+
+    impl From<Options> for VulkanOptions {
+        fn from(options: Options) -> Self {
+            Self {
+                tuning: if options.no_tune { Tuning::Never } else { Tuning::default() },
+                read_ahead: options.no_read_ahead.then_some(0),
+                float_activations: options.float_activations,
+                statistics: options.statistics,
+                ..Self::default()
+            }
+        }
+    }
+
+    /// A real card that can be opened. A software driver is no faster than the CPU itself.
+    pub fn best(options: Options) -> Option<Arc<dyn Device>> {
+        let gpu = VulkanDevice::open(options.into()).ok()?;
+        if gpu.is_software() { None } else { Some(Arc::new(gpu)) }
+    }
+
+    /// The first device, or the one of this number.
+    pub fn open(index: Option<usize>, options: Options) -> Result<Arc<dyn Device>> {
+        let device = match index {
+            None => VulkanDevice::open(options.into())?,
+            Some(index) => VulkanDevice::open_index(index, options.into())?,
+        };
+        Ok(Arc::new(device))
+    }
+
+    /// Every device, and why none could be looked for.
+    pub fn candidates() -> (Vec<Candidate>, Vec<String>) {
+        let list = match VulkanDevice::list() {
+            Ok(list) => list,
+            Err(error) => return (Vec::new(), vec![error.to_string()]),
+        };
+        let candidate = |(index, info): (usize, &VulkanDeviceInfo)| Candidate {
+            name: DeviceName::Vulkan(Some(index)),
+            via: Via::Vulkan,
+            kind: if info.software { Kind::Software } else { Kind::Hardware },
+            usable: info.usable,
+        };
+        (list.iter().enumerate().map(candidate).collect(), Vec::new())
+    }
+}
+
+#[cfg(not(feature = "vulkan"))]
+mod with {
+    use super::*;
+
+    const MISSING: &str = "this program was built without Vulkan (cargo feature `vulkan`)";
+
+    /// None: the program was built without Vulkan.
+    pub fn best(_: Options) -> Option<Arc<dyn Device>> {
+        None
+    }
+
+    /// Says that the program was built without Vulkan.
+    pub fn open(_: Option<usize>, _: Options) -> Result<Arc<dyn Device>> {
+        anyhow::bail!(MISSING)
+    }
+
+    /// None: the program was built without Vulkan.
+    pub fn candidates() -> (Vec<Candidate>, Vec<String>) {
+        (Vec::new(), vec![MISSING.into()])
+    }
+}
+
+pub use with::{best, candidates, open};
