@@ -345,11 +345,14 @@ fn kernels_that_choose_have_a_form_for_metal_and_dx12() {
     registry.register(draw_kernel()).unwrap();
     let mut graph = ComputeGraph::new();
     let mut value =
-        |dtype, elems: usize| graph.declare_value(Layout::new(dtype, &[1, elems]).unwrap());
-    let logits = value(DType::F32, 256);
-    let [row, position, token, ring] = [DRAW_WORDS, 1, 1, 64].map(|elems| value(DType::U32, elems));
-    let id = record(&mut graph, Choice::Drawn { candidates: 40 }, logits, row, position).unwrap();
-    record_advance(&mut graph, [id, token, position, ring]).unwrap();
+        |dtype, shape: &[usize]| graph.declare_value(Layout::new(dtype, shape).unwrap());
+    let logits = value(DType::F32, &[1, 256]);
+    let table = value(DType::U32, &[1, DRAW_WORDS]);
+    let [rows, positions, token] = [1; 3].map(|elems| value(DType::U32, &[elems]));
+    let ring = value(DType::U32, &[64]);
+    let by = DrawnBy { table, rows, positions };
+    let id = record(&mut graph, Choice::Drawn { candidates: 40 }, logits, by).unwrap();
+    record_advance(&mut graph, [id, token, positions, ring]).unwrap();
     let target = WgslTarget::default();
     let mut written = 0;
     for dispatch in graph.dispatches() {
