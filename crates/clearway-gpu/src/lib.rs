@@ -7,7 +7,9 @@
 mod cache_folder;
 mod device;
 mod error;
+// One backend alone does not use all that both share.
 #[cfg(any(feature = "vulkan", feature = "wgpu"))]
+#[cfg_attr(not(all(feature = "vulkan", feature = "wgpu")), allow(dead_code))]
 mod lowering;
 mod profile;
 mod record;

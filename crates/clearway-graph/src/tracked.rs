@@ -113,8 +113,11 @@ mod tests {
     use crate::layout::{Layout, TensorView};
     use crate::op::CapturedOpKind;
 
-    /// Dispatches that each read some places and write one; a place is a buffer and an offset in it.
-    fn counts(dispatches: &[(&[(usize, u64)], (usize, u64))]) -> TrackedBarriers {
+    /// A buffer and an offset in it.
+    type Place = (usize, u64);
+
+    /// Dispatches that each read some places and write one.
+    fn counts(dispatches: &[(&[Place], Place)]) -> TrackedBarriers {
         let layout = Layout::new(DType::F32, &[4]).unwrap();
         let view =
             |&(buf_id, offset): &(usize, u64)| TensorView { buf_id, buf_len: 1024, offset, layout };

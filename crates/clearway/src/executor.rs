@@ -112,5 +112,12 @@ pub fn best_device() -> Arc<dyn Device> {
     {
         return Arc::new(gpu);
     }
+    #[cfg(feature = "wgpu")]
+    if let Ok(gpu) =
+        clearway_gpu::wgpu::WgpuDevice::open(clearway_gpu::wgpu::WgpuOptions::default())
+        && gpu.facts().rank().is_some()
+    {
+        return Arc::new(gpu);
+    }
     Arc::new(CpuDevice::new())
 }
