@@ -122,7 +122,7 @@ mod tests {
         let view =
             |&(buf_id, offset): &(usize, u64)| TensorView { buf_id, buf_len: 1024, offset, layout };
         let mut graph = ComputeGraph::new();
-        let mut walk = BarrierWalk::default();
+        let (mut walk, mut nodes) = (BarrierWalk::default(), Vec::new());
         for (reads, write) in dispatches {
             let mut bindings: Vec<BindingContract> =
                 reads.iter().map(|_| BindingContract::new("x", BindingRole::Read)).collect();
@@ -131,12 +131,11 @@ mod tests {
             let contract = KernelContract::new("test", bindings);
             let dispatch =
                 graph.annotated(CapturedOpKind::Custom, &contract, &views, &[], "").unwrap();
-            if let Some(reason) = walk.before(&dispatch) {
-                graph.record(CapturedNode::Barrier(reason)).unwrap();
-            }
+            nodes.extend(walk.before(&dispatch).map(CapturedNode::Barrier));
+            nodes.push(CapturedNode::Dispatch(dispatch.clone()));
             graph.record(CapturedNode::Dispatch(dispatch)).unwrap();
         }
-        tracked_barriers(&graph)
+        tracked_barriers(&ComputeGraph::from_nodes(nodes).unwrap())
     }
 
     #[test]

@@ -249,6 +249,7 @@ impl<'a> Source<'a> {
                 // How long a single row is, such as that of an order of experts, may depend on the rows of others.
                 if operands[index].layout.rank() == 1 {
                     record[3] = 1;
+                    record[6] = 0;
                 }
             }
             let quad = |at: usize| {

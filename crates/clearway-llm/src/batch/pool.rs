@@ -94,7 +94,8 @@ pub fn link(before: Option<u64>, salt: u64, tokens: &[u32]) -> u64 {
         let hash = (hash ^ word).wrapping_mul(FACTOR);
         hash ^ (hash >> 29)
     };
-    let start = mix(mix(FACTOR, before.unwrap_or(1)), salt);
+    let first = mix(FACTOR, u64::from(before.is_none()));
+    let start = mix(mix(first, before.unwrap_or(0)), salt);
     mix(tokens.iter().fold(start, |hash, &token| mix(hash, u64::from(token))), tokens.len() as u64)
 }
 

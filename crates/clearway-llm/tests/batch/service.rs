@@ -253,14 +253,15 @@ fn asynchronous_code_is_woken() {
 
 /// One character for each token.
 fn tokenizer() -> Arc<Tokenizer> {
-    let tokens: Vec<String> = (0..64_u8).map(|id| char::from(b'!' + id).to_string()).collect();
+    let mut tokens: Vec<String> = (0..64_u8).map(|id| char::from(b'!' + id).to_string()).collect();
+    tokens.push("!\"".to_owned());
     let vocab = Vocab {
         model: "gpt2",
         pre: Some("gpt-2"),
         tokens: tokens.iter().map(|token| token.as_bytes()).collect(),
         scores: None,
         token_types: None,
-        merges: Vec::new(),
+        merges: vec![b"! \""],
         bos: None,
         eos: None,
         unk: None,
