@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
 #![cfg(unix)]
 
-#[allow(dead_code)] // other tests use more of it
 mod common;
 #[path = "browser/devtools.rs"]
 mod devtools;

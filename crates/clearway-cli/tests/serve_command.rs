@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a test stops at the first surprise
 #![cfg(unix)]
 
-#[allow(dead_code)] // other tests use more of it
 mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};

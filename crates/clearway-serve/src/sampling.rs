@@ -32,11 +32,11 @@ pub struct Choosing {
 /// # Errors
 /// A value of the wrong type or outside its limits.
 pub fn read(fields: &mut Fields, vocabulary: usize) -> Result<Choosing> {
-    let mut sampling = Sampling::default();
-    sampling.seed = match fields.int("seed", i64::MIN..=i64::MAX)? {
+    let seed = match fields.int("seed", i64::MIN..=i64::MAX)? {
         Some(seed) => seed as u64,
         None => random(),
     };
+    let mut sampling = Sampling { seed, ..Sampling::default() };
     if let Some(temperature) = fields.number("temperature", 0.0..=2.0)? {
         sampling.temperature = temperature;
     }

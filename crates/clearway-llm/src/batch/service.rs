@@ -88,7 +88,7 @@ impl Shared {
 }
 
 enum Command {
-    Submit { id: RequestId, request: Request, outlet: Outlet },
+    Submit { id: RequestId, request: Box<Request>, outlet: Outlet },
     Cancel { id: RequestId, choice: Option<usize> },
     Drain { deadline: Instant },
     Decisions { reply: Sender<Vec<Decision>> },
@@ -159,7 +159,7 @@ impl Service {
         }
         let id = RequestId(self.shared.next.fetch_add(1, Ordering::Relaxed));
         let (outlet, stream) = stream::pair(id, n, self.link.clone());
-        let command = Command::Submit { id, request, outlet };
+        let command = Command::Submit { id, request: Box::new(request), outlet };
         if !self.shared.begin() || self.link.commands.send(command).is_err() {
             stats.queued.fetch_sub(n, Ordering::AcqRel);
             stream.forget();

@@ -16,9 +16,9 @@ pub enum Data {
     /// Text.
     Text(String),
     /// Values in order.
-    List(Vec<Data>),
+    List(Vec<Self>),
     /// Values by name, in order.
-    Map(Vec<(String, Data)>),
+    Map(Vec<(String, Self)>),
 }
 
 impl Data {
