@@ -83,7 +83,7 @@ fn stop_strings_biases_and_log_probabilities_act() {
     let first = choice["token_ids"][0].to_string();
     let biased = ask(json!({ "logit_bias": { first.as_str(): -100 }, "return_token_ids": true }));
     let ids = biased["choices"][0]["token_ids"].as_array().unwrap();
-    assert!(ids.iter().all(|id| **id != first));
+    assert!(ids.iter().all(|id| *id != first));
     let forced =
         ask(json!({ "logit_bias": { "65": 100 }, "temperature": 0, "return_token_ids": true }));
     assert_eq!(forced["choices"][0]["token_ids"], json!([65, 65, 65, 65, 65, 65, 65, 65]));
