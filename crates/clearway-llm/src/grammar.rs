@@ -14,7 +14,7 @@
 //! # }
 //! ```
 //!
-//! The work is done by [llguidance](https://crates.io/crates/llguidance), with limits on what a grammar may cost.
+//! The work is done by `llguidance`, with limits on what a grammar may cost.
 
 use std::sync::Arc;
 
