@@ -22,7 +22,7 @@ use test::{Need, Part};
 const USAGE: &str = "usage: cargo xtask COMMAND
   test [--part NAME] [--allow-missing NEED]...
                        formatting, lints, docs, tests and examples, with the minutes each part took
-                       NAME: build, core, ops, golden, race, browser or serve
+                       NAME: build, core, ops, wgpu, golden, race, browser or serve
                        NEED: vulkan, browser, race, golden or clients; what is missing and not named fails the run
   soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing; writes docs/soak.md
   compare OLD NEW [FILE...] [-- ARGUMENTS]

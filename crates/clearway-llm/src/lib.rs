@@ -83,6 +83,7 @@
 //! | [`text`] | tokenizers and chat templates |
 //! | `fetch` | models by name: downloads and the cache (feature `fetch`) |
 //! | `grammar` | answers that follow a JSON schema, a regular expression or a grammar (feature `grammar`) |
+//! | [`tls`] | what TLS needs of the processor |
 //! | [`output`] | files that appear whole or not at all |
 
 pub mod batch;
@@ -96,6 +97,8 @@ pub mod grammar;
 pub mod model;
 pub mod output;
 pub mod text;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub mod tls;
 
 pub use engine::{EngineError as Error, Sampling};
 pub use generate::{Chat, End, Model, Options, Pace, Piece, Reply, Usage};

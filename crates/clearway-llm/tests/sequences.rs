@@ -218,3 +218,47 @@ fn greedy_text_of_the_crowd_is_that_of_the_single_stream() {
         }
     }
 }
+
+#[test]
+fn prompts_that_are_read_in_turns_stay_apart() {
+    let cpu: Arc<dyn Device> = Arc::new(CpuDevice::with_threads(2));
+    let mut rng = Rng::new(11);
+    let prompts: [Vec<u32>; 2] =
+        [(); 2].map(|()| (0..21).map(|_| rng.below(VOCAB) as u32).collect());
+    let sampling = Sampling::greedy();
+    let texts = prompts.clone().map(|prompt| Text { prompt, count: 8, sampling: sampling.clone() });
+    let mut runner = runner(&cpu, true);
+    let alone = texts
+        .each_ref()
+        .map(|text| run(&mut runner, std::slice::from_ref(text), &mut rng).remove(0));
+    // Both prompts in one work, a few tokens of each in turns.
+    let mut work = Work { decode: vec![0, 1], steps: 1, ..Work::default() };
+    for (slot, prompt) in prompts.iter().enumerate() {
+        let blocks = (0..8).map(|block| 2 * block + slot as u32).collect();
+        work.changes.push(Change::Blocks { slot, first: 0, blocks });
+        let state = SlotState {
+            token: prompt[20],
+            position: 20,
+            end: 28,
+            sampling: sampling.clone(),
+            stop_tokens: Vec::new(),
+            history: Vec::new(),
+        };
+        work.changes.push(Change::Open { slot, state: Box::new(state) });
+    }
+    for position in (0..20).step_by(5) {
+        for (slot, prompt) in prompts.iter().enumerate() {
+            let tokens = prompt[position..position + 5].to_vec();
+            work.read.push(Read { slot, position, tokens });
+        }
+    }
+    let mut found = [Vec::new(), Vec::new()];
+    while found[0].len() < 8 {
+        runner.start(&work).unwrap();
+        for (found, result) in found.iter_mut().zip(runner.finish().unwrap()) {
+            found.extend(result.tokens.iter().map(|chosen| chosen.token));
+        }
+        work = Work { decode: vec![0, 1], steps: 1, ..Work::default() };
+    }
+    assert_eq!(found, alone);
+}

@@ -51,10 +51,9 @@ impl App {
         }
     }
 
-    /// The model is loaded.
-    pub fn set_served(&self, served: Served) {
-        // There is one model; a second one is not taken.
-        let _ = self.served.set(Arc::new(served));
+    /// The model is loaded: requests are taken from here on. There is one model; a second one is not taken.
+    pub fn set_served(&self, served: Served) -> &Served {
+        self.served.get_or_init(|| Arc::new(served))
     }
 
     /// Takes no more requests.

@@ -100,13 +100,15 @@ impl Server {
         self.listener.describe(self.tls.is_some())
     }
 
-    /// Loads the model and answers until `stop` is true, then finishes the requests under way.
+    /// Loads the model, tells `ready` once requests are taken, and answers until `stop` is true; then finishes the
+    /// requests under way.
     ///
     /// # Errors
     /// What `load` reports: then the server ends.
     pub fn run<E: Send + 'static>(
         self,
         load: impl FnOnce() -> Result<Served, E> + Send + 'static,
+        ready: impl FnOnce(&Served) + Send + 'static,
         stop: impl Fn() -> bool,
     ) -> Result<Ended, E> {
         let Self { app, runtime, listener, tls } = self;
@@ -114,7 +116,7 @@ impl Server {
         let loading = {
             let app = app.clone();
             std::thread::spawn(move || match load() {
-                Ok(served) => app.set_served(served),
+                Ok(served) => ready(app.set_served(served)),
                 Err(error) => {
                     let _ = failed.send(error);
                 }

@@ -14,28 +14,6 @@ mod real {
     use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use tokio_rustls::server::TlsStream;
 
-    /// Graviola ends the process on a processor that lacks one of these.
-    #[cfg(target_arch = "x86_64")]
-    fn missing_feature() -> Option<&'static str> {
-        let complete = is_x86_feature_detected!("aes")
-            && is_x86_feature_detected!("pclmulqdq")
-            && is_x86_feature_detected!("bmi1")
-            && is_x86_feature_detected!("bmi2")
-            && is_x86_feature_detected!("adx")
-            && is_x86_feature_detected!("avx2");
-        (!complete).then_some("a processor with AES, PCLMULQDQ, BMI, ADX and AVX2")
-    }
-
-    #[cfg(target_arch = "aarch64")]
-    fn missing_feature() -> Option<&'static str> {
-        use std::arch::is_aarch64_feature_detected;
-        let complete = is_aarch64_feature_detected!("neon")
-            && is_aarch64_feature_detected!("aes")
-            && is_aarch64_feature_detected!("pmull")
-            && is_aarch64_feature_detected!("sha2");
-        (!complete).then_some("a processor with AES, PMULL and SHA2")
-    }
-
     /// Certificates and a key that connections are opened with.
     #[derive(Clone)]
     pub struct Tls {
@@ -48,7 +26,7 @@ mod real {
         /// # Errors
         /// Files that cannot be read or do not fit each other.
         pub fn open(certificates: &Path, key: &Path) -> io::Result<Self> {
-            if let Some(missing) = missing_feature() {
+            if let Some(missing) = clearway_llm::tls::missing_feature() {
                 return Err(io::Error::other(format!("TLS needs {missing}")));
             }
             let about = |path: &Path, error: &dyn std::fmt::Display| {

@@ -113,14 +113,13 @@ pub fn run(args: &Args) -> Result<()> {
         let ends = engine::tokenizer(&file)?.end_tokens().to_vec();
         let backend = Batch::new(engine, ends, BatchOptions { parallel, context, queue })?;
         let context = backend.context();
-        let served = Served::new(names, &file, context, trained, Box::new(backend))?;
-        note!(
-            "ready: {} on {address}, {parallel} texts of {context} tokens at once",
-            served.name()
-        );
-        Ok(served)
+        Ok(Served::new(names, &file, context, trained, Box::new(backend))?)
     };
-    match server.run(load, interrupt::wanted)? {
+    let ready = move |served: &Served| {
+        let (name, context) = (served.name(), served.context);
+        note!("ready: {name} on {address}, {parallel} texts of {context} tokens at once");
+    };
+    match server.run(load, ready, interrupt::wanted)? {
         Ended::Complete => {
             interrupt::drained();
             Ok(())

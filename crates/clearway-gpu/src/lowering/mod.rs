@@ -26,11 +26,12 @@ pub(crate) mod prefetch;
 pub(crate) mod tune;
 pub(crate) mod weights;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use clearway_graph::{Layout, TensorView};
+use rustc_hash::FxHashMap;
 
-use crate::device::Program;
+use crate::device::{Buffer, DeviceMemory, Program};
 use crate::error::{GpuError, Result};
 use crate::wgsl::{Packing, Target, Trust};
 use lowered::Lowered;
@@ -210,4 +211,23 @@ pub(crate) struct RowPart<M> {
     /// How many rows.
     pub(crate) rows: u32,
     pub(crate) memory: Arc<M>,
+}
+
+/// Buffers of a device by identity, as long as somebody has them.
+pub(crate) type Buffers<M> = Mutex<FxHashMap<usize, Weak<M>>>;
+
+/// Makes a buffer of memory, and remembers the memory. What nobody has any more is forgotten when the table would grow.
+pub(crate) fn keep<M: DeviceMemory + 'static>(
+    buffers: &Buffers<M>,
+    bytes: u64,
+    memory: M,
+) -> Buffer {
+    let memory = Arc::new(memory);
+    let buffer = Buffer::new(bytes, memory.clone());
+    let mut buffers = buffers.lock().unwrap_or_else(PoisonError::into_inner);
+    if buffers.len() == buffers.capacity() {
+        buffers.retain(|_, memory| memory.strong_count() > 0);
+    }
+    buffers.insert(buffer.id(), Arc::downgrade(&memory));
+    buffer
 }

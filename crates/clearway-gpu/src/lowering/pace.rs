@@ -7,6 +7,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::device::Ticket;
+use crate::error::Result;
+
 /// Where nothing stands behind the runs the host must be there when they end: it sleeps this part of
 /// what they are expected to take, since they may be faster now, and waits for the rest.
 const ALONE: f64 = 0.85;
@@ -78,6 +81,31 @@ impl Pace {
             self.run = Some((now - at).div_f64((runs - before) as f64));
         }
         self.rested(runs, now);
+    }
+
+    /// Waits for runs of those that are `running`: sleeps as long as they should take, looks what is `done`, and lets the
+    /// device `wait` only where that was too early.
+    pub(crate) fn finish(
+        &mut self,
+        runs: Ticket,
+        running: Ticket,
+        done: impl FnOnce() -> Result<u64>,
+        wait: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<()> {
+        // The clock of another device may show what this one never will.
+        let runs = if runs.clock > running.clock { running } else { runs };
+        let more = running.clock > runs.clock;
+        std::thread::sleep(self.sleep(runs.runs, more, Instant::now()));
+        let done = done()?;
+        if done >= running.clock {
+            self.too_late(running.runs, Instant::now());
+        } else if done >= runs.clock {
+            self.late(runs.runs);
+        } else {
+            wait(runs.clock)?;
+            self.seen(runs.runs, Instant::now());
+        }
+        Ok(())
     }
 
     /// When the first `runs` should be done, and how long those not known to be done take of it.

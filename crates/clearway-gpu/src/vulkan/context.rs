@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use ash::{ext, khr, vk};
 use clearway_graph::place::SlabRule;
-use rustc_hash::FxHashMap;
 
 use super::counts::{Counters, VulkanCounts};
 use super::guards::Features;
@@ -57,7 +56,7 @@ pub(super) struct Context {
     pub(super) vetted: Vetted,
     pub(super) tuner: Tuner,
     /// Buffers alive, by identity.
-    pub(super) buffers: Mutex<FxHashMap<usize, Weak<VulkanMemory>>>,
+    pub(super) buffers: crate::lowering::Buffers<VulkanMemory>,
     /// Names commands for debuggers and for what the validation layer says.
     pub(super) labels: Option<ext::debug_utils::Device>,
     pub(super) instance: Arc<Instance>,

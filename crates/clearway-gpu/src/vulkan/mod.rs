@@ -240,14 +240,7 @@ impl VulkanDevice {
     }
 
     fn keep(&self, bytes: u64, memory: VulkanMemory) -> Buffer {
-        let memory = Arc::new(memory);
-        let buffer = Buffer::new(bytes, memory.clone());
-        let mut buffers = self.context.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffers.len() == buffers.capacity() {
-            buffers.retain(|_, memory| memory.strong_count() > 0);
-        }
-        buffers.insert(buffer.id(), Arc::downgrade(&memory));
-        buffer
+        crate::lowering::keep(&self.context.buffers, bytes, memory)
     }
 }
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use clearway_graph::place::SlabRule;
 use naga::valid::Capabilities;
-use rustc_hash::FxHashMap;
 use wgpu::{ErrorFilter, PollError, PollType, SubmissionIndex};
 
 use super::WgpuOptions;
@@ -55,7 +54,7 @@ pub(super) struct Context {
     vetted: Vetted,
     pub(super) tuner: Tuner,
     /// Buffers alive, by identity.
-    pub(super) buffers: Mutex<FxHashMap<usize, Weak<WgpuMemory>>>,
+    pub(super) buffers: crate::lowering::Buffers<WgpuMemory>,
 }
 
 #[derive(Default)]

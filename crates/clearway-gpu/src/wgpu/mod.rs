@@ -28,8 +28,8 @@ pub mod shaders;
 mod transfer;
 mod weights;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use clearway_graph::{FusedRequest, Layout, TensorView};
@@ -205,14 +205,7 @@ impl WgpuDevice {
     }
 
     fn keep(&self, bytes: u64, memory: WgpuMemory) -> Buffer {
-        let memory = Arc::new(memory);
-        let buffer = Buffer::new(bytes, memory.clone());
-        let mut buffers = self.context.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffers.len() == buffers.capacity() {
-            buffers.retain(|_, memory| memory.strong_count() > 0);
-        }
-        buffers.insert(buffer.id(), Arc::downgrade(&memory));
-        buffer
+        crate::lowering::keep(&self.context.buffers, bytes, memory)
     }
 }
 

@@ -294,22 +294,8 @@ impl Program for WgpuProgram {
     }
 
     fn finish(&mut self, runs: Ticket) -> Result<()> {
-        // The clock of another device may show what this one never will.
-        let runs = if runs.clock > self.running.clock { self.running } else { runs };
-        let more = self.running.clock > runs.clock;
-        std::thread::sleep(self.pace.sleep(runs.runs, more, Instant::now()));
-        let done = self.context.done()?;
-        if done >= self.running.clock {
-            self.pace.too_late(self.running.runs, Instant::now());
-            return Ok(());
-        }
-        if done >= runs.clock {
-            self.pace.late(runs.runs);
-            return Ok(());
-        }
-        self.context.wait(runs.clock)?;
-        self.pace.seen(runs.runs, Instant::now());
-        Ok(())
+        let context = &self.context;
+        self.pace.finish(runs, self.running, || context.done(), |clock| context.wait(clock))
     }
 
     fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {

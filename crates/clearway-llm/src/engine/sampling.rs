@@ -29,7 +29,8 @@
 //! | top-k | 1 to 160 | any |
 //! | position | yes, where the cache row is looked up too | the length of the text |
 //! | biases, mask, constraint, penalties, log probabilities | no | yes |
-//! | stop tokens, stop strings, budget | no | yes, as tokens arrive; tokens beyond the end are dropped |
+//! | stop tokens, budget | in slots of [`batch`](crate::batch) | yes, as tokens arrive; tokens beyond the end are dropped |
+//! | stop strings | no | the same |
 //! | adapter | no | no: any is refused |
 //!
 //! [`Sampling::runs_on_device`] says which side a row needs. What the device reads is data, so one compiled step serves

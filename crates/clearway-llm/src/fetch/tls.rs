@@ -10,7 +10,7 @@ pub(super) fn config() -> Result<TlsConfig, FetchError> {
     use std::sync::Arc;
     use ureq::tls::{RootCerts, TlsProvider};
 
-    if let Some(what) = missing_feature() {
+    if let Some(what) = crate::tls::missing_feature() {
         return Err(FetchError::NoTls { what });
     }
     let roots = match std::env::var_os("SSL_CERT_FILE").filter(|file| !file.is_empty()) {
@@ -49,26 +49,4 @@ fn certificates(file: &std::path::Path) -> Result<ureq::tls::RootCerts, FetchErr
         true => Err(failed("it holds no certificate".into())),
         false => Ok(found.into()),
     }
-}
-
-/// Graviola ends the process on a processor that lacks one of these.
-#[cfg(target_arch = "x86_64")]
-fn missing_feature() -> Option<&'static str> {
-    let complete = is_x86_feature_detected!("aes")
-        && is_x86_feature_detected!("pclmulqdq")
-        && is_x86_feature_detected!("bmi1")
-        && is_x86_feature_detected!("bmi2")
-        && is_x86_feature_detected!("adx")
-        && is_x86_feature_detected!("avx2");
-    (!complete).then_some("a processor with AES, PCLMULQDQ, BMI, ADX and AVX2")
-}
-
-#[cfg(target_arch = "aarch64")]
-fn missing_feature() -> Option<&'static str> {
-    use std::arch::is_aarch64_feature_detected;
-    let complete = is_aarch64_feature_detected!("neon")
-        && is_aarch64_feature_detected!("aes")
-        && is_aarch64_feature_detected!("pmull")
-        && is_aarch64_feature_detected!("sha2");
-    (!complete).then_some("a processor with AES, PMULL and SHA2")
 }

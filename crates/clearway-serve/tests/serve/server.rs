@@ -63,7 +63,7 @@ impl Setup {
                     std::thread::sleep(load);
                     served(queue, parallel).map_err(|error| error.to_string())
                 };
-                server.run(made, move || stop.load(Ordering::SeqCst))
+                server.run(made, |_| (), move || stop.load(Ordering::SeqCst))
             })
         };
         Running { client, stop, thread: Some(thread) }

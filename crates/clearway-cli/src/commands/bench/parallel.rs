@@ -109,7 +109,7 @@ impl Shape {
                 end: prompt - 1 + count,
                 sampling: sampling.clone(),
                 stop_tokens: Vec::new(),
-                history: tokens_of(work.read.last()),
+                history: Vec::new(),
             };
             work.changes.push(Change::Open { slot, state: Box::new(state) });
         }
@@ -140,8 +140,4 @@ impl Shape {
         runner.finish()?;
         Ok(Measured { sequences, prompt, generated })
     }
-}
-
-fn tokens_of(read: Option<&Read>) -> Vec<u32> {
-    read.map_or_else(Vec::new, |read| read.tokens.clone())
 }

@@ -195,7 +195,7 @@ impl DeviceRunner {
             true => PINNED_READ,
             false => self.limits().chunk,
         };
-        let mut batch: Vec<(Slot, Row)> = Vec::new();
+        let mut batch: Vec<Row> = Vec::new();
         let mut sequences: Vec<Slot> = Vec::new();
         for read in reads {
             for (index, &token) in read.tokens.iter().enumerate() {
@@ -205,20 +205,24 @@ impl DeviceRunner {
                     batch.clear();
                     sequences.clear();
                 }
-                if !sequences.contains(&read.slot) {
+                let known = sequences.iter().position(|&slot| slot == read.slot);
+                let sequence = known.unwrap_or_else(|| {
                     sequences.push(read.slot);
-                }
+                    sequences.len() - 1
+                });
                 let position = read.position + index;
-                let cache_row = self.cache_row(read.slot, position);
-                let sequence = (sequences.len() - 1) as u32;
-                let row = Row { token, position: position as u32, sequence, cache_row };
-                batch.push((read.slot, row));
+                batch.push(Row {
+                    token,
+                    position: position as u32,
+                    sequence: sequence as u32,
+                    cache_row: self.cache_row(read.slot, position),
+                });
             }
         }
         if batch.is_empty() { Ok(()) } else { self.read_batch(&batch, &sequences) }
     }
 
-    fn read_batch(&mut self, batch: &[(Slot, Row)], sequences: &[Slot]) -> Result<()> {
+    fn read_batch(&mut self, batch: &[Row], sequences: &[Slot]) -> Result<()> {
         let pinned = self.options.deterministic.then_some(PINNED_READ);
         let fitting = READ_ROWS.into_iter().find(|&rows| rows >= batch.len());
         let rows = pinned.or(fitting).unwrap_or(batch.len());
@@ -227,7 +231,7 @@ impl DeviceRunner {
             None => ReadList::new(&self.engine, &self.tables, rows)?,
         };
         let list = self.read.entry(rows).or_insert(list);
-        let mut padded: Vec<Row> = batch.iter().map(|&(_, row)| row).collect();
+        let mut padded = batch.to_vec();
         padded.resize(rows, Row::NONE);
         list.inputs.write(&padded)?;
         let entries = self.tables.entries;
@@ -372,8 +376,13 @@ impl Runner for DeviceRunner {
     }
 
     fn finish(&mut self) -> Result<Vec<SlotTokens>> {
-        if self.done.is_empty() {
-            self.absorb()?;
+        if self.done.is_empty()
+            && let Err(error) = self.absorb()
+        {
+            // What is still on the device belongs to slots that the caller gives up: it must not be taken for later work.
+            self.under_way.clear();
+            self.ready = None;
+            return Err(error);
         }
         Ok(self.done.pop_front().unwrap_or_default())
     }

@@ -264,3 +264,40 @@ fn advance_kernel(slots: usize, block: usize) -> CustomKernel {
         |views: &[TensorView], _: &[u32]| [views[1].layout.cols().div_ceil(64) as u32, 1, 1];
     CustomKernel::new(advance_contract()).with_cpu(cpu).with_wgsl(&wgsl, groups)
 }
+
+#[cfg(all(test, feature = "wgpu"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clearway::listing::{WgslTarget, kernels};
+    use clearway::{DType, KernelRegistry, Layout};
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_that_ends_a_step_has_a_form_for_metal_and_dx12() {
+        let (slots, rows, block) = (3, 2, 16);
+        let mut registry = KernelRegistry::new();
+        registry.register(advance_kernel(slots, block)).unwrap();
+        let mut graph = ComputeGraph::new();
+        let mut value =
+            |shape: &[usize]| graph.declare_value(Layout::new(DType::U32, shape).unwrap());
+        let [ids, of_rows, tokens, positions, sequences, cache_rows] =
+            [(); 6].map(|()| value(&[rows]));
+        let advance = Advance {
+            ids,
+            rows: of_rows,
+            slots: value(&[slots * WORDS]),
+            blocks: value(&[slots, 4]),
+            tokens,
+            positions,
+            sequences,
+            cache_rows,
+            ring: value(&[slots * (RING + 2)]),
+        };
+        advance.record(&mut graph, block).unwrap();
+        let dispatch = graph.dispatches().next().unwrap();
+        let listed = kernels(dispatch, &registry, &WgslTarget::default()).unwrap();
+        assert_eq!(listed.len(), 1);
+        clearway::wgpu::shaders::write(&listed[0].kernel.source).unwrap();
+    }
+}
