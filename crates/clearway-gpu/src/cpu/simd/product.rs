@@ -67,8 +67,7 @@ pub(super) fn tile_of(tile: usize, token: usize, tokens: usize) -> (usize, usize
     match token {
         _ if token < eights => (token / 8 * 8, 8),
         _ if token < fours => (token / 4 * 4, 4),
-        // One to three are left.
-        _ if tile >= 4 => (fours, tokens - fours),
+        _ if tile >= 4 && token < tokens / 2 * 2 => (token / 2 * 2, 2),
         _ => (token, 1),
     }
 }
@@ -177,12 +176,10 @@ pub(super) fn product<L: Lanes, F: Format>(
         // Widths that a machine does not have are not compiled for it.
         if const { L::TILE >= 8 } && width == 8 {
             tile::<L, F, 8>(l, group, runs, out);
-        } else if const { L::TILE >= 4 } && width > 1 {
-            match width {
-                4 => tile::<L, F, 4>(l, group, runs, out),
-                3 => tile::<L, F, 3>(l, group, runs, out),
-                _ => tile::<L, F, 2>(l, group, runs, out),
-            }
+        } else if const { L::TILE >= 4 } && width == 4 {
+            tile::<L, F, 4>(l, group, runs, out);
+        } else if const { L::TILE >= 4 } && width == 2 {
+            tile::<L, F, 2>(l, group, runs, out);
         } else {
             tile::<L, F, 1>(l, group, runs, out);
         }
@@ -201,9 +198,9 @@ fn tile<L: Lanes, F: Format, const T: usize>(
     let blocks = group.chunks_exact(F::BYTES);
     let all = &runs.as_chunks::<T>().0[..blocks.len() * F::UNITS];
     for (block, runs) in blocks.zip(all.chunks_exact(F::UNITS)) {
-        // With a number that the compiler knows, and with it all shifts and masks, where the most time
-        // goes: for one token and for whole tiles. Elsewhere it would only make the program larger.
-        if const { L::TILE > 1 && F::UNITS == 8 && (T == 1 || T == L::TILE) }
+        // For one token with a number that the compiler knows, and with it all shifts and masks. Several tokens share
+        // that work, so there it would only make the program larger.
+        if const { L::TILE > 1 && F::UNITS == 8 && T == 1 }
             && let [r0, r1, r2, r3, r4, r5, r6, r7] = runs
         {
             unit::<L, F, T>(l, block, 0, r0, &mut sums);
