@@ -328,7 +328,7 @@ pub(super) fn in_quads(job: &Job<'_>, operand: usize) -> bool {
 }
 
 fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Option<Source<'a>> {
-    let baked = shape.cols == 1 || job.dtype(0) == DType::A8;
+    let baked = shape.cols == 1 || job.dtype(0) == DType::A8 || epilogue::rounds(job);
     let source = if baked { source.baked() } else { source };
     let source = source
         .constant("K", shape.inner)
