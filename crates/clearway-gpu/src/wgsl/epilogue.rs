@@ -62,11 +62,11 @@ fn value(job: &Job<'_>) -> String {
 fn one_by_one(job: &Job<'_>) -> String {
     let value = value(job);
     match (rounds(job), job.slot(Slot::Sum)) {
-        (true, None) => finish(&format!("results[n % SPAN] = {value}")),
+        (true, None) => finish(&format!("results[t * SPAN + n % SPAN] = {value}")),
         (true, Some(_)) => finish(&format!(
             "let value = {value};
     put_sum(row_sum(t) + n, value);
-    results[n % SPAN] = value"
+    results[t * SPAN + n % SPAN] = value"
         )),
         (false, _) => finish(&format!("put_y(row_y(t) + n, {value})")),
     }
@@ -102,8 +102,11 @@ pub(super) fn rounds(job: &Job<'_>) -> bool {
 pub(super) fn close<'a>(source: Source<'a>, job: &Job<'_>) -> Source<'a> {
     match (rounds(job), job.slot(Slot::NextNormWeight)) {
         (false, _) => source.body(NOTHING),
-        (true, None) => source.view(job.result(), View::Quads).body(AS_IT_IS).body(ROUNDED),
-        (true, Some(_)) => source.view(job.result(), View::Quads).body(NORMED).body(ROUNDED),
+        (true, next) => {
+            let weight = if next.is_some() { NORMED } else { AS_IT_IS };
+            let rows = if job.layout(0).rows() == 1 { ONE_ROW } else { FEW_ROWS };
+            source.view(job.result(), View::Quads).body(weight).body(ROUNDED).body(rows)
+        }
     }
 }
 
@@ -126,26 +129,49 @@ fn close_early(place: u32, lid: u32) -> vec4<f32> { return vec4<f32>(); }
 fn close_group(place: u32, lid: u32, weight: vec4<f32>) {}
 ";
 
-/// The workgroup has SPAN elements of the result, whole chunks. Eight lanes share a chunk, so that they stay together.
+/// The workgroup has SPAN elements of each row of the result, whole chunks. Eight lanes share a chunk, so that they stay
+/// together.
 const ROUNDED: &str = "
 const RESULT_CHUNKS = P.y.shape.w / 32u;
-var<workgroup> results: array<f32, SPAN>;
+var<workgroup> results: array<f32, COLS * SPAN>;
+fn close_quad(place: u32, t: u32, quad: u32, weight: vec4<f32>) {
+    let chunk = place * (SPAN / 32u) + quad / 8u;
+    if (chunk < RESULT_CHUNKS) {
+        let i = t * SPAN + 4u * quad;
+        let v = vec4<f32>(results[i], results[i + 1u], results[i + 2u], results[i + 3u]);
+        let part = part_of(v);
+        let r = round_quad(v * weight);
+        let to = t * 8u * RESULT_CHUNKS + chunk;
+        b_y[to + (quad % 8u) / 4u * RESULT_CHUNKS][quad % 4u] = r.quants;
+        if (quad % 8u == 0u) {
+            b_y[to + 2u * RESULT_CHUNKS] = bitcast<vec4<u32>>(vec4<f32>(r.scales.xyz, part));
+        }
+    }
+}
+";
+
+/// The weight of the norm comes early: each lane has at most one quad.
+const ONE_ROW: &str = "
 fn close_early(place: u32, lid: u32) -> vec4<f32> {
     let n = place * SPAN + 4u * min(lid, SPAN / 4u - 1u);
     return weight_of(min(n, P.y.shape.w - 4u));
 }
 fn close_group(place: u32, lid: u32, weight: vec4<f32>) {
     workgroupBarrier();
-    let chunk = place * (SPAN / 32u) + lid / 8u;
-    if (lid < SPAN / 4u && chunk < RESULT_CHUNKS) {
-        let i = 4u * lid;
-        let v = vec4<f32>(results[i], results[i + 1u], results[i + 2u], results[i + 3u]);
-        let part = part_of(v);
-        let r = round_quad(v * weight);
-        b_y[chunk + (lid % 8u) / 4u * RESULT_CHUNKS][lid % 4u] = r.quants;
-        if (lid % 8u == 0u) {
-            b_y[chunk + 2u * RESULT_CHUNKS] = bitcast<vec4<u32>>(vec4<f32>(r.scales.xyz, part));
-        }
+    if (lid < SPAN / 4u) {
+        close_quad(place, 0u, lid, weight);
+    }
+}
+";
+
+const FEW_ROWS: &str = "
+fn close_early(place: u32, lid: u32) -> vec4<f32> { return vec4<f32>(); }
+fn close_group(place: u32, lid: u32, weight: vec4<f32>) {
+    workgroupBarrier();
+    for (var i = lid; i < COLS * SPAN / 4u; i += WG) {
+        let quad = i % (SPAN / 4u);
+        let n = min(place * SPAN + 4u * quad, P.y.shape.w - 4u);
+        close_quad(place, i / (SPAN / 4u), quad, weight_of(n));
     }
 }
 ";

@@ -64,7 +64,7 @@ pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a L
     fits && alike && readable && (!heads || whole)
 }
 
-/// Whether a product of one row has a kernel here that finds its activations rounded, or gives its result so.
+/// Whether a product of few rows has a kernel here that finds its activations rounded, or gives its result so.
 pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a Layout>) -> bool {
     let (Some(x), Some(w)) = (find(Slot::Input), find(Slot::Weight)) else { return false };
     // Rows that share a scale or belong together must not be cut apart.
@@ -79,16 +79,17 @@ pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a
     let busy = |y: &Layout| 5 * (y.cols() / CHUNK) >= 4 * target.processors as usize;
     let writes = find(Slot::Result).filter(|y| y.dtype() == DType::A8);
     let writes = writes.map_or(find(Slot::NextNormWeight).is_none(), |y| teams && busy(y));
-    x.rows() == 1 && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
+    // Of several rows each has a lane that turns it or finds its place in the cache.
+    let heads = find(Slot::Factors).or(find(Slot::Cache)).is_some();
+    let lanes = x.rows() == 1 || !heads || w.cols() >= CHUNK * MAX_COLS;
+    let few = x.rows() <= MAX_COLS && x.is_dense() && lanes;
+    few && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
 }
 
-/// In how many ways a product of one row can be done.
+/// In how many ways a product of one row, or of rounded rows, can be done.
 pub(super) fn choices(job: &Job<'_>) -> u8 {
-    let ways = if job.layout(0).rows() == 1 && job.slot(Slot::Weight).is_some() {
-        Way::ALL.len()
-    } else {
-        1
-    };
+    let tried = job.layout(0).rows() == 1 || job.dtype(0) == DType::A8;
+    let ways = if tried && job.slot(Slot::Weight).is_some() { Way::ALL.len() } else { 1 };
     ways as u8
 }
 
@@ -143,12 +144,14 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
             return None;
         }
     }
-    let one = shape.cols * shape.pairs == 1 && !experts;
     match job.dtype(0) {
-        _ if (job.dtype(0) == DType::A8 || epilogue::rounds(job)) && !(one && w.in_planes()) => {
+        _ if (job.dtype(0) == DType::A8 || epilogue::rounds(job))
+            && (experts || !w.in_planes()) =>
+        {
             None
         }
-        DType::A8 => rounded(job, &shape),
+        DType::A8 if shape.cols == 1 => rounded(job, &shape),
+        DType::A8 => rounded_rows(job, &shape),
         DType::A16 => None,
         _ if w.in_planes() => blocks(job, &shape),
         _ => floats(job, &shape),
@@ -189,6 +192,36 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(TEAM)
         .body(ROUNDED);
     let source = epilogue::close(source, job).body(include_str!("kernels/matvec_rounded.wgsl"));
+    Some(source.build(groups(job, shape, &cut)))
+}
+
+/// A product of several rows of activations that came rounded.
+fn rounded_rows(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
+    let aligned = |operand: usize| job.operands[operand].is_aligned();
+    if !aligned(0) || (epilogue::rounds(job) && !aligned(job.result())) {
+        return None;
+    }
+    let dtype = job.dtype(shape.weights);
+    let cut = cut_rounded_rows(job, shape);
+    let mut source = Source::new(job)
+        .view(0, View::Quads)
+        .view(shape.weights, View::Quads)
+        .words_too(shape.weights);
+    let gated = match shape.gate {
+        Some(gate) => {
+            source = source.view(gate, View::Quads).words_too(gate);
+            load_chunk(dtype, "u")?
+        }
+        None => operand("no second weights")?.into(),
+    };
+    let source = common(source, job, shape, &cut)?
+        .body(&chunk_type(dtype)?)
+        .body(&load_chunk(dtype, "w")?)
+        .body(&gated)
+        .constant("SUMS", sums(shape, &cut) + shape.cols)
+        .body(TEAM)
+        .body(ROUNDED);
+    let source = epilogue::close(source, job).body(include_str!("kernels/matvec_rows.wgsl"));
     Some(source.build(groups(job, shape, &cut)))
 }
 
@@ -295,7 +328,8 @@ pub(super) fn in_quads(job: &Job<'_>, operand: usize) -> bool {
 }
 
 fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Option<Source<'a>> {
-    let source = if shape.cols == 1 { source.baked() } else { source };
+    let baked = shape.cols == 1 || job.dtype(0) == DType::A8 || epilogue::rounds(job);
+    let source = if baked { source.baked() } else { source };
     let source = source
         .constant("K", shape.inner)
         .constant("COLS", shape.cols)
@@ -390,6 +424,32 @@ fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Cut {
     let teams = if way == Way::Smaller { 2 } else { 4 };
     let workgroup = (teams * team).clamp(target.subgroup, most) / team * team;
     Cut { workgroup, team, rows, span: workgroup / team * rows }
+}
+
+/// As [`cut_rounded`], for several rows of activations: more rows of weights to a team, which share what it loads of the
+/// activations.
+fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Cut {
+    let (target, way) = (job.target, Way::of(job));
+    let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
+    let team = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
+    let wanted = match (shape.gate, way) {
+        _ if epilogue::in_pairs(job) => 2,
+        (None, Way::Deeper) => 8,
+        (None, Way::OtherRows) | (Some(_), Way::Expected | Way::Smaller) => 2,
+        (None, _) | (Some(_), Way::Deeper) => 4,
+        (Some(_), Way::OtherRows) => 1,
+    };
+    if epilogue::rounds(job) {
+        // As many teams as make a chunk.
+        let mut rows = wanted;
+        while CHUNK as u32 / rows * team > most {
+            rows *= 2;
+        }
+        return Cut { workgroup: CHUNK as u32 / rows * team, team, rows, span: CHUNK as u32 };
+    }
+    let teams = if way == Way::Smaller { 2 } else { 4 };
+    let workgroup = (teams * team).clamp(target.subgroup, most) / team * team;
+    Cut { workgroup, team, rows: wanted, span: workgroup / team * wanted }
 }
 
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves

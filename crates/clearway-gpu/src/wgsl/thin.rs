@@ -12,7 +12,7 @@ use super::template::unroll;
 use super::{HALVES, Job, Kernel, Source, Target, View, coop};
 
 /// Rows of activations: fewer are the business of products without matrices, more that of large tiles.
-pub(super) const ROWS: std::ops::RangeInclusive<usize> = 7..=96;
+pub(super) const ROWS: std::ops::RangeInclusive<usize> = MAX_COLS + 1..=96;
 /// Subgroups of a workgroup.
 const SUBGROUPS: usize = 4;
 /// Matrices along the rows of activations at most.
@@ -26,9 +26,7 @@ const FEWEST_BLOCKS: usize = 3;
 
 /// Whether there is a kernel for so many rows and weights like these, if those lie as they should.
 pub(super) fn takes(target: &Target, rows: usize, w: &Layout) -> bool {
-    // Products of very few rows with float weights are exact elsewhere.
-    let floats = matches!(w.dtype(), DType::F16 | DType::BF16) && rows > MAX_COLS;
-    let readable = floats || supports(w);
+    let readable = matches!(w.dtype(), DType::F16 | DType::BF16) || supports(w);
     let cut = Cut::of(target, rows, w);
     target.cooperative
         && target.subgroup == 32

@@ -1,8 +1,7 @@
 //! Products with weight matrices of any type.
 //!
 //! Block weights meet inputs rounded to 8 bits, sixteen rows at a time (see [`simd`]). Plain weights
-//! meet f32 inputs: a row is decoded once and used for all input rows of a block, each output element
-//! one [`dot`](float::dot); f32 rows are used where they lie. Either way an element does not depend on
+//! meet f32 inputs, eight rows at a time ([`float::products`]). Either way an element does not depend on
 //! what else is computed with it. A device that keeps activations float multiplies block weights like
 //! plain ones ([`Activations`]).
 //!
@@ -11,11 +10,12 @@
 use std::ops::Range;
 
 use clearway_graph::{DType, Layout, TensorView};
+use half::{bf16, f16};
 
 use super::cut;
 use super::rows::{CHUNK, Sink, Source, f32_row, f32_row_memory, is_f32};
 use crate::cpu::piece::row_start;
-use crate::cpu::simd::float;
+use crate::cpu::simd::float::{self, Element, GROUP, product_floats};
 use crate::cpu::simd::packed::{ROWS, pack_rows};
 use crate::cpu::simd::{Products, RUN, Run, run_floats};
 use crate::cpu::{Grid, Piece};
@@ -121,7 +121,8 @@ pub(super) fn scratch(rows: usize, x: &Layout, w: &Layout, activations: Activati
     if activations.round(w.dtype()) {
         return rows * run_floats(x.cols()) + decoded(x) * x.cols() + group_floats(w);
     }
-    (decoded(x) * rows + decoded(w)) * x.cols()
+    let weights = if w.dtype().is_quantised() { GROUP } else { 0 };
+    (decoded(x) * rows + weights) * x.cols() + product_floats(rows)
 }
 
 /// Floats of memory for sixteen rows of block weights.
@@ -234,11 +235,23 @@ impl<'a> Inputs<'a> {
     }
 
     fn multiply_floats(&mut self, piece: &mut Piece<'_>, first: usize, target: &Target) {
+        match piece.layout(self.w).dtype() {
+            DType::F32 => self.multiply_rows::<f32>(piece, first, target),
+            DType::F16 => self.multiply_rows::<f16>(piece, first, target),
+            DType::BF16 => self.multiply_rows::<bf16>(piece, first, target),
+            // Decoded.
+            _ => self.multiply_rows::<f32>(piece, first, target),
+        }
+    }
+
+    /// Weights of type `E`, or block weights, which are decoded to f32.
+    fn multiply_rows<E: Element>(&mut self, piece: &mut Piece<'_>, first: usize, target: &Target) {
         let inner = piece.layout(self.x).cols();
-        let weight_memory = if is_f32(piece, self.w) { 0 } else { inner };
-        let (weight_memory, mut memory) = self.memory.split_at_mut(weight_memory);
-        let mut rows: [&[f32]; ROW_BLOCK] = [&[]; ROW_BLOCK];
-        for (slot, &row) in rows.iter_mut().zip(&self.rows[..self.len]) {
+        let decode = piece.layout(self.w).dtype().is_quantised();
+        let (sums, memory) = self.memory.split_at_mut(product_floats(self.len));
+        let (decoded, mut memory) = memory.split_at_mut(if decode { GROUP * inner } else { 0 });
+        let mut inputs: [&[f32]; ROW_BLOCK] = [&[]; ROW_BLOCK];
+        for (slot, &row) in inputs.iter_mut().zip(&self.rows[..self.len]) {
             *slot = if is_f32(piece, self.x) {
                 piece.src_row(self.x, row)
             } else {
@@ -248,17 +261,34 @@ impl<'a> Inputs<'a> {
                 decoded
             };
         }
-        let (rows, outputs) = (&rows[..self.len], &self.outputs[..self.len]);
-        let mut products = [[0.0; COL_BLOCK]; ROW_BLOCK];
+        let (inputs, outputs) = (&inputs[..self.len], &self.outputs[..self.len]);
+        let mut found = [[[0.0; GROUP]; ROW_BLOCK]; COL_BLOCK / GROUP];
         let cols = piece.cols();
         for start in cols.clone().step_by(COL_BLOCK) {
             let block = start..cols.end.min(start + COL_BLOCK);
-            for (index, col) in block.clone().enumerate() {
-                let weights = f32_row(piece, self.w, first + col, weight_memory);
-                float::dots(weights, rows, |row, product| products[row][index] = product);
+            for (col, found) in block.clone().step_by(GROUP).zip(&mut found) {
+                let count = GROUP.min(block.end - col);
+                let mut rows: [&[E]; GROUP] = [&[]; GROUP];
+                if decode {
+                    for (row, decoded) in decoded.chunks_exact_mut(inner).take(count).enumerate() {
+                        piece.load_row(self.w, first + col + row, decoded);
+                    }
+                    for (row, decoded) in rows.iter_mut().zip(decoded.chunks_exact(inner)) {
+                        *row = bytemuck::cast_slice(decoded);
+                    }
+                } else {
+                    for (row, slot) in rows.iter_mut().take(count).enumerate() {
+                        *slot = piece.src_row(self.w, first + col + row);
+                    }
+                }
+                float::products(&rows[..count], inputs, sums, &mut found[..self.len]);
             }
-            for (products, &row) in products.iter_mut().zip(outputs) {
-                store(piece, target, row, block.clone(), &mut products[..block.len()]);
+            for (token, &row) in outputs.iter().enumerate() {
+                let mut line = [0.0; COL_BLOCK];
+                for (line, found) in line.as_chunks_mut().0.iter_mut().zip(&found) {
+                    *line = found[token];
+                }
+                store(piece, target, row, block.clone(), &mut line[..block.len()]);
             }
         }
     }

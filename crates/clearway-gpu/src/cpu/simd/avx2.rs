@@ -43,11 +43,20 @@ macro_rules! load {
     }};
 }
 
+/// Sums of products of bytes: of pairs of them in 16 bits each, and of fours.
+#[derive(Clone, Copy)]
+pub(super) struct Dot {
+    pairs: [__m256i; 2],
+    fours: [__m256i; 2],
+}
+
 impl Lanes for Avx2 {
     type Bytes = [__m256i; 2];
     type Ints = [__m256i; 2];
     type Floats = [__m256; 2];
+    type Dot = Dot;
 
+    const SIGNED: bool = true;
     const TILE: usize = 4;
 
     #[inline(always)]
@@ -96,41 +105,33 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn dot<const N: usize>(
-        self,
-        top: usize,
-        start: i32,
-        w: &[[__m256i; 2]; N],
-        x: &[[i8; 4]; N],
-    ) -> [__m256i; 2] {
-        let ones = [op!(_mm256_set1_epi16(1)); 2];
+    fn dot(self, _: i32) -> Dot {
+        Dot { pairs: self.int(0), fours: self.int(0) }
+    }
+
+    #[inline(always)]
+    fn dot_add(self, top: usize, index: usize, dot: Dot, w: [__m256i; 2], x: [i8; 4]) -> Dot {
+        let x = self.int(bytemuck::cast(x));
         if top > 127 {
-            // Signed weights, so that no sum of two products is beyond 16 bits; `start` is in them.
-            let mut sum = self.int(0);
-            let top = self.byte(0x80);
-            for i in 0..N {
-                let w = self.xor(w[i], top);
-                let x = self.int(bytemuck::cast(x[i]));
-                let (x, w) = (both!(_mm256_sign_epi8(x, w)), both!(_mm256_abs_epi8(w)));
-                let pairs = both!(_mm256_maddubs_epi16(w, x));
-                sum = self.int_add(sum, both!(_mm256_madd_epi16(pairs, ones)));
-            }
-            return sum;
+            // Signed weights, so that no sum of two products is beyond 16 bits.
+            let (x, w) = (both!(_mm256_sign_epi8(x, w)), both!(_mm256_abs_epi8(w)));
+            let pairs = both!(_mm256_maddubs_epi16(w, x));
+            return Dot { pairs: self.int(0), fours: self.int_add(dot.fours, self.fours(pairs)) };
         }
+        let (before, products) = (dot.pairs, both!(_mm256_maddubs_epi16(w, x)));
+        let pairs = both!(_mm256_add_epi16(before, products));
         // As many pairs as surely fit 16 bits are summed before they are widened.
         let safe = i16::MAX as usize / (2 * 127 * top);
-        let (mut sum, mut pairs) = (self.int(start), self.int(0));
-        for i in 0..N {
-            let x = self.int(bytemuck::cast(x[i]));
-            let (w, two) = (w[i], pairs);
-            let products = both!(_mm256_maddubs_epi16(w, x));
-            pairs = both!(_mm256_add_epi16(two, products));
-            if (i + 1) % safe == 0 || i + 1 == N {
-                sum = self.int_add(sum, both!(_mm256_madd_epi16(pairs, ones)));
-                pairs = self.int(0);
-            }
+        if (index + 1).is_multiple_of(safe) {
+            return Dot { pairs: self.int(0), fours: self.int_add(dot.fours, self.fours(pairs)) };
         }
-        sum
+        Dot { pairs, fours: dot.fours }
+    }
+
+    #[inline(always)]
+    fn dot_end(self, top: usize, start: i32, dot: Dot) -> [__m256i; 2] {
+        let sum = self.int_add(dot.fours, self.int(start));
+        if top > 127 { sum } else { self.int_add(sum, self.fours(dot.pairs)) }
     }
 
     #[inline(always)]
@@ -210,11 +211,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-        both!(_mm256_add_ps(a, b))
-    }
-
-    #[inline(always)]
     fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
         both!(_mm256_mul_ps(a, b))
     }
@@ -252,6 +248,13 @@ impl Lanes for Avx2 {
 }
 
 impl Avx2 {
+    /// Sums of two neighbours.
+    #[inline(always)]
+    fn fours(self, pairs: [__m256i; 2]) -> [__m256i; 2] {
+        let ones = [op!(_mm256_set1_epi16(1)); 2];
+        both!(_mm256_madd_epi16(pairs, ones))
+    }
+
     /// Eight vectors of eight.
     #[inline(always)]
     fn transpose_eight(self, v: [__m256; 8]) -> [__m256; 8] {

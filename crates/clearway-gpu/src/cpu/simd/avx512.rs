@@ -36,11 +36,29 @@ macro_rules! load {
     }};
 }
 
+/// Sums of products of bytes: of pairs of them in 16 bits each, and of fours.
+#[derive(Clone, Copy)]
+pub(super) struct Dot {
+    pairs: __m512i,
+    fours: __m512i,
+}
+
+impl<const VNNI: bool> Avx512<VNNI> {
+    /// Sums of two neighbours.
+    #[inline(always)]
+    fn fours(self, pairs: __m512i) -> __m512i {
+        let ones = op!(_mm512_set1_epi16(1));
+        op!(_mm512_madd_epi16(pairs, ones))
+    }
+}
+
 impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     type Bytes = __m512i;
     type Ints = __m512i;
     type Floats = __m512;
+    type Dot = Dot;
 
+    const SIGNED: bool = !VNNI;
     const TILE: usize = 8;
 
     #[inline(always)]
@@ -88,53 +106,42 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn dot<const N: usize>(
-        self,
-        top: usize,
-        start: i32,
-        w: &[__m512i; N],
-        x: &[[i8; 4]; N],
-    ) -> __m512i {
-        let mut sum = self.int(start);
+    fn dot(self, start: i32) -> Dot {
+        Dot { pairs: self.int(0), fours: self.int(if VNNI { start } else { 0 }) }
+    }
+
+    #[inline(always)]
+    fn dot_add(self, top: usize, index: usize, dot: Dot, w: __m512i, x: [i8; 4]) -> Dot {
+        let x = self.int(bytemuck::cast(x));
         if VNNI {
-            for i in 0..N {
-                let x = self.int(bytemuck::cast(x[i]));
-                sum = op!(_mm512_dpbusd_epi32(sum, w[i], x));
-            }
-            return sum;
+            return Dot { fours: op!(_mm512_dpbusd_epi32(dot.fours, w, x)), ..dot };
         }
-        let ones = op!(_mm512_set1_epi16(1));
         if top > 127 {
-            // Signed weights, so that no sum of two products is beyond 16 bits; `start` is in them.
-            sum = self.int(0);
-            let top = self.byte(0x80);
-            for i in 0..N {
-                let w = self.xor(w[i], top);
-                let x = self.int(bytemuck::cast(x[i]));
-                let negative = op!(_mm512_movepi8_mask(w));
-                let none = self.int(0);
-                let x = op!(_mm512_mask_sub_epi8(x, negative, none, x));
-                let magnitude = op!(_mm512_abs_epi8(w));
-                let pairs = op!(_mm512_maddubs_epi16(magnitude, x));
-                let fours = op!(_mm512_madd_epi16(pairs, ones));
-                sum = self.int_add(sum, fours);
-            }
-            return sum;
+            // Signed weights, so that no sum of two products is beyond 16 bits.
+            let negative = op!(_mm512_movepi8_mask(w));
+            let none = self.int(0);
+            let x = op!(_mm512_mask_sub_epi8(x, negative, none, x));
+            let magnitude = op!(_mm512_abs_epi8(w));
+            let pairs = op!(_mm512_maddubs_epi16(magnitude, x));
+            return Dot { fours: self.int_add(dot.fours, self.fours(pairs)), ..dot };
         }
+        let products = op!(_mm512_maddubs_epi16(w, x));
+        let pairs = op!(_mm512_add_epi16(dot.pairs, products));
         // As many pairs as surely fit 16 bits are summed before they are widened.
         let safe = i16::MAX as usize / (2 * 127 * top);
-        let mut pairs = self.int(0);
-        for i in 0..N {
-            let x = self.int(bytemuck::cast(x[i]));
-            let two = op!(_mm512_maddubs_epi16(w[i], x));
-            pairs = op!(_mm512_add_epi16(pairs, two));
-            if (i + 1) % safe == 0 || i + 1 == N {
-                let fours = op!(_mm512_madd_epi16(pairs, ones));
-                sum = self.int_add(sum, fours);
-                pairs = self.int(0);
-            }
+        if (index + 1).is_multiple_of(safe) {
+            return Dot { pairs: self.int(0), fours: self.int_add(dot.fours, self.fours(pairs)) };
         }
-        sum
+        Dot { pairs, fours: dot.fours }
+    }
+
+    #[inline(always)]
+    fn dot_end(self, top: usize, start: i32, dot: Dot) -> __m512i {
+        if VNNI {
+            return dot.fours;
+        }
+        let sum = self.int_add(dot.fours, self.int(start));
+        if top > 127 { sum } else { self.int_add(sum, self.fours(dot.pairs)) }
     }
 
     #[inline(always)]
@@ -206,11 +213,6 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     #[inline(always)]
     fn float(self, value: f32) -> __m512 {
         op!(_mm512_set1_ps(value))
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        op!(_mm512_add_ps(a, b))
     }
 
     #[inline(always)]

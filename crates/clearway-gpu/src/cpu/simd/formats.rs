@@ -8,9 +8,6 @@ use clearway_graph::DType;
 use super::lanes::Lanes;
 use crate::quant::blocks::IQ4_LEVELS;
 
-/// Thirty-two weights of each of sixteen rows.
-pub(super) type Quants<L> = [<L as Lanes>::Bytes; 8];
-
 /// A block format, packed in row blocks.
 pub(super) trait Format {
     /// The type in files.
@@ -28,23 +25,12 @@ pub(super) trait Format {
     /// Largest quant.
     const TOP: usize;
 
-    /// Quants of a run.
-    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L>;
+    /// Word `i` of the eight of a run: four quants of each row. Less 128 if [`TOP`](Self::TOP) is above 127
+    /// and the machine wants them [signed](Lanes::SIGNED).
+    fn word<L: Lanes>(l: L, block: &[u8], unit: usize, i: usize) -> L::Bytes;
 
     /// Scale and offset of a run, or of one half of it.
     fn scales<L: Lanes>(l: L, block: &[u8], unit: usize, half: usize) -> (L::Floats, L::Floats);
-}
-
-/// Eight vectors, one for each `i`. A macro, since a closure may stay a function of its own, which the
-/// compiler gives none of the machine's vector instructions.
-macro_rules! each {
-    ($l:ident, $i:ident => $quants:expr) => {{
-        let mut all = [$l.byte(0); 8];
-        for $i in 0..8 {
-            all[$i] = $quants;
-        }
-        all
-    }};
 }
 
 /// Part of a packed block: starts at byte `at` of a plain one.
@@ -69,27 +55,36 @@ fn f16<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Floats {
     l.floats_f16(part(block, at))
 }
 
-/// Sixteen bytes of quants at `at`: low nibbles, then high ones.
+/// Word `i` of sixteen bytes of quants at `at`: low nibbles, then high ones.
 #[inline(always)]
-fn nibbles<L: Lanes>(l: L, block: &[u8], at: usize) -> Quants<L> {
-    let mask = l.byte(15);
-    each!(l, i => l.and(l.shr(word(l, block, at, i % 4), i as u32 / 4 * 4), mask))
+fn nibble<L: Lanes>(l: L, block: &[u8], at: usize, i: usize) -> L::Bytes {
+    l.and(l.shr(word(l, block, at, i % 4), i as u32 / 4 * 4), l.byte(15))
 }
 
-/// Nibbles with a fifth bit, whose word is at `high`.
+/// The bits of `mask`, which start at bit `to`, from those that start at bit `from`.
 #[inline(always)]
-fn nibbles_and_bits<L: Lanes>(l: L, block: &[u8], at: usize, high: usize) -> Quants<L> {
-    let low = nibbles(l, block, at);
-    let high = word(l, block, high, 0);
-    let bit = l.byte(1);
-    each!(l, i => l.or(low[i], l.shl(l.and(l.shr(high, i as u32), bit), 4)))
+fn moved<L: Lanes>(l: L, bytes: L::Bytes, from: usize, to: usize, mask: u8) -> L::Bytes {
+    let shifted = if from > to {
+        l.shr(bytes, (from - to) as u32)
+    } else if from < to {
+        l.shl(bytes, (to - from) as u32)
+    } else {
+        bytes
+    };
+    l.and(shifted, l.byte(mask))
 }
 
-/// 32 bytes of quants at `at`, in the low or the high nibbles.
+/// Word `i` of nibbles with a fifth bit, whose word is at `high`.
 #[inline(always)]
-fn half_bytes<L: Lanes>(l: L, block: &[u8], at: usize, high: bool) -> Quants<L> {
-    let (shift, mask) = (if high { 4 } else { 0 }, l.byte(15));
-    each!(l, i => l.and(l.shr(word(l, block, at, i), shift), mask))
+fn nibble_and_bit<L: Lanes>(l: L, block: &[u8], at: usize, high: usize, i: usize) -> L::Bytes {
+    let bit = moved(l, word(l, block, high, 0), i, 4, 0x10);
+    l.or(nibble(l, block, at, i), bit)
+}
+
+/// Word `i` of 32 bytes of quants at `at`, in the low or the high nibbles.
+#[inline(always)]
+fn half_byte<L: Lanes>(l: L, block: &[u8], at: usize, high: bool, i: usize) -> L::Bytes {
+    l.and(l.shr(word(l, block, at, i), if high { 4 } else { 0 }), l.byte(15))
 }
 
 #[inline(always)]
@@ -105,8 +100,8 @@ impl Format for Q4_0 {
     const TOP: usize = 15;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
-        nibbles(l, block, 2)
+    fn word<L: Lanes>(l: L, block: &[u8], _: usize, i: usize) -> L::Bytes {
+        nibble(l, block, 2, i)
     }
 
     #[inline(always)]
@@ -124,8 +119,8 @@ impl Format for Q4_1 {
     const TOP: usize = 15;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
-        nibbles(l, block, 4)
+    fn word<L: Lanes>(l: L, block: &[u8], _: usize, i: usize) -> L::Bytes {
+        nibble(l, block, 4, i)
     }
 
     #[inline(always)]
@@ -142,8 +137,8 @@ impl Format for Q5_0 {
     const TOP: usize = 31;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
-        nibbles_and_bits(l, block, 6, 2)
+    fn word<L: Lanes>(l: L, block: &[u8], _: usize, i: usize) -> L::Bytes {
+        nibble_and_bit(l, block, 6, 2, i)
     }
 
     #[inline(always)]
@@ -161,8 +156,8 @@ impl Format for Q5_1 {
     const TOP: usize = 31;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
-        nibbles_and_bits(l, block, 8, 4)
+    fn word<L: Lanes>(l: L, block: &[u8], _: usize, i: usize) -> L::Bytes {
+        nibble_and_bit(l, block, 8, 4, i)
     }
 
     #[inline(always)]
@@ -179,10 +174,10 @@ impl Format for Q8_0 {
     const TOP: usize = 255;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
+    fn word<L: Lanes>(l: L, block: &[u8], _: usize, i: usize) -> L::Bytes {
         // The highest bit is turned over: without a carry, that is adding 128.
-        let top = l.byte(0x80);
-        each!(l, i => l.xor(word(l, block, 2, i), top))
+        let quants = word(l, block, 2, i);
+        if L::SIGNED { quants } else { l.xor(quants, l.byte(0x80)) }
     }
 
     #[inline(always)]
@@ -191,16 +186,23 @@ impl Format for Q8_0 {
     }
 }
 
-/// The levels, 128 added to each.
-const LEVELS: [u8; 16] = {
+/// The levels with a number added to each.
+const fn levels(offset: i32) -> [u8; 16] {
     let mut levels = [0; 16];
     let mut i = 0;
     while i < 16 {
-        levels[i] = (IQ4_LEVELS[i] as i32 + 128) as u8;
+        levels[i] = (IQ4_LEVELS[i] as i32 + offset) as u8;
         i += 1;
     }
     levels
-};
+}
+
+/// Levels of indices.
+#[inline(always)]
+fn level<L: Lanes>(l: L, index: L::Bytes) -> L::Bytes {
+    let levels = const { if L::SIGNED { &levels(0) } else { &levels(128) } };
+    l.lookup(levels, index)
+}
 
 pub(super) struct Iq4Nl;
 
@@ -210,9 +212,8 @@ impl Format for Iq4Nl {
     const TOP: usize = 255;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], _: usize) -> Quants<L> {
-        let index = nibbles(l, block, 2);
-        each!(l, i => l.lookup(&LEVELS, index[i]))
+    fn word<L: Lanes>(l: L, block: &[u8], _: usize, i: usize) -> L::Bytes {
+        level(l, nibble(l, block, 2, i))
     }
 
     #[inline(always)]
@@ -229,9 +230,8 @@ impl Format for Iq4Xs {
     const TOP: usize = 255;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
-        let index = nibbles(l, block, 8 + 16 * unit);
-        each!(l, i => l.lookup(&LEVELS, index[i]))
+    fn word<L: Lanes>(l: L, block: &[u8], unit: usize, i: usize) -> L::Bytes {
+        level(l, nibble(l, block, 8 + 16 * unit, i))
     }
 
     #[inline(always)]
@@ -248,19 +248,22 @@ impl Format for Iq4Xs {
 /// Six-bit scale and minimum of a Q4_K or Q5_K block, whose twelve bytes are at `at`.
 #[inline(always)]
 fn scale_and_min<L: Lanes>(l: L, block: &[u8], at: usize, unit: usize) -> (L::Floats, L::Floats) {
-    let first = l.ints_u8(part(block, at + unit % 4));
-    let second = l.ints_u8(part(block, at + unit % 4 + 4));
+    // Those of all rows at a time, as bytes of one number.
+    const fn all(byte: u8) -> u128 {
+        u128::from_ne_bytes([byte; 16])
+    }
+    let rows = |byte: usize| u128::from_ne_bytes(*part(block, at + byte));
     let (scale, min) = if unit < 4 {
-        (l.int_and(first, l.int(63)), l.int_and(second, l.int(63)))
+        (rows(unit) & all(63), rows(unit + 4) & all(63))
     } else {
-        let low = l.ints_u8(part(block, at + unit + 4));
-        let scale_top = l.int_shl(l.int_shr(first, 6), 4);
-        let min_top = l.int_shl(l.int_shr(second, 6), 4);
-        (l.int_add(l.int_and(low, l.int(15)), scale_top), l.int_add(l.int_shr(low, 4), min_top))
+        let (low, scale, min) = (rows(unit + 4), rows(unit - 4), rows(unit));
+        let top = |x: u128| (x >> 2) & all(0x30);
+        (low & all(15) | top(scale), (low >> 4) & all(15) | top(min))
     };
-    let d = l.mul(f16(l, block, 0), l.to_floats(scale));
+    let floats = |rows: u128| l.to_floats(l.ints_u8(&rows.to_ne_bytes()));
+    let d = l.mul(f16(l, block, 0), floats(scale));
     let negative = l.mul(l.float(-1.0), f16(l, block, 2));
-    (d, l.mul(negative, l.to_floats(min)))
+    (d, l.mul(negative, floats(min)))
 }
 
 pub(super) struct Q4K;
@@ -272,8 +275,8 @@ impl Format for Q4K {
     const TOP: usize = 15;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
-        half_bytes(l, block, 16 + unit / 2 * 32, unit % 2 == 1)
+    fn word<L: Lanes>(l: L, block: &[u8], unit: usize, i: usize) -> L::Bytes {
+        half_byte(l, block, 16 + unit / 2 * 32, unit % 2 == 1, i)
     }
 
     #[inline(always)]
@@ -291,13 +294,9 @@ impl Format for Q5K {
     const TOP: usize = 31;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
-        let low = half_bytes(l, block, 48 + unit / 2 * 32, unit % 2 == 1);
-        let bit = l.byte(1);
-        each!(l, i => {
-            let high = l.and(l.shr(word(l, block, 16, i), unit as u32), bit);
-            l.or(low[i], l.shl(high, 4))
-        })
+    fn word<L: Lanes>(l: L, block: &[u8], unit: usize, i: usize) -> L::Bytes {
+        let low = half_byte(l, block, 48 + unit / 2 * 32, unit % 2 == 1, i);
+        l.or(low, moved(l, word(l, block, 16, i), unit, 4, 0x10))
     }
 
     #[inline(always)]
@@ -306,11 +305,11 @@ impl Format for Q5K {
     }
 }
 
-/// Pairs of bits of run `unit`: each four runs share 32 bytes.
+/// Word `i` of the pairs of bits of run `unit`, moved to bit `to`: each four runs share 32 bytes.
 #[inline(always)]
-fn bit_pairs<L: Lanes>(l: L, block: &[u8], at: usize, unit: usize) -> Quants<L> {
-    let (at, shift, mask) = (at + unit / 4 * 32, 2 * (unit as u32 % 4), l.byte(3));
-    each!(l, i => l.and(l.shr(word(l, block, at, i), shift), mask))
+fn bit_pair<L: Lanes>(l: L, block: &[u8], at: usize, unit: usize, i: usize, to: usize) -> L::Bytes {
+    let pairs = word(l, block, at + unit / 4 * 32, i);
+    moved(l, pairs, 2 * (unit % 4), to, 3 << to)
 }
 
 pub(super) struct Q2K;
@@ -323,8 +322,8 @@ impl Format for Q2K {
     const TOP: usize = 3;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
-        bit_pairs(l, block, 16, unit)
+    fn word<L: Lanes>(l: L, block: &[u8], unit: usize, i: usize) -> L::Bytes {
+        bit_pair(l, block, 16, unit, i, 0)
     }
 
     #[inline(always)]
@@ -345,12 +344,9 @@ impl Format for Q3K {
     const TOP: usize = 7;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
-        let (low, bit) = (bit_pairs(l, block, 32, unit), l.byte(1));
-        each!(l, i => {
-            let high = l.and(l.shr(word(l, block, 0, i), unit as u32), bit);
-            l.or(low[i], l.shl(high, 2))
-        })
+    fn word<L: Lanes>(l: L, block: &[u8], unit: usize, i: usize) -> L::Bytes {
+        let high = moved(l, word(l, block, 0, i), unit, 2, 4);
+        l.or(bit_pair(l, block, 32, unit, i, 0), high)
     }
 
     #[inline(always)]
@@ -373,10 +369,9 @@ impl Format for Q6K {
     const TOP: usize = 63;
 
     #[inline(always)]
-    fn quants<L: Lanes>(l: L, block: &[u8], unit: usize) -> Quants<L> {
-        let low = half_bytes(l, block, unit / 4 * 64 + unit % 2 * 32, unit % 4 >= 2);
-        let high = bit_pairs(l, block, 128, unit);
-        each!(l, i => l.or(low[i], l.shl(high[i], 4)))
+    fn word<L: Lanes>(l: L, block: &[u8], unit: usize, i: usize) -> L::Bytes {
+        let low = half_byte(l, block, unit / 4 * 64 + unit % 2 * 32, unit % 4 >= 2, i);
+        l.or(low, bit_pair(l, block, 128, unit, i, 4))
     }
 
     #[inline(always)]

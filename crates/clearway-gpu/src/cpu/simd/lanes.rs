@@ -14,6 +14,11 @@ pub(in crate::cpu) trait Lanes: Copy {
     /// An `f32` for each row.
     type Floats: Copy;
 
+    /// A sum of products under way.
+    type Dot: Copy;
+
+    /// Whether weights that take all of a byte are multiplied as signed bytes.
+    const SIGNED: bool;
     /// Tokens multiplied together at most: their sums stay in registers.
     const TILE: usize;
 
@@ -35,16 +40,24 @@ pub(in crate::cpu) trait Lanes: Copy {
     /// The entry of a table for each byte, all below 16.
     fn lookup(self, table: &[u8; 16], index: Self::Bytes) -> Self::Bytes;
 
-    /// `start` plus the sum of the products of unsigned weights, at most `top` each, with signed
-    /// inputs: the four bytes of `w[i]` with those of `x[i]`. No input is -128. Where `top` is above
-    /// 127, `start` must be -128 times the sum of the inputs.
-    fn dot<const N: usize>(
+    /// Starts a sum of products of weights with signed inputs, none of which is -128. `start` is what the
+    /// sum starts with.
+    fn dot(self, start: i32) -> Self::Dot;
+    /// Adds the products of the four bytes of each row with those of the input: word `index` of the sum,
+    /// counted from 0. Weights are unsigned and at most `top`, unless `top` is above 127 and [`SIGNED`]:
+    /// they are signed then.
+    ///
+    /// [`SIGNED`]: Self::SIGNED
+    fn dot_add(
         self,
         top: usize,
-        start: i32,
-        w: &[Self::Bytes; N],
-        x: &[[i8; 4]; N],
-    ) -> Self::Ints;
+        index: usize,
+        dot: Self::Dot,
+        w: Self::Bytes,
+        x: [i8; 4],
+    ) -> Self::Dot;
+    /// The sum. `start` is that of the start.
+    fn dot_end(self, top: usize, start: i32, dot: Self::Dot) -> Self::Ints;
 
     /// Sixteen unsigned bytes.
     fn ints_u8(self, memory: &[u8; 16]) -> Self::Ints;
@@ -73,8 +86,6 @@ pub(in crate::cpu) trait Lanes: Copy {
     fn floats_f16(self, memory: &[u8; 32]) -> Self::Floats;
     /// The same number everywhere.
     fn float(self, value: f32) -> Self::Floats;
-    /// Sum.
-    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Product.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c` with one rounding.

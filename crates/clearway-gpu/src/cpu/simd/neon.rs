@@ -64,7 +64,10 @@ impl Lanes for Neon {
     type Bytes = [uint8x16_t; 4];
     type Ints = [int32x4_t; 4];
     type Floats = [float32x4_t; 4];
+    type Dot = [int32x4_t; 4];
 
+    // Products are of signed bytes.
+    const SIGNED: bool = true;
     const TILE: usize = 4;
 
     #[inline(always)]
@@ -117,27 +120,31 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn dot<const N: usize>(
+    fn dot(self, start: i32) -> Self::Dot {
+        self.int(start)
+    }
+
+    #[inline(always)]
+    fn dot_add(
         self,
-        top: usize,
-        start: i32,
-        w: &[Self::Bytes; N],
-        x: &[[i8; 4]; N],
-    ) -> Self::Ints {
-        // Products are of signed bytes. Wide weights are made signed; `start` is then in them.
-        let wide = top > 127;
-        let mut sum = self.int(if wide { 0 } else { start });
-        let flip = self.byte(if wide { 0x80 } else { 0 });
-        for i in 0..N {
-            let x = op!(vdupq_n_s32(bytemuck::cast(x[i])));
-            let x = op!(vreinterpretq_s8_s32(x));
-            let w = self.xor(w[i], flip);
-            let w = all!(vreinterpretq_s8_u8(w));
-            for part in 0..4 {
-                sum[part] = op!(vaddq_s32(sum[part], self.fours(w[part], x)));
-            }
+        _: usize,
+        _: usize,
+        mut dot: Self::Dot,
+        w: Self::Bytes,
+        x: [i8; 4],
+    ) -> Self::Dot {
+        let x = op!(vdupq_n_s32(bytemuck::cast(x)));
+        let x = op!(vreinterpretq_s8_s32(x));
+        let w = all!(vreinterpretq_s8_u8(w));
+        for part in 0..4 {
+            dot[part] = op!(vaddq_s32(dot[part], self.fours(w[part], x)));
         }
-        sum
+        dot
+    }
+
+    #[inline(always)]
+    fn dot_end(self, _: usize, _: i32, dot: Self::Dot) -> Self::Ints {
+        dot
     }
 
     #[inline(always)]
@@ -217,11 +224,6 @@ impl Lanes for Neon {
     #[inline(always)]
     fn float(self, value: f32) -> Self::Floats {
         [op!(vdupq_n_f32(value)); 4]
-    }
-
-    #[inline(always)]
-    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
-        all!(vaddq_f32(a, b))
     }
 
     #[inline(always)]

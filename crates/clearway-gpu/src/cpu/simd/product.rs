@@ -67,6 +67,7 @@ pub(super) fn tile_of(tile: usize, token: usize, tokens: usize) -> (usize, usize
     match token {
         _ if token < eights => (token / 8 * 8, 8),
         _ if token < fours => (token / 4 * 4, 4),
+        _ if tile >= 4 && token < tokens / 2 * 2 => (token / 2 * 2, 2),
         _ => (token, 1),
     }
 }
@@ -172,10 +173,15 @@ pub(super) fn product<L: Lanes, F: Format>(
         let (first, width) = tile_of(L::TILE, token, tokens);
         let (runs, out) = (&runs[first * count..], &mut out[first..]);
         token += width;
-        match width {
-            8 => tile::<L, F, 8>(l, group, runs, out),
-            4 => tile::<L, F, 4>(l, group, runs, out),
-            _ => tile::<L, F, 1>(l, group, runs, out),
+        // Widths that a machine does not have are not compiled for it.
+        if const { L::TILE >= 8 } && width == 8 {
+            tile::<L, F, 8>(l, group, runs, out);
+        } else if const { L::TILE >= 4 } && width == 4 {
+            tile::<L, F, 4>(l, group, runs, out);
+        } else if const { L::TILE >= 4 } && width == 2 {
+            tile::<L, F, 2>(l, group, runs, out);
+        } else {
+            tile::<L, F, 1>(l, group, runs, out);
         }
     }
 }
@@ -192,34 +198,22 @@ fn tile<L: Lanes, F: Format, const T: usize>(
     let blocks = group.chunks_exact(F::BYTES);
     let all = &runs.as_chunks::<T>().0[..blocks.len() * F::UNITS];
     for (block, runs) in blocks.zip(all.chunks_exact(F::UNITS)) {
-        for (unit, runs) in runs.iter().enumerate() {
-            let quants = F::quants(l, block, unit);
-            if F::HALVES {
-                for half in 0..2 {
-                    let (d, m) = F::scales(l, block, unit, half);
-                    let at = 4 * half;
-                    let quants = [quants[at], quants[at + 1], quants[at + 2], quants[at + 3]];
-                    for (sum, run) in sums.iter_mut().zip(runs) {
-                        let x = &run.quants;
-                        let x = [x[at], x[at + 1], x[at + 2], x[at + 3]];
-                        let dot = l.dot(F::TOP, run.starts[half], &quants, &x);
-                        let d = l.mul(d, l.float(run.scale));
-                        *sum = l.mul_add(l.to_floats(dot), d, *sum);
-                        if F::AFFINE {
-                            *sum = l.mul_add(m, l.float(run.sums[half]), *sum);
-                        }
-                    }
-                }
-            } else {
-                let (d, m) = F::scales(l, block, unit, 0);
-                for (sum, run) in sums.iter_mut().zip(runs) {
-                    let dot = l.dot(F::TOP, run.starts[0], &quants, &run.quants);
-                    let d = l.mul(d, l.float(run.scale));
-                    *sum = l.mul_add(l.to_floats(dot), d, *sum);
-                    if F::AFFINE {
-                        *sum = l.mul_add(m, l.float(run.sums[0]), *sum);
-                    }
-                }
+        // For one token with a number that the compiler knows, and with it all shifts and masks. Several tokens share
+        // that work, so there it would only make the program larger.
+        if const { L::TILE > 1 && F::UNITS == 8 && T == 1 }
+            && let [r0, r1, r2, r3, r4, r5, r6, r7] = runs
+        {
+            unit::<L, F, T>(l, block, 0, r0, &mut sums);
+            unit::<L, F, T>(l, block, 1, r1, &mut sums);
+            unit::<L, F, T>(l, block, 2, r2, &mut sums);
+            unit::<L, F, T>(l, block, 3, r3, &mut sums);
+            unit::<L, F, T>(l, block, 4, r4, &mut sums);
+            unit::<L, F, T>(l, block, 5, r5, &mut sums);
+            unit::<L, F, T>(l, block, 6, r6, &mut sums);
+            unit::<L, F, T>(l, block, 7, r7, &mut sums);
+        } else {
+            for (index, runs) in runs.iter().enumerate() {
+                unit::<L, F, T>(l, block, index % F::UNITS, runs, &mut sums);
             }
         }
     }
@@ -245,6 +239,68 @@ fn tile<L: Lanes, F: Format, const T: usize>(
     }
 }
 
+/// Adds the products of one run of weights with those of `T` tokens.
+#[inline(always)]
+fn unit<L: Lanes, F: Format, const T: usize>(
+    l: L,
+    block: &[u8],
+    unit: usize,
+    runs: &[Run; T],
+    sums: &mut [L::Floats; T],
+) {
+    if const { F::HALVES } {
+        part::<L, F, T, 0, 4>(l, block, unit, runs, sums);
+        part::<L, F, T, 4, 4>(l, block, unit, runs, sums);
+    } else {
+        part::<L, F, T, 0, 8>(l, block, unit, runs, sums);
+    }
+}
+
+/// `N` words of a run from word `FIRST` on, which have one scale. Words take the outer loop: sums of all
+/// tokens stay in registers, and of the weights only a few must.
+#[inline(always)]
+fn part<L: Lanes, F: Format, const T: usize, const FIRST: usize, const N: usize>(
+    l: L,
+    block: &[u8],
+    unit: usize,
+    runs: &[Run; T],
+    sums: &mut [L::Floats; T],
+) {
+    let half = FIRST / 4;
+    // The offset is in signed weights already.
+    let signed = L::SIGNED && F::TOP > 127;
+    let mut starts = [0; T];
+    if F::OFFSET != 0 && !signed {
+        for (start, run) in starts.iter_mut().zip(runs) {
+            *start = run.starts[half];
+        }
+    }
+    let mut dots = [l.dot(0); T];
+    for (dot, start) in dots.iter_mut().zip(starts) {
+        *dot = l.dot(start);
+    }
+    macro_rules! words {
+        ($($index:literal)*) => {$(
+            if const { $index < N } {
+                let w = F::word(l, block, unit, FIRST + $index);
+                for (dot, run) in dots.iter_mut().zip(runs) {
+                    *dot = l.dot_add(F::TOP, $index, *dot, w, run.quants[FIRST + $index]);
+                }
+            }
+        )*};
+    }
+    words!(0 1 2 3 4 5 6 7);
+    let (d, m) = F::scales(l, block, unit, half);
+    for (index, (sum, run)) in sums.iter_mut().zip(runs).enumerate() {
+        let dot = l.dot_end(F::TOP, starts[index], dots[index]);
+        let d = l.mul(d, l.float(run.scale));
+        *sum = l.mul_add(l.to_floats(dot), d, *sum);
+        if const { F::AFFINE } {
+            *sum = l.mul_add(m, l.float(run.sums[half]), *sum);
+        }
+    }
+}
+
 /// The weights that input `place` of run `index` meets, without their minimum: that is in the sums of the
 /// run.
 #[inline(always)]
@@ -253,8 +309,9 @@ fn weights_at<L: Lanes, F: Format>(l: L, group: &[u8], index: usize, place: u32)
     let (word, byte) = (place as usize / 4, place as usize % 4);
     let mut one = [0; 4];
     one[byte] = 1;
-    let quants = F::quants(l, block, unit);
-    let weights = l.dot(F::TOP, -F::OFFSET, &[quants[word]], &[one]);
+    let start = if L::SIGNED && F::TOP > 127 { 0 } else { -F::OFFSET };
+    let dot = l.dot_add(F::TOP, 0, l.dot(start), F::word(l, block, unit, word), one);
+    let weights = l.dot_end(F::TOP, start, dot);
     let (d, _) = F::scales(l, block, unit, word / 4);
     l.mul(l.to_floats(weights), d)
 }

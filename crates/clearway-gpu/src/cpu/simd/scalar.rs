@@ -12,7 +12,9 @@ impl Lanes for Scalar {
     type Bytes = [u8; 64];
     type Ints = [i32; 16];
     type Floats = [f32; 16];
+    type Dot = [i32; 16];
 
+    const SIGNED: bool = false;
     const TILE: usize = 1;
 
     #[inline(always)]
@@ -56,22 +58,30 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    fn dot<const N: usize>(
+    fn dot(self, start: i32) -> Self::Dot {
+        [start; 16]
+    }
+
+    #[inline(always)]
+    fn dot_add(
         self,
-        _top: usize,
-        start: i32,
-        w: &[Self::Bytes; N],
-        x: &[[i8; 4]; N],
-    ) -> Self::Ints {
-        let mut sums = [start; 16];
-        for (w, x) in w.iter().zip(x) {
-            for (sum, w) in sums.iter_mut().zip(w.as_chunks::<4>().0) {
-                for (&w, &x) in w.iter().zip(x) {
-                    *sum += i32::from(w) * i32::from(x);
-                }
+        _: usize,
+        _: usize,
+        mut dot: Self::Dot,
+        w: Self::Bytes,
+        x: [i8; 4],
+    ) -> Self::Dot {
+        for (sum, w) in dot.iter_mut().zip(w.as_chunks::<4>().0) {
+            for (&w, x) in w.iter().zip(x) {
+                *sum += i32::from(w) * i32::from(x);
             }
         }
-        sums
+        dot
+    }
+
+    #[inline(always)]
+    fn dot_end(self, _: usize, _: i32, dot: Self::Dot) -> Self::Ints {
+        dot
     }
 
     #[inline(always)]
@@ -139,11 +149,6 @@ impl Lanes for Scalar {
     #[inline(always)]
     fn float(self, value: f32) -> Self::Floats {
         [value; 16]
-    }
-
-    #[inline(always)]
-    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
-        std::array::from_fn(|i| a[i] + b[i])
     }
 
     #[inline(always)]

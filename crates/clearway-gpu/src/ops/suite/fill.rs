@@ -147,9 +147,15 @@ pub(super) fn dense_bytes(spec: &OperandSpec, rng: &mut Rng) -> Result<Option<Ve
             let values = values(&spec.fill, rows, cols, rng);
             let blocks = values.len() / spec.dtype.block_elems();
             let mut bytes = vec![0; blocks * spec.dtype.block_bytes()];
-            quant::encode(spec.dtype, &values, &mut bytes).map_err(|e| e.to_string())?;
-            if spec.dtype == DType::A8 {
-                divide(&mut bytes, cols / 32, rng);
+            // A row of a form is more than its blocks.
+            let whole = values.len().max(1);
+            let row = if spec.dtype == DType::A8 { cols } else { whole };
+            let row_bytes = bytes.len() / (whole / row);
+            for (values, bytes) in values.chunks(row).zip(bytes.chunks_mut(row_bytes.max(1))) {
+                quant::encode(spec.dtype, values, bytes).map_err(|e| e.to_string())?;
+                if spec.dtype == DType::A8 {
+                    divide(bytes, cols / 32, rng);
+                }
             }
             Ok(Some(bytes))
         }

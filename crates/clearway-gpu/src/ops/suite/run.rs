@@ -338,16 +338,19 @@ fn allowed_of_norm(
     if result < last {
         return Ok(moved);
     }
-    // The root is off by as much as the sums together are.
-    let cols = expected.cols() as f64;
-    let mean = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>() / cols;
+    // The root of a row is off by as much as its sums together are.
+    let cols = expected.cols();
+    let mean = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>() / cols as f64;
     let eps = f64::from(f32::from_bits(case.params[0]));
-    let root = (mean(&sums[0].data) + eps).sqrt();
-    let spread = mean(&moved).sqrt() / root + 8.0 * ULP;
-    let elems = sums[0].data.iter().zip(&moved).zip(&operands[3].data);
-    let mut allowed: Vec<f64> = elems
-        .map(|((sum, moved), weight)| (moved + sum.abs() * spread) * weight.abs() / root)
-        .collect();
+    let mut allowed = Vec::with_capacity(moved.len());
+    for (sums, moved) in sums[0].data.chunks(cols).zip(moved.chunks(cols)) {
+        let root = (mean(sums) + eps).sqrt();
+        let spread = mean(moved).sqrt() / root + 8.0 * ULP;
+        let elems = sums.iter().zip(moved).zip(&operands[3].data);
+        allowed.extend(
+            elems.map(|((sum, moved), weight)| (moved + sum.abs() * spread) * weight.abs() / root),
+        );
+    }
     add_half_steps(&expected.data, &mut allowed);
     Ok(allowed)
 }

@@ -1,61 +1,14 @@
 //! A block of the cache as f32, and products of several queries with it.
 
-use bytemuck::Pod;
-use half::{bf16, f16};
-
 use crate::cpu::simd::Lanes;
+use crate::cpu::simd::float::{Element, LANES, sixteen};
 
 /// Rows of the cache in a block.
 pub(super) const KEYS: usize = 32;
 
-/// Floats that are computed together.
-pub(super) const LANES: usize = 16;
-
 /// Elements of a head with zeros behind them, so that there are whole vectors.
 pub(super) const fn padded(head: usize) -> usize {
     head.next_multiple_of(LANES)
-}
-
-/// What a cache is made of.
-pub(super) trait Element: Pod {
-    /// Sixteen of them as f32.
-    fn floats<L: Lanes>(l: L, elems: &[Self; LANES]) -> L::Floats;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn floats<L: Lanes>(l: L, elems: &[Self; LANES]) -> L::Floats {
-        l.floats(elems)
-    }
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    fn floats<L: Lanes>(l: L, elems: &[Self; LANES]) -> L::Floats {
-        l.floats_f16(bytemuck::cast_ref(elems))
-    }
-}
-
-impl Element for bf16 {
-    #[inline(always)]
-    fn floats<L: Lanes>(l: L, elems: &[Self; LANES]) -> L::Floats {
-        // The upper half of the f32 with the same value.
-        l.cast(l.int_shl(l.ints_u16(bytemuck::cast_ref(elems)), 16))
-    }
-}
-
-/// Elements from `at` on, with zeros behind the row.
-#[inline(always)]
-fn sixteen<L: Lanes, T: Element>(l: L, row: &[T], at: usize) -> L::Floats {
-    let rest = row.get(at..).unwrap_or_default();
-    match rest.first_chunk() {
-        Some(elems) => T::floats(l, elems),
-        None => {
-            let mut elems = [T::zeroed(); LANES];
-            elems[..rest.len()].copy_from_slice(rest);
-            T::floats(l, &elems)
-        }
-    }
 }
 
 /// Loads keys so that one element of all of them lies together: `keys` has [`KEYS`] floats for each

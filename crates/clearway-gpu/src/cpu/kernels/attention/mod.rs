@@ -19,9 +19,10 @@ use half::{bf16, f16};
 
 use super::math;
 use crate::cpu::piece::misuse;
+use crate::cpu::simd::float::Element;
 use crate::cpu::simd::{Lanes, Vectorised, vectorise};
 use crate::cpu::{Grid, Piece};
-use block::{Element, KEYS};
+use block::KEYS;
 use pass::{Pass, QUERIES};
 
 /// Rows of the cache that are summed on their own.

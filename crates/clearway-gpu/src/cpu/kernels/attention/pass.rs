@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::block::{self, Element, KEYS, padded};
+use super::block::{self, KEYS, padded};
 use super::{CHUNK, Cache, Sizes, Summary, seen};
 use crate::cpu::Piece;
 use crate::cpu::kernels::{math, reduce};
 use crate::cpu::simd::Lanes;
+use crate::cpu::simd::float::Element;
 
 /// Queries that go through the cache together.
 pub(super) const QUERIES: usize = 64;
@@ -40,19 +41,19 @@ pub(super) struct Pass<'a> {
 macro_rules! by_tile {
     ($lanes:ident, $left:expr, $tile:ident => $work:expr) => {
         match $left {
-            8.. if $lanes::TILE >= 8 => {
+            8.. if const { $lanes::TILE >= 8 } => {
                 const $tile: usize = 8;
                 $work
             }
-            4.. => {
+            4.. if const { $lanes::TILE >= 4 } => {
                 const $tile: usize = 4;
                 $work
             }
-            3 => {
+            3 if const { $lanes::TILE >= 4 } => {
                 const $tile: usize = 3;
                 $work
             }
-            2 => {
+            2 if const { $lanes::TILE >= 4 } => {
                 const $tile: usize = 2;
                 $work
             }

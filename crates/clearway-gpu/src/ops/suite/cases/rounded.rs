@@ -13,28 +13,34 @@ use super::{Fill, List, OperandSpec, input, normal, output};
 const SIZES: [([usize; 2], usize); 6] =
     [([1, 1], 1), ([3, 1], 2), ([18, 3], 3), ([33, 2], 5), ([128, 17], 4), ([2, 1], 136)];
 
+/// Rows of activations, which change from case to case.
+const ROWS: [usize; 7] = [1, 2, 1, 8, 1, 5, 3];
+
 pub(super) fn add(list: &mut List) {
     let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantised());
     for (number, weight) in types.enumerate() {
         for (index, &(blocks, n)) in SIZES.iter().enumerate() {
             let k = inner(weight, blocks);
-            read(list, weight, (k, 8 * n + index), number + index);
-            write(list, weight, (k, 32 * n), number + index);
+            let rows = ROWS[(number + index) % ROWS.len()];
+            read(list, weight, [rows, k, 8 * n + index], number + index);
+            write(list, weight, [rows, k, 32 * n], number + index);
             // Half of the sizes for each type, so that all come with every two.
             if (number + index).is_multiple_of(2) {
                 let step = (number + index) / 2;
-                both(list, weight, (k, 32 * n), step);
-                turned(list, weight, (k, n.min(5)), step);
-                norm(list, weight, (k, 32 * n), step);
+                both(list, weight, [rows, k, 32 * n], step);
+                // Each of several rows needs a lane.
+                let rows_of_heads = if k < 256 { 1 } else { rows };
+                turned(list, weight, [rows_of_heads, k, n.min(5)], step);
+                norm(list, weight, [rows, k, 32 * n], step);
             }
         }
     }
 }
 
-fn read(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
+fn read(list: &mut List, weight: DType, [rows, k, n]: [usize; 3], index: usize) {
     let (x, w, y) =
-        (normal(DType::A8, &[1, k]), normal(weight, &[n, k]), output(DType::F32, &[1, n]));
-    let c = normal(DType::F32, &[1, n]);
+        (normal(DType::A8, &[rows, k]), normal(weight, &[n, k]), output(DType::F32, &[rows, n]));
+    let c = normal(DType::F32, &[rows, n]);
     list.push_strided_and(Kind::MATMUL, &[x.clone(), w.clone(), y.clone()], &[], index);
     list.push_strided_and(kind("matmul_add"), &[x, w, c, y], &[], index);
 }
@@ -53,11 +59,11 @@ fn pick(products: impl Iterator<Item = Product>, index: usize) -> Product {
 
 /// Pushes a product of these rows with weights of this type.
 fn push(list: &mut List, product: Product, [x, y]: [OperandSpec; 2], weight: DType, index: usize) {
-    let (k, n) = (x.shape[1], y.shape[1]);
+    let ([rows, k], n) = ([x.shape[0], x.shape[1]], y.shape[1]);
     let operand = |&slot: &Slot| match slot {
         Slot::NormWeight => normal(DType::F32, &[k]),
         Slot::Weight | Slot::UpWeight => normal(weight, &[n, k]),
-        Slot::Up => normal(DType::F32, &[1, n]),
+        Slot::Up => normal(DType::F32, &[rows, n]),
         Slot::Result => y.clone(),
         _ => x.clone(),
     };
@@ -66,8 +72,8 @@ fn push(list: &mut List, product: Product, [x, y]: [OperandSpec; 2], weight: DTy
     list.push_strided_and(Kind::Product(product), &operands, params, index);
 }
 
-fn write(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
-    let ends = || [normal(DType::F32, &[1, k]), output(DType::A8, &[1, n])];
+fn write(list: &mut List, weight: DType, [rows, k, n]: [usize; 3], index: usize) {
+    let ends = || [normal(DType::F32, &[rows, k]), output(DType::A8, &[rows, n])];
     for normed in [false, true] {
         let product = pick(quantising().filter(|p| p.is_normed() == normed), index);
         push(list, product, ends(), weight, index);
@@ -75,8 +81,8 @@ fn write(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
 }
 
 /// Gated products of rounded rows, rounded or not, and gates of what lies in memory.
-fn both(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
-    let ends = |dtype| [normal(DType::A8, &[1, k]), output(dtype, &[1, n])];
+fn both(list: &mut List, weight: DType, [rows, k, n]: [usize; 3], index: usize) {
+    let ends = |dtype| [normal(DType::A8, &[rows, k]), output(dtype, &[rows, n])];
     let reading = || quantising().filter(|product| product.may_read_quantised());
     push(list, pick(reading(), index), ends(DType::A8), weight, index);
     push(list, pick(reading(), index + 1), ends(DType::F32), weight, index);
@@ -86,15 +92,15 @@ fn both(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
 }
 
 /// Heads of products of rounded rows.
-fn turned(list: &mut List, weight: DType, (k, heads): (usize, usize), index: usize) {
+fn turned(list: &mut List, weight: DType, [rows, k, heads]: [usize; 3], index: usize) {
     let head = [64, 16, 6, 128][index % 4];
     let n_dims = if index.is_multiple_of(3) { head / 2 / 2 * 2 } else { head };
-    let (x, w) = (normal(DType::A8, &[1, k]), normal(weight, &[heads * head, k]));
-    let positions = input(DType::U32, &[1], Fill::Positions { start: 97 });
+    let (x, w) = (normal(DType::A8, &[rows, k]), normal(weight, &[heads * head, k]));
+    let positions = input(DType::U32, &[rows], Fill::Positions { start: 97 });
     let factors = if index.is_multiple_of(2) { NO_FACTORS } else { FACTORS };
     let factors = input(DType::F32, &[n_dims / 2], factors);
     let turn = rotation(index, n_dims as u32, (index % 2) as u32);
-    let to = input(DType::U32, &[1], Fill::Ids { below: 3 });
+    let to = input(DType::U32, &[rows], Fill::Ids { below: 3 });
     let reads = |product: &&Product| product.epilogue().heads() && product.may_read_quantised();
     for &product in Product::all().iter().filter(reads) {
         let operand = |&slot: &Slot| match slot {
@@ -103,7 +109,7 @@ fn turned(list: &mut List, weight: DType, (k, heads): (usize, usize), index: usi
             Slot::Positions => positions.clone(),
             Slot::Factors => factors.clone(),
             Slot::CacheRows => to.clone(),
-            Slot::Result => output(DType::F32, &[1, heads, head]),
+            Slot::Result => output(DType::F32, &[rows, heads, head]),
             Slot::Cache => normal(DType::F16, &[3, heads, head]),
             _ => x.clone(),
         };
@@ -114,12 +120,13 @@ fn turned(list: &mut List, weight: DType, (k, heads): (usize, usize), index: usi
 }
 
 /// The norm of a product and a residual.
-fn norm(list: &mut List, weight: DType, (k, n): (usize, usize), index: usize) {
+fn norm(list: &mut List, weight: DType, [rows, k, n]: [usize; 3], index: usize) {
     let x = if index.is_multiple_of(3) { DType::F32 } else { DType::A8 };
-    let (x, w, c) = (normal(x, &[1, k]), normal(weight, &[n, k]), normal(DType::F32, &[1, n]));
+    let (x, w, c) =
+        (normal(x, &[rows, k]), normal(weight, &[n, k]), normal(DType::F32, &[rows, n]));
     let next = if index.is_multiple_of(4) { DType::F16 } else { DType::F32 };
-    let (next, y) = (normal(next, &[n]), output(DType::A8, &[1, n]));
-    let sum = output(DType::F32, &[1, n]);
+    let (next, y) = (normal(next, &[n]), output(DType::A8, &[rows, n]));
+    let sum = output(DType::F32, &[rows, n]);
     let operands = [&x, &w, &c, &next, &sum, &y].map(Clone::clone);
     list.push_strided_and(kind("matmul_add_norm"), &operands, &[EPS], index);
     if index.is_multiple_of(2) {
