@@ -256,21 +256,9 @@ fn alone(job: &Job<'_>, operand: usize) -> bool {
         && job.operands.iter().all(|other| other.same_as != Some(operand))
 }
 
-const FINISH_QUADS: &str = "
-fn finish(t: u32, n: u32, outer: u32, y: vec4<f32>) {
-    if (n >= outer) { return; }
-    b_y[(y_row(t) + n) / 4u] = bitcast<vec4<u32>>(known_or_zero(y) + addend(t, n, outer));
-}
-";
+const FINISH_QUADS: &str = include_str!("kernels/coop_finish_quads.wgsl");
 
-const FINISH_ELEMENTS: &str = "
-fn finish(t: u32, n: u32, outer: u32, y: vec4<f32>) {
-    let sums = known_or_zero(y) + addend(t, n, outer);
-    for (var i = 0u; i < min(4u, outer - min(n, outer)); i++) {
-        put_y(y_row(t) + n + i, sums[i]);
-    }
-}
-";
+const FINISH_ELEMENTS: &str = include_str!("kernels/coop_finish_elements.wgsl");
 
 /// Rows of a plain product.
 const ROWS: &str = "
@@ -280,23 +268,10 @@ fn known_or_zero(y: vec4<f32>) -> vec4<f32> { return y; }
 ";
 
 /// Rows of experts, as their order says.
-const EXPERTS: &str = "
-var<workgroup> part: vec4<u32>;
-// Whether the rows are those of an expert.
-var<private> known: bool;
-fn pair_of(slot: u32) -> u32 { return get_order(EXPERTS + 2u + slot); }
-fn x_row(t: u32) -> u32 { return row_x(pair_of(t) / SHARERS); }
-fn y_row(t: u32) -> u32 { return row_y(pair_of(t)); }
-fn known_or_zero(y: vec4<f32>) -> vec4<f32> { return select(vec4<f32>(), y, known); }
-";
+const EXPERTS: &str = include_str!("kernels/coop_expert_rows.wgsl");
 
 pub(super) const W_F16: &str = "
 fn w_halves(bits: vec4<u32>) -> vec4<u32> { return bits; }
 ";
 
-pub(super) const W_BF16: &str = "
-fn wide(words: vec2<u32>) -> vec4<f32> {
-    return bitcast<vec4<f32>>(vec4<u32>(words.x << 16u, words.x & 0xffff0000u, words.y << 16u, words.y & 0xffff0000u));
-}
-fn w_halves(bits: vec4<u32>) -> vec4<u32> { return halves(wide(bits.xy), wide(bits.zw)); }
-";
+pub(super) const W_BF16: &str = include_str!("kernels/coop_w_bf16.wgsl");

@@ -68,9 +68,4 @@ pub(super) fn matmul(job: &Job<'_>) -> Option<Kernel> {
     Some(source.build(job.target.fold(tiles)))
 }
 
-const ADD: &str = "
-fn addend(t: u32, n: u32) -> f32 {
-    let only = P.c.shape.x * P.c.shape.y * P.c.shape.z == 1u;
-    return get_c(row_c(select(t, 0u, only)) + n);
-}
-";
+const ADD: &str = include_str!("kernels/planar_add.wgsl");

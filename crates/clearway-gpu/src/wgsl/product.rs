@@ -7,7 +7,7 @@ use clearway_graph::Slot;
 
 use super::elementwise::GRID;
 use super::matvec::in_quads;
-use super::template::unroll;
+use super::template::{fill, unroll};
 use super::{Job, Kernel, Source, View, blocks};
 use crate::error::Result;
 
@@ -103,16 +103,6 @@ fn w_four(w: u32, k: u32, inner: u32) -> vec4<f32> { return element_four(w + k);
         return blocks::decoder(source, job, 1).body(text);
     }
     ["x", "w"].into_iter().fold(source, |source, name| {
-        source.body(&format!(
-            "fn {name}_four({name}: u32, k: u32, inner: u32) -> vec4<f32> {{
-    let i = {name} + k;
-    if (k + 4u <= inner) {{
-        return vec4<f32>(get_{name}(i), get_{name}(i + 1u), get_{name}(i + 2u), get_{name}(i + 3u));
-    }}
-    var four = vec4<f32>();
-    for (var j = 0u; k + j < inner; j++) {{ four[j] = get_{name}(i + j); }}
-    return four;
-}}\n"
-        ))
+        source.body(&fill(include_str!("kernels/product_four.wgsl"), &[("name", name)]))
     })
 }

@@ -114,19 +114,9 @@ const Q_F32: &str = "
 fn q_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_q[i / 4u]); }
 ";
 
-const Q_F16: &str = "
-fn q_four(i: u32) -> vec4<f32> {
-    let words = select(b_q[i / 8u].xy, b_q[i / 8u].zw, i % 8u == 4u);
-    return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
-}
-";
+const Q_F16: &str = include_str!("kernels/attention_prompt_q_f16.wgsl");
 
-const Y_F32: &str = "
-fn y_eight(i: u32, low: vec4<f32>, high: vec4<f32>) {
-    b_y[i / 4u] = bitcast<vec4<u32>>(low);
-    b_y[i / 4u + 1u] = bitcast<vec4<u32>>(high);
-}
-";
+const Y_F32: &str = include_str!("kernels/attention_prompt_y_f32.wgsl");
 
 const Y_F16: &str = "
 fn y_eight(i: u32, low: vec4<f32>, high: vec4<f32>) { b_y[i / 8u] = bounded_halves(low, high); }
@@ -141,11 +131,4 @@ fn k_eight(i: u32) -> vec4<u32> { return b_k[i / 8u]; }
 fn v_eight(i: u32) -> vec4<u32> { return b_v[i / 8u]; }
 ";
 
-const CACHE_F32: &str = "
-fn k_eight(i: u32) -> vec4<u32> {
-    return bounded_halves(bitcast<vec4<f32>>(b_k[i / 4u]), bitcast<vec4<f32>>(b_k[i / 4u + 1u]));
-}
-fn v_eight(i: u32) -> vec4<u32> {
-    return bounded_halves(bitcast<vec4<f32>>(b_v[i / 4u]), bitcast<vec4<f32>>(b_v[i / 4u + 1u]));
-}
-";
+const CACHE_F32: &str = include_str!("kernels/attention_prompt_cache_f32.wgsl");
