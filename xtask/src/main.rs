@@ -11,6 +11,7 @@ mod shaders;
 mod size;
 mod soak;
 mod syncval;
+mod targets;
 mod test;
 
 use std::path::{Path, PathBuf};

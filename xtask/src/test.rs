@@ -23,7 +23,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::run::{self, cargo};
-use crate::{deny, fuzz, root, seed, serve, shaders, size, syncval};
+use crate::{deny, fuzz, root, seed, serve, shaders, size, syncval, targets};
 use outcome::Outcome;
 
 /// Runs everything, or one part, and does without what is `allowed` to be missing; tells whether all of it
@@ -140,6 +140,9 @@ fn lint(root: &Path, outcome: &mut Outcome) {
             ["clearway-gpu", "clearway", "clearway-llm", "clearway-cli"].map(|c| format!("-p{c}")),
         );
         outcome.step(Part::Build, what, check.args(features));
+    }
+    for (what, mut check) in targets::checks(root) {
+        outcome.step(Part::Build, &what, &mut check);
     }
     let mut docs = cargo(root, &["doc", "--workspace", "--no-deps", "--all-features"]);
     outcome.step(Part::Build, "docs", docs.env("RUSTDOCFLAGS", "--deny warnings"));

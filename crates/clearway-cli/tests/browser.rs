@@ -96,6 +96,10 @@ fn look(browser: &mut Browser, page: &Path, report: &Value, what: &str) {
     click_a_barrier(browser, report, what);
     search_a_dispatch(browser, report, what);
     switch_the_view(browser, report, what);
+    let rows = "document.querySelectorAll('#tracked-table tbody tr')";
+    assert_eq!(browser.eval(&format!("{rows}.length")), 5, "{what}");
+    let first = browser.text(&format!("{rows}[0].textContent"));
+    assert!(first.starts_with("Vulkan"), "{what}: {first}");
     assert!(browser.complaints.is_empty(), "{what}: {:?}", browser.complaints);
 }
 

@@ -3,6 +3,7 @@
 
 use std::process::{Command, Output};
 
+use clearway_graph::testkit::skip;
 use serde_json::Value;
 
 const SHAPES: [&str; 6] =
@@ -125,6 +126,63 @@ fn devices_lists_the_cpu() {
     assert_eq!(devices["devices"][0]["name"], "cpu");
     let text = clearway(&["devices"]);
     assert!(String::from_utf8_lossy(&text.stdout).contains("cpu"));
+}
+
+/// What wgpu does to a list is priced beside Vulkan's figures, and drivers say nothing on machines without a screen.
+#[test]
+fn devices_of_wgpu_show_their_barriers_and_bytes() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_clearway"));
+    for variable in ["XDG_RUNTIME_DIR", "WAYLAND_DISPLAY", "DISPLAY"] {
+        command.env_remove(variable);
+    }
+    let output = command.args(["devices", "--json"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    let devices: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let devices = devices["devices"].as_array().unwrap();
+    let is_wgpu = |device: &&Value| device["name"].as_str().unwrap().starts_with("wgpu");
+    for device in devices.iter().filter(|device| !is_wgpu(device)) {
+        assert!(device["price"].is_null(), "{device}");
+    }
+    let Some(wgpu) = devices.iter().find(is_wgpu) else {
+        return skip("vulkan", "wgpu finds no adapter");
+    };
+    let figure = |row: usize, key: &str| wgpu["price"]["rows"][row][key].as_u64().unwrap();
+    assert_eq!(figure(0, "groups"), figure(1, "groups"));
+    assert!(figure(0, "groups") > 100 && figure(0, "barriers") <= figure(0, "groups"));
+    assert!(figure(1, "barriers") + 1 >= figure(1, "groups"), "{wgpu}");
+    assert!(figure(1, "slabs") > figure(0, "slabs") && figure(0, "slabs") == 1);
+    assert!(figure(1, "arena_bytes") > figure(0, "arena_bytes"));
+    let text = clearway(&["devices"]);
+    let text = String::from_utf8_lossy(&text.stdout);
+    let line = format!("{} for the {} groups", figure(1, "barriers"), figure(1, "groups"));
+    assert!(text.contains(&line), "{text}");
+}
+
+/// The figures of Vulkan stand beside those of wgpu.
+#[test]
+fn inspect_shows_the_barriers_of_vulkan_and_wgpu() {
+    let shape = ["inspect", "--shape", "smollm2-135m"];
+    let report = json(&[&shape[..], &["--json"]].concat());
+    let rows = report["tracked"].as_array().unwrap();
+    let keys: Vec<&str> = rows.iter().map(|row| row["key"].as_str().unwrap()).collect();
+    let ways = ["own_barriers", "one_buffer", "writes_apart", "groups_apart", "values_apart"];
+    assert_eq!(keys, ways);
+    assert!(rows.iter().all(|row| row["groups"] == report["groups"]));
+    assert_eq!(rows[0]["barriers"], report["barriers"]);
+    assert_eq!(rows[0]["arena_bytes"], report["arena_bytes"]);
+    let barriers = |row: usize| rows[row]["barriers"].as_u64().unwrap();
+    // Whoever follows whole buffers has more to keep apart than there is; buffers of their own make it less.
+    assert!(barriers(1) > barriers(0) && barriers(4) < barriers(1), "{rows:?}");
+    assert!(rows[4]["arena_bytes"].as_u64() > rows[1]["arena_bytes"].as_u64());
+    let text = clearway(&shape);
+    let text = String::from_utf8_lossy(&text.stdout);
+    let vulkan = text.lines().find(|line| line.trim_start().starts_with("Vulkan ")).unwrap();
+    assert!(vulkan.contains(&format!("{} barriers for", barriers(0))), "{text}");
+    for (row, way) in ways.iter().enumerate().skip(1) {
+        let start = format!("wgpu, {}", way.replace('_', " "));
+        let line = text.lines().find(|line| line.trim_start().starts_with(&start)).unwrap();
+        assert!(line.contains(&format!("{} barriers for", barriers(row))), "{line}");
+    }
 }
 
 #[test]

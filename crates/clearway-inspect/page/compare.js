@@ -81,6 +81,27 @@ const compare = {
   },
 };
 
+const WAYS = {
+  own_barriers: "Vulkan: one arena, barriers of our own", one_buffer: "wgpu: one buffer", writes_apart: "wgpu: writes apart",
+  groups_apart: "wgpu: groups apart", values_apart: "wgpu: a buffer for each value",
+};
+
+const tracked = {
+  start() {
+    if (report.tracked.length === 0) return;
+    $("tracked-title").hidden = false;
+    $("tracked-text").textContent = "wgpu follows whole buffers and places its own barriers. The more buffers values are spread over, the fewer it inserts.";
+    new Table($("tracked-table"), "Barriers of Vulkan and wgpu", [
+      { title: "Arena and barriers", text: (row) => WAYS[row.key] ?? row.key },
+      { title: "Groups", num: true, text: (row) => count(row.groups) },
+      { title: "Barriers", num: true, text: (row) => count(row.barriers) },
+      { title: "Inside groups", num: true, text: (row) => count(row.inside_groups) },
+      { title: "Buffers", num: true, text: (row) => count(row.slabs) },
+      { title: "Arena", num: true, text: (row) => bytes(row.arena_bytes) },
+    ], { rows: report.tracked });
+  },
+};
+
 const front = {
   start() {
     const points = report.front;

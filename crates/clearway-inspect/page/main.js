@@ -48,6 +48,7 @@ schedule.start();
 reasons.start();
 arena.start();
 compare.start();
+tracked.start();
 front.start();
 times.start();
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use clearway_graph::pipeline::{CompileError, CompileOptions, Compiled, compile, schedule};
-use clearway_graph::place::{self, CostModel};
+use clearway_graph::place::{self, CostModel, SlabRule};
 use clearway_graph::schedule::Strategy;
 use clearway_graph::{ComputeGraph, KernelCatalog, MemoryPlan};
 use rustc_hash::FxHashMap;
@@ -75,7 +75,11 @@ pub fn inspect<C: KernelCatalog>(
         }
         for (key, slab_rule) in WAYS {
             let other = CompileOptions { slab_rule, budget: None, ..options.compile };
-            report.tracked.push(TrackedRow::of(key, &compiled(&other)?));
+            let compiled = compiled(&other)?;
+            if slab_rule == SlabRule::Any {
+                report.tracked.push(TrackedRow::own(&compiled));
+            }
+            report.tracked.push(TrackedRow::of(key, &compiled));
         }
     }
     if options.front && options.compile.reuse && report.summary.dispatches <= FRONT_DISPATCHES {

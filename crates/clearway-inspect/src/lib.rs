@@ -54,4 +54,4 @@ pub use report::{
     RecordedRow, RefusedFusionRow, Report, Summary, VERSION, ValueRow, ViewRow,
 };
 pub use text::{bytes_text, ns_text, stats_lines};
-pub use tracked::TrackedRow;
+pub use tracked::{TrackedRow, tracked_price};

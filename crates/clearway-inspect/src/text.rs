@@ -5,6 +5,7 @@ use std::fmt::Write;
 use clearway_graph::pipeline::CompileStats;
 
 use crate::report::{Report, Summary};
+use crate::tracked::{OWN, TrackedRow};
 
 impl Report {
     /// The figures, one to a line.
@@ -63,23 +64,37 @@ impl Report {
                 ns_text(v.estimated_ns)
             )?;
         }
-        if !self.tracked.is_empty() {
-            writeln!(out, "  wgpu, which follows whole buffers, would insert:")?;
-        }
-        for row in &self.tracked {
-            writeln!(
-                out,
-                "  {:<16}{:>10} barriers, {} of them inside groups, {} dispatches bound both ways, {} buffers, arena {}",
-                row.key.replace('_', " "),
-                row.counts.barriers,
-                row.counts.inside_groups,
-                row.counts.both_ways,
-                row.slabs,
-                bytes_text(row.arena_bytes)
-            )?;
-        }
+        self.write_tracked(out)?;
         self.write_times(out)?;
         writeln!(out, "  proven: groups, value flow, replay; {:.1} ms in all", self.seconds * 1e3)
+    }
+
+    /// Vulkan's figures, then those of wgpu.
+    fn write_tracked(&self, out: &mut String) -> std::fmt::Result {
+        for row in &self.tracked {
+            let TrackedRow { key, groups, slabs, arena_bytes, counts } = row;
+            let (barriers, arena) = (counts.barriers, bytes_text(*arena_bytes));
+            if *key == OWN {
+                writeln!(
+                    out,
+                    "  barriers of our own, and those wgpu inserts, which follows whole buffers:"
+                )?;
+                writeln!(
+                    out,
+                    "  {:<16}{barriers:>10} barriers for {groups} groups, {slabs} buffers, arena {arena}",
+                    "Vulkan"
+                )?;
+                continue;
+            }
+            let way = format!("wgpu, {}", key.replace('_', " "));
+            let (inside, both) = (counts.inside_groups, counts.both_ways);
+            writeln!(
+                out,
+                "  {way:<18}{barriers:>8} barriers for {groups} groups, {inside} of them inside groups, {both} dispatches \
+                 bound both ways, {slabs} buffers, arena {arena}"
+            )?;
+        }
+        Ok(())
     }
 
     fn write_times(&self, out: &mut String) -> std::fmt::Result {

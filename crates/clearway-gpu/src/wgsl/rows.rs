@@ -1,10 +1,11 @@
 //! Ops on rows: norms, softmax, rotary embedding, cache writes.
 
 use super::elementwise::{self, GRID, MATH};
-use super::{Job, Kernel, Source};
+use super::{Job, Kernel, Source, Target};
 use crate::error::Result;
 
-pub(super) const WAVES: &str = include_str!("kernels/waves.wgsl");
+const WAVES: &str = include_str!("kernels/waves.wgsl");
+const WAVES_ALONE: &str = include_str!("kernels/waves_alone.wgsl");
 const NORM: &str = include_str!("kernels/norm.wgsl");
 const LAYER_NORM: &str = include_str!("kernels/layer_norm.wgsl");
 const SOFTMAX: &str = include_str!("kernels/softmax.wgsl");
@@ -52,13 +53,18 @@ pub(super) fn softmax(job: &Job<'_>) -> Kernel {
     on_rows(job, Source::new(job).body(MATH), SOFTMAX)
 }
 
+/// Sums and maxima over a workgroup.
+pub(super) fn waves(target: &Target) -> &'static str {
+    if target.subgroup > 1 { WAVES } else { WAVES_ALONE }
+}
+
 /// A workgroup for each row of the result.
 fn on_rows(job: &Job<'_>, source: Source<'_>, body: &str) -> Kernel {
     let layout = job.layout(job.result());
     source
         .constant("WIDTH", job.target.row_width(layout.cols()))
         .body(GRID)
-        .body(WAVES)
+        .body(waves(job.target))
         .body(body)
         .build(job.target.fold(layout.rows() as u64))
 }

@@ -4,7 +4,7 @@
 
 use super::elementwise::{self, GRID, MATH};
 use super::planar::taken;
-use super::rows::WAVES;
+use super::rows::waves;
 use super::{Job, Kernel, Source, blocks};
 use crate::ops::NO_INDEX;
 
@@ -74,7 +74,7 @@ pub(super) fn expert_order(job: &Job<'_>) -> Kernel {
 }
 
 pub(super) fn router(job: &Job<'_>) -> Kernel {
-    choose(job, Source::new(job).body(MATH).body(WAVES), ROUTER)
+    choose(job, Source::new(job).body(MATH).body(waves(job.target)), ROUTER)
 }
 
 /// A workgroup for each row of operand 0, with the choice that suits its length.

@@ -14,6 +14,7 @@ mod fill;
 mod heads;
 mod memory;
 mod run;
+mod sample;
 mod summary;
 pub mod tolerance;
 mod unfused;
@@ -21,6 +22,7 @@ mod unfused;
 pub use cases::cases;
 pub use fill::Fill;
 pub use run::{Outcome, run_case, run_case_unfused};
+pub use sample::sample;
 pub use summary::{Failure, OpCount, Summary, run_all, run_cases};
 
 #[cfg(doc)]
