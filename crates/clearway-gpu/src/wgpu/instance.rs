@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context as TaskContext, Poll, Waker};
 
-use wgpu::{Backend, Backends, DeviceType, Features, InstanceFlags};
+use wgpu::{Backend, Backends, DeviceType, Features, InstanceDescriptor, InstanceFlags};
 
 use super::WgpuOptions;
 use crate::error::{GpuError, Result};
@@ -114,47 +114,15 @@ pub(super) fn adapters(options: &WgpuOptions) -> Vec<Adapter> {
         true => InstanceFlags::VALIDATION | InstanceFlags::DEBUG,
         false => InstanceFlags::empty(),
     };
-    let Some(instance) = instance(flags) else { return Vec::new() };
+    let description = InstanceDescriptor {
+        backends: backends(),
+        flags,
+        ..InstanceDescriptor::new_without_display_handle()
+    };
+    let instance = wgpu::Instance::new(description);
     let found = now(instance.enumerate_adapters(backends())).unwrap_or_default();
     let describe = |(index, raw): (usize, wgpu::Adapter)| describe(index, raw, options);
     found.into_iter().enumerate().map(describe).collect()
-}
-
-/// An instance that knows of no window: with the extensions of display servers Mesa's layer that orders devices
-/// connects to one, and complains on machines that have none. wgpu asks for each of these extensions only where
-/// the driver lists it and looks before every use, so leaving them out is a driver without them.
-#[cfg(target_os = "linux")]
-fn instance(flags: InstanceFlags) -> Option<wgpu::Instance> {
-    use wgpu::hal::{self, vulkan::CreateInstanceCallbackArgs as Args};
-    const WINDOWS: [&std::ffi::CStr; 3] =
-        [c"VK_KHR_wayland_surface", c"VK_KHR_xcb_surface", c"VK_KHR_xlib_surface"];
-    let description = hal::InstanceDescriptor {
-        name: "clearway",
-        flags,
-        memory_budget_thresholds: wgpu::MemoryBudgetThresholds::default(),
-        backend_options: wgpu::BackendOptions::default(),
-        telemetry: None,
-        display: None,
-    };
-    let leave_out = |args: Args<'_, '_, '_>| args.extensions.retain(|name| !WINDOWS.contains(name));
-    // SAFETY: nothing is added, and no layer or feature is touched. What is left out is optional to wgpu.
-    let made = unsafe {
-        hal::vulkan::Instance::init_with_callback(&description, Some(Box::new(leave_out)))
-    };
-    // Without a loader there is no Vulkan, and nothing else on Linux.
-    let made = made.ok()?;
-    // SAFETY: it was made here and is handed over whole.
-    Some(unsafe { wgpu::Instance::from_hal::<hal::api::Vulkan>(made) })
-}
-
-#[cfg(not(target_os = "linux"))]
-fn instance(flags: InstanceFlags) -> Option<wgpu::Instance> {
-    let description = wgpu::InstanceDescriptor {
-        backends: backends(),
-        flags,
-        ..wgpu::InstanceDescriptor::new_without_display_handle()
-    };
-    Some(wgpu::Instance::new(description))
 }
 
 fn describe(index: usize, raw: wgpu::Adapter, options: &WgpuOptions) -> Adapter {
