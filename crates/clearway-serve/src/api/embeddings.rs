@@ -77,7 +77,7 @@ pub(super) fn prepare(served: &Served, tally: &Tally, body: &[u8]) -> Result<Pre
         let message = format!("is {wanted}, but vectors of this model have {size} numbers");
         return Err(fields.error("dimensions", message));
     }
-    fields.ignore(&["user"]);
+    fields.ignore_texts(&["user"])?;
     fields.finish()?;
     tally.prompt.fetch_add(texts.iter().map(Vec::len).sum(), Relaxed);
     let vectors = served.backend.embed(texts)?;

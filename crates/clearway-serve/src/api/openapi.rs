@@ -82,11 +82,10 @@ fn schemas() -> Value {
     let count = || int(1, i64::from(u32::MAX));
     let stop = || {
         or_null(
-            json!({ "anyOf": [{ "type": "string", "maxLength": 256 }, { "type": "array", "items": { "type": "string", "maxLength": 256 }, "maxItems": 16 }] }),
+            json!({ "anyOf": [{ "type": "string", "maxLength": 1024 }, { "type": "array", "items": { "type": "string", "maxLength": 1024 }, "maxItems": 16 }] }),
         )
     };
-    let tokens =
-        || json!({ "type": "array", "items": { "type": "integer", "minimum": 0 }, "minItems": 1 });
+    let tokens = || json!({ "type": "array", "items": { "type": "integer", "minimum": 0 } });
     let sampling = [
         ("seed", or_null(json!({ "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX }))),
         ("temperature", number(0.0, 2.0)),
@@ -199,7 +198,7 @@ fn schemas() -> Value {
         "CompletionRequest": request(&["prompt"], vec![
             ("model", model()),
             ("prompt", json!({ "anyOf": [{ "type": "string", "minLength": 1 }, { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 8 }] })),
-            ("stop", stop()), ("n", int(1, 8)), ("max_tokens", count()), ("logprobs", int(0, 20)), ("echo", flag()),
+            ("stop", stop()), ("n", int(1, 128)), ("max_tokens", count()), ("logprobs", int(0, 20)), ("echo", flag()),
             ("user", or_null(string())),
         ]),
         "CompletionAnswer": answer("text_completion", json!({
