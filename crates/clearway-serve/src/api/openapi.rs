@@ -197,7 +197,7 @@ fn schemas() -> Value {
         })),
         "CompletionRequest": request(&["prompt"], vec![
             ("model", model()),
-            ("prompt", json!({ "anyOf": [{ "type": "string", "minLength": 1 }, { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 8 }] })),
+            ("prompt", json!({ "anyOf": [{ "type": "string", "minLength": 1 }, { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 2048 }] })),
             ("stop", stop()), ("n", int(1, 128)), ("max_tokens", count()), ("logprobs", int(0, 20)), ("echo", flag()),
             ("user", or_null(string())),
         ]),
@@ -210,7 +210,7 @@ fn schemas() -> Value {
             ("model", model()),
             ("input", json!({ "anyOf": [
                 { "type": "string", "minLength": 1 },
-                { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 8 },
+                { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 2048 },
             ] })),
             ("encoding_format", or_null(json!({ "enum": ["float", "base64"] }))),
             ("dimensions", count()), ("user", or_null(string())),
