@@ -6,6 +6,7 @@ usage: schemas.py URL MODEL COUNT [SEED]
 import concurrent.futures
 import json
 import random
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -77,7 +78,9 @@ def ask(number):
     except urllib.error.HTTPError as error:
         message = json.load(error)["error"]["message"]
         assert error.code == 400, (number, error.code, message)
-        assert '"' in message or "`" in message, (number, message)
+        # It names a keyword, or a value, of the schema.
+        named = [word for word in re.findall(r"`([^`]+)`", message) if f'"{word}"' in json.dumps(whole)]
+        assert named, (number, message, whole)
         return "refused", message
     text = choice["message"]["content"]
     if choice["finish_reason"] == "length":

@@ -25,13 +25,15 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                        formatting, lints, docs, tests and examples, with the minutes each part took
                        NAME: build, core, ops, wgpu, golden, race, browser or serve
                        NEED: vulkan, browser, race, golden or clients; what is missing and not named fails the run
-  soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing; writes docs/soak.md
+  soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing, and serve-clients; writes
+                       docs/soak.md
   compare OLD NEW [FILE...] [-- ARGUMENTS]
                        two builds of `clearway` in turns on the same files: medians of `bench` and their ratio
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart
-  serve-clients        `clearway serve` under the clients of others, with ten minutes of schemathesis
+  serve-clients [--seconds N]
+                       `clearway serve` under the clients of others and behind routers, with ten minutes of schemathesis
   syncval              graphs under Khronos synchronization validation, in a Debian 13 tree (needs root)
   shaders [--every]    the product's shaders under spirv-val, in the same tree (needs root); two of those that
                        differ in numbers alone, or every one
@@ -55,7 +57,11 @@ fn main() -> ExitCode {
         ["compare", ref args @ ..] => compare::run(args),
         ["peers", "--logits", ref files @ ..] => peers::run(true, files),
         ["peers", ref files @ ..] => peers::run(false, files),
-        ["serve-clients"] => serve::run(),
+        ["serve-clients"] => serve::run(serve::Extent::FULL),
+        ["serve-clients", "--seconds", text] => match text.parse() {
+            Ok(seconds) => serve::run(serve::Extent { seconds, ..serve::Extent::FULL }),
+            _ => return usage(&format!("`{text}` is not a number of seconds")),
+        },
         ["shaders"] => shaders::run(false),
         ["shaders", "--every"] => shaders::run(true),
         ["syncval"] => syncval::run(),

@@ -1,74 +1,169 @@
 //! `clearway serve` under the clients of others: the part `serve` of the test command, and `cargo xtask serve-clients`.
 //!
-//! Every client lives in a Python environment of its own below the target folder, made once and kept. The server is the
-//! program that the tests built, on the CPU, with the default model.
+//! | module | what it does |
+//! |---|---|
+//! | `environment` | Python environments and Node, each below the target folder, made once and kept |
+//! | `server` | a server in a process of its own |
+//!
+//! The server is the program that the tests built, on the CPU, with the default model.
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+mod environment;
+mod server;
 
-use anyhow::{Context, Result, bail};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
 
-use crate::run::step;
-use crate::test::built;
+use anyhow::{Result, bail};
+
+use crate::run::{Suite, step};
+use environment::{node, packages_of_node, program, python};
+use server::Server;
 
 /// Clients that the test command runs.
 const CLIENTS: [&str; 2] = ["openai==3.49.0", "anthropic==2.8.0"];
+const SCHEMATHESIS: [&str; 1] = ["schemathesis==4.32.5"];
 const SCHEMAS: [&str; 1] = ["jsonschema[format]==4.26.0"];
-const SCHEMATHESIS: [&str; 1] = ["schemathesis==4.32.0"];
-/// Random schemas in `serve-clients`.
-const SCHEMA_COUNT: u32 = 1000;
-/// Seconds of schemathesis in the test command, and in `serve-clients`.
+/// Libraries over the clients, by the names of their modules.
+const FRAMES: [(&str, &str); 3] = [
+    ("langchain", "langchain-openai==1.7.3"),
+    ("pydantic_ai", "pydantic-ai-slim[openai]==2.66.0"),
+    ("instructor", "instructor==1.17.0"),
+];
+const LITELLM: [&str; 1] = ["litellm[proxy]==1.108.4"];
+const ROUTER: [&str; 1] = ["vllm-router==0.1.16"];
+const MANIFESTS: [&str; 2] = ["kubernetes-validate==1.37.0", "pyyaml==6.0.3"];
+/// Seconds of schemathesis in the test command.
 const TEST_SECONDS: u64 = 60;
-const FULL_SECONDS: u64 = 600;
-/// Longest wait for a server.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Name of the default model.
 const MODEL: &str = "smollm2:135m";
+/// Tokens of its context for clients, and for schemathesis, which asks for texts of any length.
+const CONTEXT: usize = 1024;
+const SHORT_CONTEXT: usize = 96;
+
+/// How long `serve-clients` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Random JSON schemas.
+    pub schemas: u64,
+    /// Seconds of schemathesis.
+    pub seconds: u64,
+}
+
+impl Extent {
+    /// All of it.
+    pub const FULL: Self = Self { schemas: 1000, seconds: 600 };
+
+    /// The share of a soak with so many cases of so many.
+    pub fn share(cases: u64, full: u64) -> Self {
+        let part = |whole: u64, least: u64| (whole * cases / full).max(least);
+        Self { schemas: part(Self::FULL.schemas, 20), seconds: part(Self::FULL.seconds, 20) }
+    }
+}
 
 /// Makes the environments of the test command; why they cannot be made.
 pub fn missing(root: &Path) -> Option<String> {
-    let made = environment(root, "clients", &CLIENTS)
-        .and_then(|_| environment(root, "schemathesis", &SCHEMATHESIS));
+    let made =
+        python(root, "clients", &CLIENTS).and_then(|_| python(root, "schemathesis", &SCHEMATHESIS));
     made.err().map(|error| format!("{error:#}"))
 }
 
-/// The steps of the test command, each with its name.
-pub fn steps(root: &Path) -> Result<Vec<(&'static str, Command, Server)>> {
-    let server = || Server::start(root);
-    let first = server()?;
-    let clients = clients(root, &first)?;
-    let second = server()?;
-    let fuzz = schemathesis(root, &second, TEST_SECONDS)?;
-    Ok(vec![("official clients", clients, first), ("schemathesis", fuzz, second)])
+/// The steps of the test command: `run` is told the name of each.
+///
+/// # Errors
+/// A server that does not start.
+pub fn steps(root: &Path, mut run: impl FnMut(&str, &mut Command)) -> Result<()> {
+    let server = Server::start(root, MODEL, CONTEXT)?;
+    run("official clients", &mut clients(root, &server)?);
+    drop(server);
+    let server = Server::start(root, MODEL, SHORT_CONTEXT)?;
+    run("schemathesis", &mut schemathesis(root, &server, TEST_SECONDS)?);
+    Ok(())
 }
 
 /// `cargo xtask serve-clients`: all of them, for longer; tells whether all of them agree.
-pub fn run() -> Result<bool> {
+pub fn run(extent: Extent) -> Result<bool> {
     let root = crate::root()?;
-    if let Some(why) = missing(&root) {
-        bail!("{why}");
-    }
     let build = crate::run::cargo(&root, &["build", "--workspace", "--all-features"]).status()?;
     if !build.success() {
         bail!("the build failed");
     }
-    let server = Server::start(&root)?;
-    let mut good = step("official clients", &mut clients(&root, &server)?);
-    let mut schemas = python(&environment(&root, "schemas", &SCHEMAS)?);
-    schemas.arg(root.join("tools/serve/schemas.py"));
-    schemas.args([&server.url, MODEL, &SCHEMA_COUNT.to_string()]);
-    good &= step("random schemas", &mut schemas);
-    drop(server);
-    let server = Server::start(&root)?;
-    good &= step("schemathesis", &mut schemathesis(&root, &server, FULL_SECONDS)?);
-    Ok(good)
+    Ok(report(&root, extent)?.failed == 0)
+}
+
+/// Runs all clients on what is built.
+pub fn report(root: &Path, extent: Extent) -> Result<Suite> {
+    let start = Instant::now();
+    let Extent { schemas, seconds } = extent;
+    let (server, second) =
+        (Server::start(root, MODEL, CONTEXT)?, Server::start(root, MODEL, CONTEXT)?);
+    let mut failed = 0;
+    let mut run = |name: &str, command: Result<Command>| match command {
+        Ok(mut command) => failed += u64::from(!step(name, &mut command)),
+        Err(error) => {
+            println!("\n== {name}\n{error:#}");
+            failed += 1;
+        }
+    };
+    run("official clients", clients(root, &server));
+    for (name, package) in FRAMES {
+        run(name, tool(root, name, "frames", &[package], &[&server.url, MODEL, name]));
+    }
+    run("clients of Node", of_node(root, &server));
+    let count = schemas.to_string();
+    let arguments: [&str; 3] = [&server.url, MODEL, &count];
+    run("random schemas", tool(root, "schemas", "schemas", &SCHEMAS, &arguments));
+    let folder = root.join("docs/kubernetes").display().to_string();
+    let arguments: [&str; 2] = [&folder, &server.url];
+    run("manifests", tool(root, "manifests", "manifests", &MANIFESTS, &arguments));
+    run("routers", routers(root, [&server, &second]));
+    drop((server, second));
+    let server = Server::start(root, MODEL, SHORT_CONTEXT)?;
+    run("schemathesis", schemathesis(root, &server, seconds));
+    Ok(Suite {
+        package: "clearway_serve".to_owned(),
+        target: "clients".to_owned(),
+        failed,
+        time: start.elapsed(),
+        counts: vec![
+            ("random schemas".to_owned(), schemas),
+            ("schemathesis, s".to_owned(), seconds),
+        ],
+        ..Suite::default()
+    })
+}
+
+/// A script of `tools/serve` in an environment.
+fn tool(
+    root: &Path,
+    environment: &str,
+    script: &str,
+    packages: &[&str],
+    arguments: &[&str],
+) -> Result<Command> {
+    let mut command = Command::new(program(&python(root, environment, packages)?, "python"));
+    command.arg(root.join(format!("tools/serve/{script}.py"))).args(arguments);
+    Ok(command)
 }
 
 fn clients(root: &Path, server: &Server) -> Result<Command> {
-    let mut command = python(&environment(root, "clients", &CLIENTS)?);
-    command.arg(root.join("tools/serve/clients.py")).args([&server.url, MODEL]);
+    tool(root, "clients", "clients", &CLIENTS, &[&server.url, MODEL])
+}
+
+fn of_node(root: &Path, server: &Server) -> Result<Command> {
+    let node = node(root)?;
+    let folder = packages_of_node(root, &node)?;
+    let mut command = node.command("node");
+    command.arg(folder.join("clients.mjs")).args([&server.url, MODEL]);
+    Ok(command)
+}
+
+fn routers(root: &Path, servers: [&Server; 2]) -> Result<Command> {
+    let litellm = program(&python(root, "litellm", &LITELLM)?, "litellm");
+    let router = program(&python(root, "vllm-router", &ROUTER)?, "vllm-router");
+    let mut command = Command::new("python3");
+    command.arg(root.join("tools/serve/routers.py")).args([litellm, router]).arg(MODEL);
+    command.args(servers.map(|server| &server.url));
     Ok(command)
 }
 
@@ -76,90 +171,24 @@ fn clients(root: &Path, server: &Server) -> Result<Command> {
 fn schemathesis(root: &Path, server: &Server, seconds: u64) -> Result<Command> {
     const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
                           response_schema_conformance,negative_data_rejection,unsupported_method";
-    let folder = environment(root, "schemathesis", &SCHEMATHESIS)?;
-    let mut command = Command::new(folder.join("bin/schemathesis"));
+    let folder = python(root, "schemathesis", &SCHEMATHESIS)?;
+    let mut command = Command::new(program(&folder, "schemathesis"));
     command.arg("run").arg(format!("{}/openapi.json", server.url));
     command.args(["--phases", "coverage,fuzzing", "--checks", CHECKS, "--request-timeout", "120"]);
-    command.args([
-        "--max-time",
-        &seconds.to_string(),
-        "--no-color",
-        "--suppress-health-check",
-        "all",
-    ]);
+    let time = seconds.to_string();
+    command.args(["--max-time", &time, "--no-color", "--suppress-health-check", "all"]);
     command.args(["--seed", &crate::seed()?.to_string()]).current_dir(&folder);
     Ok(command)
 }
 
-fn python(environment: &Path) -> Command {
-    Command::new(environment.join("bin/python"))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A Python environment with these packages, made where it is not there.
-fn environment(root: &Path, name: &str, packages: &[&str]) -> Result<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let folder = root.join(target).join("python").join(name);
-    let (mark, wanted) = (folder.join("packages.txt"), packages.join("\n"));
-    if std::fs::read_to_string(&mark).is_ok_and(|made| made == wanted) {
-        return Ok(folder);
-    }
-    println!("installing {}", packages.join(" "));
-    let made = Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder).status();
-    if !made.is_ok_and(|status| status.success()) {
-        bail!("python3 makes no environment: run `apt-get install python3-venv` as root");
-    }
-    let mut install = python(&folder);
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages);
-    if !install.status()?.success() {
-        bail!("pip cannot install {}", packages.join(" "));
-    }
-    std::fs::write(&mark, wanted)?;
-    Ok(folder)
-}
-
-/// A server in a process of its own, which ends with this.
-pub struct Server {
-    child: Child,
-    url: String,
-}
-
-impl Server {
-    fn start(root: &Path) -> Result<Self> {
-        let mut child = built(root, "clearway")
-            .args(["serve", "-m", MODEL, "--device", "cpu", "--port", "0"])
-            .args(["-c", "1024", "--log", "none"])
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("clearway cannot be started")?;
-        let start = Instant::now();
-        let Some(errors) = child.stderr.take() else { bail!("the server has no stderr") };
-        let mut lines = BufReader::new(errors).lines();
-        let mut url = None;
-        while start.elapsed() < PATIENCE {
-            let Some(line) = lines.next() else { break };
-            let line = line?;
-            println!("{line}");
-            if let Some((_, found)) = line.split_once("listening on ") {
-                url = Some(found.to_owned());
-            }
-            if line.starts_with("ready") {
-                // What it says later is passed on.
-                std::thread::spawn(move || {
-                    lines.map_while(Result::ok).for_each(|line| println!("{line}"))
-                });
-                let Some(url) = url else { break };
-                return Ok(Self { child, url });
-            }
-        }
-        let _ = child.kill();
-        let _ = child.wait();
-        bail!("the server did not get ready")
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    #[test]
+    fn a_small_soak_has_a_small_share() {
+        assert_eq!(Extent::share(20_000, 20_000), Extent::FULL);
+        assert_eq!(Extent::share(2_000, 20_000), Extent { schemas: 100, seconds: 60 });
+        assert_eq!(Extent::share(1, 20_000), Extent { schemas: 20, seconds: 20 });
     }
 }

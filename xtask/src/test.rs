@@ -70,10 +70,7 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     }
     // That there is no model was said before.
     if wants(Part::Serve) && model.is_some() && outcome.demanded(&needs).contains(&Need::Clients) {
-        for (name, mut command, server) in serve::steps(&root)? {
-            outcome.step(Part::Serve, name, &mut command);
-            drop(server);
-        }
+        serve::steps(&root, |name, command| outcome.step(Part::Serve, name, command))?;
     }
     for (part, example) in examples(&root)? {
         if !wants(part) {

@@ -30,7 +30,7 @@ pub enum DeviceName {
 }
 
 /// `--device` and what goes with it.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct DeviceArgs {
     /// Device: auto, cpu, vulkan, vulkan:N, wgpu or wgpu:N.
     #[arg(long, value_name = "D", default_value_t = DeviceName::Auto, env = "CLEARWAY_DEVICE")]

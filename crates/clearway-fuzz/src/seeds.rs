@@ -256,6 +256,8 @@ pub(crate) fn http() -> Vec<Vec<u8>> {
             .to_owned(),
         "\u{2}{\"input\":\"a\",\"instructions\":\"b\",\"max_output_tokens\":3}".to_owned(),
         format!("\u{3}{{\"model\":\"m\",\"messages\":{user},\"max_tokens\":3,\"system\":\"s\"}}"),
+        "\u{4}{\"input\":[\"a\",\"b\"],\"encoding_format\":\"base64\",\"dimensions\":0}".to_owned(),
+        "\u{4}{\"input\":[[1,2],[3]]}".to_owned(),
     ];
     requests.map(String::into_bytes).to_vec()
 }

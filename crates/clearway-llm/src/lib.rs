@@ -51,6 +51,10 @@
 //! a turn of a conversation cheap. [`Chat::save`] and [`Model::restore_chat`] carry a conversation and what was computed
 //! for it over to another process.
 //!
+//! # Vectors
+//!
+//! [`Model::embed`] gives the vector of a text, by which texts are compared.
+//!
 //! # Where it runs
 //!
 //! [`Options::device`] names a device; without it [`clearway::best_device`] chooses. The feature `vulkan`, which is on by

@@ -1,5 +1,6 @@
 //! What the server asks of an engine: prompts of tokens in, tokens out, many at a time.
 
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -106,6 +107,8 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Tokens that were written.
     pub generated_tokens: u64,
+    /// Times that a lost device was opened again.
+    pub reopened: u64,
 }
 
 /// An engine.
@@ -116,6 +119,15 @@ pub trait Backend: Send + Sync {
     /// [`Refused`].
     fn submit(&self, request: Request) -> Result<Ticket, Refused>;
 
+    /// Takes texts that become vectors, or says at once why not.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    fn embed(&self, texts: Vec<Vec<u32>>) -> Result<Vectors, Refused> {
+        drop(texts);
+        Err(Refused::Invalid("this model gives no vectors of texts".into()))
+    }
+
     /// Numbers as they are now. It must not wait for the engine.
     fn stats(&self) -> Stats;
 
@@ -124,6 +136,9 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 }
+
+/// Vectors of texts, in their order. Dropped, they are not computed.
+pub type Vectors = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, Failure>> + Send>>;
 
 /// Where the events of a request come from.
 pub trait Events: Send {

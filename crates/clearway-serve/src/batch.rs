@@ -7,10 +7,13 @@ use std::task::{Context, Poll};
 use clearway_llm::Error;
 use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
 use clearway_llm::batch::request::{self, EndReason, Refusal};
+use clearway_llm::batch::runner::Runner;
 use clearway_llm::batch::service::{Output, Service, ServiceOptions, Stream, Times};
-use clearway_llm::engine::Engine;
+use clearway_llm::engine::{Engine, Pooling};
 
-use crate::backend::{Backend, End, Event, Events, Failure, Refused, Request, Stats, Ticket};
+use crate::backend::{
+    Backend, End, Event, Events, Failure, Refused, Request, Stats, Ticket, Vectors,
+};
 
 /// Tokens of a block of the cache.
 const BLOCK: usize = 32;
@@ -19,7 +22,11 @@ const BLOCK: usize = 32;
 pub struct Batch {
     service: Service,
     queue: usize,
+    /// Why texts have no vectors, if they have none.
+    no_vectors: Option<String>,
 }
+
+type OpenEngine = Box<dyn FnMut() -> Result<Engine, Error> + Send>;
 
 /// How texts share the device.
 #[derive(Clone, Copy, Debug)]
@@ -38,19 +45,51 @@ impl Batch {
     /// # Errors
     /// What the device reports, and a system that gives no thread.
     pub fn new(engine: Engine, ends: Vec<u32>, options: BatchOptions) -> Result<Self, StartError> {
+        Self::start(engine, ends, options, None)
+    }
+
+    /// As [`new`](Self::new); `reopen` gives another engine on the device once that was lost.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn reopening(
+        engine: Engine,
+        ends: Vec<u32>,
+        options: BatchOptions,
+        reopen: impl FnMut() -> Result<Engine, Error> + Send + 'static,
+    ) -> Result<Self, StartError> {
+        Self::start(engine, ends, options, Some(Box::new(reopen)))
+    }
+
+    fn start(
+        engine: Engine,
+        ends: Vec<u32>,
+        options: BatchOptions,
+        reopen: Option<OpenEngine>,
+    ) -> Result<Self, StartError> {
         let vocab = engine.shape().vocab;
+        let no_vectors = Pooling::of(engine.file()).err().map(|error| error.to_string());
         let BatchOptions { parallel, context, queue } = options;
         let device = DeviceOptions { slots: parallel, block: BLOCK, context, deterministic: false };
-        let mut runner = DeviceRunner::new(engine, device)?;
-        runner.prepare(1, &clearway_llm::Sampling::default())?;
+        let runner = move |engine: Engine| -> Result<Box<dyn Runner>, Error> {
+            let mut runner = DeviceRunner::new(engine, device)?;
+            runner.prepare(1, &clearway_llm::Sampling::default())?;
+            Ok(Box::new(runner))
+        };
         let options = ServiceOptions {
             end_tokens: ends,
             vocab: Some(vocab),
             queue,
             ..ServiceOptions::default()
         };
-        let service = Service::new(Box::new(runner), options)?;
-        Ok(Self { service, queue })
+        let first = runner(engine)?;
+        let service = match reopen {
+            None => Service::new(first, options)?,
+            Some(mut reopen) => {
+                Service::reopening(first, options, Box::new(move || runner(reopen()?)))?
+            }
+        };
+        Ok(Self { service, queue, no_vectors })
     }
 
     /// Tokens of one text at most.
@@ -79,15 +118,21 @@ impl Backend for Batch {
         }
         let request =
             request::Request { ignore_eos: ignore_end, ..request::Request::new(prompt, sampling) };
-        match self.service.submit(request) {
-            Ok(stream) => Ok(Ticket::new(Tokens { stream, ready: VecDeque::new(), begun: false })),
-            Err(Refusal::Full { waiting, expected }) => {
-                Err(Refused::Full { waiting, wait: expected })
-            }
-            Err(Refusal::TooLong { tokens, context }) => Err(Refused::TooLong { tokens, context }),
-            Err(Refusal::Draining) => Err(Refused::Closed),
-            Err(other) => Err(Refused::Invalid(other.to_string())),
+        let stream = self.service.submit(request).map_err(refused)?;
+        Ok(Ticket::new(Tokens { stream, ready: VecDeque::new(), begun: false }))
+    }
+
+    fn embed(&self, texts: Vec<Vec<u32>>) -> Result<Vectors, Refused> {
+        if let Some(why) = &self.no_vectors {
+            return Err(Refused::Invalid(why.clone()));
         }
+        let vectors = self.service.embed(texts).map_err(refused)?;
+        Ok(Box::pin(async move {
+            vectors.await.map_err(|failure| match failure {
+                request::Failure::Gone => Failure::Lost,
+                failure => Failure::Engine(failure.to_string()),
+            })
+        }))
     }
 
     fn stats(&self) -> Stats {
@@ -104,6 +149,7 @@ impl Backend for Batch {
             prompt_tokens: numbers.prompt_tokens + numbers.cached_tokens,
             cached_tokens: numbers.cached_tokens,
             generated_tokens: numbers.generated_tokens,
+            reopened: numbers.reopened,
         }
     }
 
@@ -118,6 +164,15 @@ impl Backend for Batch {
                 stats.host_per_step.read(),
             ),
         ]
+    }
+}
+
+fn refused(refusal: Refusal) -> Refused {
+    match refusal {
+        Refusal::Full { waiting, expected } => Refused::Full { waiting, wait: expected },
+        Refusal::TooLong { tokens, context } => Refused::TooLong { tokens, context },
+        Refusal::Draining => Refused::Closed,
+        other => Refused::Invalid(other.to_string()),
     }
 }
 

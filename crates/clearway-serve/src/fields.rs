@@ -159,6 +159,14 @@ impl Fields {
         }
     }
 
+    /// Takes strings that say nothing about the answer.
+    ///
+    /// # Errors
+    /// Another type.
+    pub fn ignore_texts(&mut self, fields: &[&str]) -> Result<()> {
+        fields.iter().try_for_each(|field| self.text(field).map(drop))
+    }
+
     /// Takes a field that is supported with one value only.
     ///
     /// # Errors

@@ -143,6 +143,7 @@ impl Metrics {
             prompt_tokens,
             cached_tokens,
             generated_tokens,
+            reopened,
         } = stats.unwrap_or_default();
         let usage = if blocks == 0 { 0.0 } else { blocks_used as f64 / blocks as f64 };
         one(
@@ -178,6 +179,12 @@ impl Metrics {
             "clearway_generated_tokens_total",
             "Tokens written.",
             generated_tokens as f64,
+        );
+        one(
+            "counter",
+            "clearway_device_reopened_total",
+            "Times that a lost device was opened again.",
+            reopened as f64,
         );
         one(
             "gauge",

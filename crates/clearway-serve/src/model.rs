@@ -33,6 +33,8 @@ pub struct Facts {
     pub trained_context: usize,
     /// Bytes of the weights.
     pub bytes: u64,
+    /// Numbers of the vector of a text.
+    pub embedding: usize,
 }
 
 impl Served {
@@ -53,12 +55,12 @@ impl Served {
             Err(EngineError::Text(error)) => Err(error),
             Err(other) => return Err(other),
         };
+        let meta = file.metadata();
+        let architecture = meta.optional::<&str>("general.architecture")?.unwrap_or("").to_owned();
+        let embedding = meta.optional::<u32>(&format!("{architecture}.embedding_length"))?;
         let facts = Facts {
-            architecture: file
-                .metadata()
-                .optional::<&str>("general.architecture")?
-                .unwrap_or("")
-                .to_owned(),
+            architecture,
+            embedding: embedding.unwrap_or(0) as usize,
             vocabulary: tokenizer.len(),
             trained_context,
             bytes: file.tensor_bytes(),

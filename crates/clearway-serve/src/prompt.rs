@@ -349,7 +349,11 @@ pub fn inputs(name: &str, value: Value, served: &Served) -> Result<Vec<Vec<u32>>
     }
 }
 
-fn tokens(name: &str, ids: &[Value], served: &Served) -> Result<Vec<u32>> {
+/// Reads ids of tokens.
+///
+/// # Errors
+/// Other types, and tokens that do not exist.
+pub fn tokens(name: &str, ids: &[Value], served: &Served) -> Result<Vec<u32>> {
     let vocabulary = served.tokenizer.len();
     let id = |id: &Value| {
         let id = id.as_u64().filter(|&id| id < vocabulary as u64);

@@ -36,6 +36,10 @@ pub fn read(fields: &mut Fields, vocabulary: usize) -> Result<Choosing> {
         Some(seed) => seed as u64,
         None => random(),
     };
+    // What routers add says what is done anyway.
+    fields.only("skip_special_tokens", &[json!(true)])?;
+    fields.only("no_stop_trim", &[json!(false)])?;
+    fields.only("return_hidden_states", &[json!(false)])?;
     let mut sampling = Sampling { seed, ..Sampling::default() };
     if let Some(temperature) = fields.number("temperature", 0.0..=2.0)? {
         sampling.temperature = temperature;

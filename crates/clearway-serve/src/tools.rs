@@ -140,7 +140,9 @@ impl Tools {
         let names: Vec<String> = (0..calls.len()).map(|at| format!("call_{at}")).collect();
         let (names, calls) = (names.join(" | "), calls.concat());
         let free = self.choice == Choice::Auto;
-        let lark = match (format, free, self.parallel) {
+        // A tool that is asked for by its name is called once.
+        let many = self.parallel && !matches!(self.choice, Choice::Named(_));
+        let lark = match (format, free, many) {
             (ToolFormat::Tagged, true, many) => {
                 let tail = if many { "(\"\\n\"? tagged)* TEXT?" } else { "" };
                 format!(

@@ -13,7 +13,11 @@ mod doors;
 mod ends;
 #[path = "serve/grammars.rs"]
 mod grammars;
+#[path = "serve/lost.rs"]
+mod lost;
 #[path = "serve/refusals.rs"]
 mod refusals;
 #[path = "serve/server.rs"]
 mod server;
+#[path = "serve/vectors.rs"]
+mod vectors;

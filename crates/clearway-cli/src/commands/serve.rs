@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clearway_llm::engine::{self, Footprint};
+use clearway_llm::engine::{self, Engine, EngineError, Footprint};
 use clearway_llm::fetch::ModelName;
 use clearway_serve::{Address, Batch, BatchOptions, Config, Ended, LogFormat, Served, Server};
 
@@ -107,11 +107,23 @@ pub fn run(args: &Args) -> Result<()> {
     let context = footprint.context;
     let pool = args.cache_size.unwrap_or_else(|| pool(&footprint, parallel, memory)).max(context);
     let options = args.model.engine.options(Some(pool));
+    let again = args.model.device.clone();
     let load = move || -> Result<Served> {
         let engine = crate::model::load(&file, device, options)?;
         let trained = engine.shape().context;
         let ends = engine::tokenizer(&file)?.end_tokens().to_vec();
-        let backend = Batch::new(engine, ends, BatchOptions { parallel, context, queue })?;
+        let reopen = {
+            let file = file.clone();
+            move || -> Result<Engine, EngineError> {
+                note!("the device was lost and is opened again");
+                let device = again
+                    .open()
+                    .map_err(|error| EngineError::NoDevice { what: format!("{error:#}") })?;
+                Engine::new(&file, device, options)
+            }
+        };
+        let options = BatchOptions { parallel, context, queue };
+        let backend = Batch::reopening(engine, ends, options, reopen)?;
         let context = backend.context();
         Ok(Served::new(names, &file, context, trained, Box::new(backend))?)
     };

@@ -16,7 +16,7 @@
 //! first work is finished, at most [`Limits::ahead`] times. Changes of work that is started later never reach steps of work
 //! that was started before.
 
-use super::super::engine::{EngineError, LogProbs, Sampling};
+use super::super::engine::{Embedding, EngineError, LogProbs, Sampling};
 
 /// Index of a slot.
 pub type Slot = usize;
@@ -159,4 +159,18 @@ pub trait Runner: Send {
     /// # Errors
     /// What the device reports: then the contents of slots and blocks are lost, and nothing is under way any more.
     fn finish(&mut self) -> Result<Vec<SlotTokens>, EngineError>;
+
+    /// Reads at most so many of the next tokens of a text; its vector once all are read. It needs no slot and no block. A
+    /// text is read to its end, or given up, before the next is begun.
+    ///
+    /// # Errors
+    /// What the device reports; a runner without vectors.
+    fn embed(
+        &mut self,
+        text: &mut Embedding,
+        most: usize,
+    ) -> Result<Option<Vec<f32>>, EngineError> {
+        let _ = (text, most);
+        Err(EngineError::NoVectors)
+    }
 }

@@ -3,12 +3,15 @@
 //! A [`Service`] is a handle that may be cloned and used from any thread. [`Service::submit`] gives a [`Stream`] or a typed
 //! refusal at once; nothing else waits for the device. When the last handle and the last stream are gone, the thread ends.
 
+mod device;
 mod stats;
 mod stream;
+mod vectors;
 mod worker;
 
 pub use stats::{BOUNDS_US, Histogram, Numbers, Stats, Times};
 pub use stream::{Output, Stream};
+pub use vectors::Vectors;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -18,7 +21,9 @@ use std::time::{Duration, Instant};
 use super::request::{Refusal, Request, RequestId};
 use super::runner::{Limits, Runner};
 use super::schedule::{Decision, Policy, Scheduler};
+use crate::engine::EngineError;
 use stream::Outlet;
+use vectors::Job;
 use worker::Worker;
 
 /// How a service works.
@@ -39,6 +44,9 @@ impl Default for ServiceOptions {
         Self { policy: Policy::default(), end_tokens: Vec::new(), vocab: None, queue: 512 }
     }
 }
+
+/// Opens a device again that was lost: a runner with the limits of the one before.
+pub type Reopen = Box<dyn FnMut() -> Result<Box<dyn Runner>, EngineError> + Send>;
 
 /// A device that serves many requests at once. Handles are cheap to clone.
 #[derive(Clone)]
@@ -89,6 +97,7 @@ impl Shared {
 
 enum Command {
     Submit { id: RequestId, request: Box<Request>, outlet: Outlet },
+    Embed { job: Job },
     Cancel { id: RequestId, choice: Option<usize> },
     Drain { deadline: Instant },
     Decisions { reply: Sender<Vec<Decision>> },
@@ -113,6 +122,27 @@ impl Service {
     /// # Errors
     /// The system gives no thread.
     pub fn new(runner: Box<dyn Runner>, options: ServiceOptions) -> std::io::Result<Self> {
+        Self::start(runner, options, None)
+    }
+
+    /// As [`new`](Self::new). Where the device is lost, requests under way fail, it is opened again, and those that waited go
+    /// on.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn reopening(
+        runner: Box<dyn Runner>,
+        options: ServiceOptions,
+        reopen: Reopen,
+    ) -> std::io::Result<Self> {
+        Self::start(runner, options, Some(reopen))
+    }
+
+    fn start(
+        runner: Box<dyn Runner>,
+        options: ServiceOptions,
+        reopen: Option<Reopen>,
+    ) -> std::io::Result<Self> {
         let limits = runner.limits();
         let stats = Arc::new(Stats::default());
         stats.limits(limits.slots, limits.block);
@@ -127,7 +157,8 @@ impl Service {
             fewer: Condvar::new(),
         });
         let (commands, receiver) = mpsc::channel();
-        let worker = Worker::new(runner, scheduler, receiver, Arc::clone(&shared));
+        let device = device::Held::new(runner, reopen);
+        let worker = Worker::new(device, scheduler, receiver, Arc::clone(&shared));
         std::thread::Builder::new().name("clearway-batch".into()).spawn(move || worker.run())?;
         Ok(Self { shared, link: Link { commands }, limits, vocab, queue })
     }
@@ -167,6 +198,40 @@ impl Service {
         }
         stats.accepted();
         Ok(stream)
+    }
+
+    /// Asks for the vectors of texts of tokens. They are computed between the steps of others.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn embed(&self, texts: Vec<Vec<u32>>) -> Result<Vectors, Refusal> {
+        if texts.is_empty() || texts.iter().any(Vec::is_empty) {
+            return Err(Refusal::Empty);
+        }
+        let context = self.limits.context;
+        if let Some(tokens) = texts.iter().map(Vec::len).find(|&tokens| tokens > context) {
+            return Err(Refusal::TooLong { tokens, context });
+        }
+        if let Some(vocab) = self.vocab
+            && let Some(&token) = texts.iter().flatten().find(|&&token| token as usize >= vocab)
+        {
+            return Err(Refusal::TokenOutOfRange { token, vocab });
+        }
+        let stats = &self.shared.stats;
+        let waiting = stats.queued.fetch_add(1, Ordering::AcqRel);
+        if waiting + 1 > self.queue.saturating_add(self.free_slots()) {
+            let expected = stats.expected_wait();
+            stats.queued.fetch_sub(1, Ordering::AcqRel);
+            stats.refused();
+            return Err(Refusal::Full { waiting, expected });
+        }
+        let (job, vectors) = Job::new(texts);
+        if !self.shared.begin() || self.link.commands.send(Command::Embed { job }).is_err() {
+            stats.queued.fetch_sub(1, Ordering::AcqRel);
+            return Err(Refusal::Draining);
+        }
+        stats.accepted();
+        Ok(vectors)
     }
 
     /// Ends a request wherever it stands; its stream gets the ends.

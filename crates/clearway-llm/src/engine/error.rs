@@ -118,6 +118,24 @@ pub enum EngineError {
         /// Rows asked for.
         wanted: usize,
     },
+    /// Work on the device ended in a panic.
+    #[error("the engine broke down: {what}")]
+    Panicked {
+        /// What it said.
+        what: String,
+    },
+    /// The device cannot be opened.
+    #[error("the device cannot be opened: {what}")]
+    NoDevice {
+        /// Why not.
+        what: String,
+    },
+    /// The runner gives no vectors.
+    #[error("this engine gives no vectors of texts")]
+    NoVectors,
+    /// Work that was started before is lost.
+    #[error("the device lost what was started before")]
+    LostBefore,
     /// The text does not fit the cache.
     #[error("the text needs {wanted} tokens, but the context holds {context}")]
     ContextFull {
@@ -150,6 +168,19 @@ pub enum EngineError {
         /// Tokens there are.
         vocab: usize,
     },
+}
+
+impl EngineError {
+    /// Whether the device must be opened again before it can do anything.
+    pub fn is_device_lost(&self) -> bool {
+        use clearway::{Error, GpuError};
+        let lost = |error: &Error| matches!(error, Error::Gpu(GpuError::DeviceLost { .. }));
+        match self {
+            Self::Runtime(error) => lost(error),
+            Self::Panicked { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 impl From<clearway::GraphError> for EngineError {

@@ -7,6 +7,7 @@
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
 //! | `memory` | how much memory a model needs, and how large a context it gets |
+//! | `embed` | texts to vectors |
 //! | `state` | the rows of the cache as bytes |
 //! | `finite` | logits that are no numbers, and where they began |
 //! | `constraint` | masks that change from token to token |
@@ -20,6 +21,7 @@ mod check;
 pub(crate) mod choose;
 mod constraint;
 mod convert;
+mod embed;
 mod error;
 mod finite;
 mod memory;
@@ -33,6 +35,7 @@ mod vocab;
 
 pub use constraint::{Constraint, TextConstraint};
 pub use convert::Conversion;
+pub use embed::{Embedding, Pooling};
 pub use error::EngineError;
 pub use finite::{BadTensor, Origin};
 pub use memory::{Bytes, ContextReason, Footprint};
@@ -113,6 +116,7 @@ pub struct Engine {
     /// Compiled steps by their number of tokens and what they compute logits for.
     steps: FxHashMap<(usize, Logits), Step>,
     looped: Option<TokenLoop>,
+    embedder: embed::Embedder,
     position: usize,
 }
 
@@ -174,6 +178,7 @@ impl Engine {
             buffers: FxHashMap::default(),
             steps: FxHashMap::default(),
             looped: None,
+            embedder: embed::Embedder::default(),
             position: 0,
         };
         engine.upload(gguf, progress)?;
@@ -183,6 +188,11 @@ impl Engine {
     /// The model's shape.
     pub fn shape(&self) -> &ModelShape {
         &self.shape
+    }
+
+    /// The model file.
+    pub fn file(&self) -> &Gguf {
+        &self.file
     }
 
     /// Rows of the cache: tokens the model can look at.
@@ -312,11 +322,15 @@ impl Engine {
             let (wanted, context) = (self.position + tokens.len(), self.context);
             return Err(EngineError::ContextFull { wanted, context });
         }
+        self.check_vocabulary(tokens)
+    }
+
+    fn check_vocabulary(&self, tokens: &[u32]) -> Result<()> {
         let vocab = self.shape.vocab;
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
-            return Err(EngineError::TokenOutOfRange { token, vocab });
+        match tokens.iter().find(|&&token| token as usize >= vocab) {
+            Some(&token) => Err(EngineError::TokenOutOfRange { token, vocab }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Reads a batch; returns the logits after chosen tokens of it, one row after another.
@@ -374,6 +388,11 @@ impl Engine {
     }
 
     fn record(&self, tokens: usize, logits: Logits) -> Result<ModelGraph> {
+        self.record_rows(tokens, logits, self.context)
+    }
+
+    /// A step over a cache of so many rows.
+    fn record_rows(&self, tokens: usize, logits: Logits, rows: usize) -> Result<ModelGraph> {
         let dtypes = &self.weight_dtypes;
         let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
         let options = RecordOptions {
@@ -381,7 +400,7 @@ impl Engine {
             logits,
             order_experts: self.executor.device().multiplies_halves(),
             weight_dtype: &weight_dtype,
-            ..RecordOptions::new(tokens, self.context)
+            ..RecordOptions::new(tokens, rows)
         };
         Ok(model::record(&self.shape, &options)?)
     }
@@ -402,7 +421,7 @@ impl Engine {
         let positions = device.alloc(tokens as u64 * 4)?;
         let rows = match logits {
             Logits::Rows(count) => Some(device.alloc(count as u64 * 4)?),
-            Logits::Last | Logits::All | Logits::None => None,
+            Logits::Last | Logits::All | Logits::None | Logits::Normed => None,
         };
         let bound = self.bind(&recorded, &ids, &positions, rows.as_ref())?;
         let graph = self.executor.compile(recorded.graph(), &bound, options)?;

@@ -148,6 +148,24 @@ impl Model {
         Ok(Chat::new(self, template))
     }
 
+    /// The vector of a text, of length 1: texts that mean the same have vectors whose product is near 1. The file says how
+    /// its tokens are pooled ([`engine::Pooling`]). The text that the model remembers stays as it is.
+    ///
+    /// # Errors
+    /// As [`Engine::embed`].
+    pub fn embed(&mut self, text: &str) -> Result<Vec<f32>> {
+        let tokens = self.tokenizer.encode(text, EncodeOptions::PROMPT)?;
+        self.engine.embed(&tokens)
+    }
+
+    /// As [`embed`](Self::embed), of tokens.
+    ///
+    /// # Errors
+    /// As [`Engine::embed`].
+    pub fn embed_tokens(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.engine.embed(tokens)
+    }
+
     /// Continues a text as it is, without a chat template.
     ///
     /// # Errors

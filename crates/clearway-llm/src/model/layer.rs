@@ -97,7 +97,7 @@ impl<'a> Layers<'a> {
     /// Final norm and logits.
     pub(super) fn head(&mut self, x: TensorView) -> Result<TensorView> {
         let x = match self.options.logits {
-            Logits::All | Logits::None => x,
+            Logits::All | Logits::None | Logits::Normed => x,
             Logits::Last => {
                 let row = Layout::new(DType::F32, &[1, self.shape.embd])?;
                 x.reinterpret(row.span_bytes() * (self.options.tokens as u64 - 1), row)?
@@ -108,10 +108,7 @@ impl<'a> Layers<'a> {
                 self.ops.gather(x, rows, 1.0)?
             }
         };
-        self.ops.set_label("output_norm");
-        let weight = self.vector("output_norm.weight", self.shape.embd)?;
-        let x = self.ops.rms_norm(x, self.shape.norm_eps)?;
-        let x = self.ops.mul(x, weight)?;
+        let x = self.last_norm(x)?;
         let head = match self.shape.tied {
             true => self.embedding,
             false => self.matrix("output.weight", &[self.shape.vocab, self.shape.embd])?,
@@ -122,6 +119,14 @@ impl<'a> Layers<'a> {
             0.0 => Ok(logits),
             cap => self.ops.soft_cap(logits, cap),
         }
+    }
+
+    /// The final norm.
+    pub(super) fn last_norm(&mut self, x: TensorView) -> Result<TensorView> {
+        self.ops.set_label("output_norm");
+        let weight = self.vector("output_norm.weight", self.shape.embd)?;
+        let x = self.ops.rms_norm(x, self.shape.norm_eps)?;
+        self.ops.mul(x, weight)
     }
 
     /// Keys and values of one layer written into the cache, and nothing else.

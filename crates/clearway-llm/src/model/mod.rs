@@ -27,6 +27,8 @@ pub enum Logits {
     Rows(usize),
     /// None: the step only fills the cache. What would lead to logits alone is not recorded.
     None,
+    /// None, but the last norm of every token, which the head would read: what texts are compared by.
+    Normed,
 }
 
 /// How the KV cache of a step lies.
@@ -83,7 +85,7 @@ impl RecordOptions<'_> {
 pub struct ModelGraph {
     /// What was recorded. More ops and tensors can be added to it, such as the choice of a token.
     pub recorder: Recorder,
-    /// The logits, f32, one row for each token asked for; without any, what the last layer begins with.
+    /// The logits, f32, one row for each token asked for; without any, what the last layer begins with, or the last norm.
     pub logits: TensorView,
 }
 
@@ -137,12 +139,14 @@ pub fn record(shape: &ModelShape, options: &RecordOptions<'_>) -> Result<ModelGr
     let mut x = layers.embed()?;
     let (last, logits) = match options.logits {
         Logits::None => (shape.layers.saturating_sub(1), false),
-        Logits::Last | Logits::All | Logits::Rows(_) => (shape.layers, true),
+        Logits::Last | Logits::All | Logits::Rows(_) | Logits::Normed => (shape.layers, true),
     };
     for layer in 0..last {
         x = layers.layer(layer, x)?;
     }
-    let logits = if logits {
+    let logits = if options.logits == Logits::Normed {
+        layers.last_norm(x)?
+    } else if logits {
         layers.head(x)?
     } else {
         layers.fill_cache(last, x)?;

@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use clearway_llm::batch::request::{EndReason, Failure, Refusal, Request};
 use clearway_llm::batch::runner::{Limits, Runner, SlotTokens, Work};
 use clearway_llm::batch::service::{Output, Service, ServiceOptions, Stream};
 use clearway_llm::batch::text::{TextOutput, TextStream};
+use clearway_llm::engine::Embedding;
 use clearway_llm::text::{Tokenizer, Vocab};
 use clearway_llm::{End, Error};
 
@@ -215,6 +217,130 @@ fn streams_of_a_thread_that_is_gone_end() {
     assert!(matches!(collect(stream).1, EndReason::Failed(Failure::Gone)));
     wait_until("requests are refused", || service.submit(request(vec![1], 1)).is_err());
     assert!(service.drain(Duration::from_secs(5)));
+}
+
+/// Is lost once, in one of three ways, and then is nothing but a simulation.
+struct Lost {
+    sim: Sim,
+    way: Option<Way>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Start,
+    Finish,
+    Panic,
+}
+
+fn lost() -> Error {
+    clearway::GpuError::DeviceLost { device: "sim".into(), call: "test" }.into()
+}
+
+impl Runner for Lost {
+    fn limits(&self) -> Limits {
+        self.sim.limits()
+    }
+
+    fn start(&mut self, work: &Work) -> Result<(), Error> {
+        match self.way {
+            Some(Way::Start) => Err(lost()),
+            Some(Way::Panic) => panic!("the device panics on purpose"),
+            _ => self.sim.start(work),
+        }
+    }
+
+    fn finish(&mut self) -> Result<Vec<SlotTokens>, Error> {
+        let done = self.sim.finish();
+        if self.way.is_some() { Err(lost()) } else { done }
+    }
+
+    fn embed(&mut self, text: &mut Embedding, _: usize) -> Result<Option<Vec<f32>>, Error> {
+        if self.way.is_some() { Err(lost()) } else { Ok(Some(vec![text.tokens().len() as f32])) }
+    }
+}
+
+#[test]
+fn a_lost_device_is_opened_again() {
+    for way in [Way::Start, Way::Finish, Way::Panic] {
+        let limits = Limits { slots: 2, ..roomy() };
+        let first = Lost { sim: Sim::new(limits, 7), way: Some(way) };
+        let opened = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&opened);
+        let reopen = move || -> Result<Box<dyn Runner>, Error> {
+            match count.fetch_add(1, Ordering::SeqCst) {
+                // It takes a while until the device is back.
+                0 => Err(lost()),
+                _ => Ok(Box::new(Lost { sim: Sim::new(limits, 7), way: None })),
+            }
+        };
+        let options = ServiceOptions::default();
+        let service = Service::reopening(Box::new(first), options, Box::new(reopen)).unwrap();
+        let ask = || collect(service.submit(request(prompt(20, 1), 5)).unwrap());
+        // Lost under way, and again while it cannot be opened.
+        for _ in 0..2 {
+            let (tokens, reason) = ask();
+            assert!(tokens.is_empty());
+            assert!(matches!(reason, EndReason::Failed(Failure::Device(_))), "{way:?}: {reason:?}");
+        }
+        let (tokens, reason) = ask();
+        assert!(matches!(reason, EndReason::Budget), "{way:?}: {reason:?}");
+        assert_eq!(tokens, alone(&prompt(20, 1), 0, 5, &[]).0);
+        assert_eq!(opened.load(Ordering::SeqCst), 2);
+        assert_eq!(service.stats().numbers().reopened, 1);
+        assert_eq!(service.stats().queued(), 0);
+        assert!(service.drain(Duration::from_secs(5)));
+    }
+}
+
+#[test]
+fn texts_that_wait_go_on_after_the_device_was_lost() {
+    let limits = Limits { slots: 1, ..roomy() };
+    let slow = Speed { step: Duration::from_millis(2), ..Speed::default() };
+    let mut sim = Sim::new(limits, 7);
+    (sim.really, sim.speed) = (true, slow);
+    let first = Lost { sim, way: Some(Way::Finish) };
+    let reopen = move || -> Result<Box<dyn Runner>, Error> {
+        Ok(Box::new(Lost { sim: Sim::new(limits, 7), way: None }))
+    };
+    let options = ServiceOptions::default();
+    let service = Service::reopening(Box::new(first), options, Box::new(reopen)).unwrap();
+    let streams: Vec<Stream> =
+        (0..4).map(|n| service.submit(request(prompt(20, n), 5)).unwrap()).collect();
+    let failed = |(_, reason): &(_, EndReason)| matches!(reason, EndReason::Failed(_));
+    let ends: Vec<_> = streams.into_iter().map(collect).collect();
+    assert_eq!(ends.iter().filter(|end| failed(end)).count(), 1, "{ends:?}");
+    assert_eq!(ends[3].0, alone(&prompt(20, 3), 0, 5, &[]).0);
+}
+
+#[test]
+fn vectors_come_between_the_steps_of_others() {
+    let slow = Speed { step: Duration::from_millis(2), ..Speed::default() };
+    let mut sim = Sim::new(roomy(), 7);
+    (sim.really, sim.speed) = (true, slow);
+    let runner = Lost { sim, way: None };
+    let service = Service::new(Box::new(runner), ServiceOptions::default()).unwrap();
+    let mut text = service.submit(request(prompt(20, 1), 10_000)).unwrap();
+    assert!(matches!(text.next(), Some(Output::Tokens { .. })));
+    let vectors = service.embed(vec![vec![1; 3], vec![2; 5]]).unwrap();
+    assert_eq!(vectors.wait().unwrap(), [[3.0], [5.0]]);
+    assert!(!text.is_over());
+    assert!(matches!(service.embed(vec![]), Err(Refusal::Empty)));
+    assert!(matches!(service.embed(vec![vec![]]), Err(Refusal::Empty)));
+    let long = vec![1; roomy().context + 1];
+    assert!(matches!(service.embed(vec![long]), Err(Refusal::TooLong { .. })));
+    drop(service.embed(vec![vec![1; 3]]).unwrap());
+    wait_until("nothing is queued", || service.stats().queued() == 0);
+    drop(text);
+    assert!(service.drain(Duration::from_secs(5)));
+    assert!(matches!(service.embed(vec![vec![1]]), Err(Refusal::Draining)));
+    // A device that is lost, and a runner without vectors.
+    let runner = Lost { sim: Sim::new(roomy(), 7), way: Some(Way::Finish) };
+    let service = Service::new(Box::new(runner), ServiceOptions::default()).unwrap();
+    let failed = service.embed(vec![vec![1]]).unwrap().wait();
+    assert!(matches!(failed, Err(Failure::Device(error)) if error.is_device_lost()));
+    let service = Service::new(Box::new(Sim::new(roomy(), 7)), ServiceOptions::default()).unwrap();
+    let failed = service.embed(vec![vec![1]]).unwrap().wait();
+    assert!(matches!(failed, Err(Failure::Device(error)) if matches!(*error, Error::NoVectors)));
 }
 
 struct Unpark(Thread);

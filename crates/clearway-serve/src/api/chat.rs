@@ -150,7 +150,8 @@ pub(super) fn prepare(app: &App, served: &Served, tally: &Tally, body: &[u8]) ->
     fields.only("modalities", &[json!(["text"])])?;
     fields.only("service_tier", &[json!("auto"), json!("default")])?;
     fields.only("store", &[json!(false)])?;
-    fields.ignore(&["user", "metadata", "safety_identifier", "prompt_cache_key"]);
+    fields.ignore(&["metadata"]);
+    fields.ignore_texts(&["user", "safety_identifier", "prompt_cache_key"])?;
     fields.finish()?;
     let texts = start(app, served, tally, &conversation, &choosing, n)?;
     let model = model.unwrap_or_else(|| served.name().to_owned());
@@ -225,6 +226,10 @@ pub fn conversation(fields: &mut Fields) -> Result<Conversation> {
         }
     }
     conversation.continues = fields.flag("continue_final_message")?.unwrap_or(false);
+    // What routers add says what is done anyway.
+    for field in ["include_reasoning", "separate_reasoning", "stream_reasoning"] {
+        fields.only(field, &[json!(true)])?;
+    }
     Ok(conversation)
 }
 

@@ -140,7 +140,7 @@ pub(super) fn prepare(
     let token_ids = fields.flag("return_token_ids")?.unwrap_or(false);
     fields.only("best_of", &[json!(n), json!(1)])?;
     fields.only("suffix", &[json!("")])?;
-    fields.ignore(&["user"]);
+    fields.ignore_texts(&["user"])?;
     fields.finish()?;
     if prompts.len() * n > MAX_TEXTS {
         return Err(ApiError::field("n", format!("asks for more than {MAX_TEXTS} texts in all")));

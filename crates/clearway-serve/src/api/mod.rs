@@ -5,6 +5,7 @@
 //! | `chat` | `/v1/chat/completions` |
 //! | `completions` | `/v1/completions` |
 //! | `responses` | `/v1/responses` |
+//! | `embeddings` | `/v1/embeddings` |
 //! | `messages` | `/v1/messages`, `/v1/messages/count_tokens` |
 //! | `text` | `/tokenize`, `/detokenize`, `/apply-template` |
 //! | `openapi` | `/openapi.json` |
@@ -14,6 +15,7 @@
 mod about;
 mod chat;
 mod completions;
+mod embeddings;
 mod messages;
 mod openapi;
 mod page;
@@ -60,6 +62,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*name}", get(about::model))
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/responses", post(responses::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count))
@@ -155,11 +158,12 @@ impl Call {
 #[cfg(feature = "testkit")]
 pub fn prepare(endpoint: u8, app: &App, served: &Served, body: &[u8]) -> Result<()> {
     let tally = Tally::default();
-    match endpoint % 4 {
+    match endpoint % 5 {
         0 => chat::prepare(app, served, &tally, body).map(drop),
         1 => completions::prepare(app, served, &tally, body).map(drop),
         2 => responses::prepare(app, served, &tally, body).map(drop),
-        _ => messages::prepare(app, served, &tally, body).map(drop),
+        3 => messages::prepare(app, served, &tally, body).map(drop),
+        _ => embeddings::prepare(served, &tally, body).map(drop),
     }
 }
 

@@ -29,7 +29,7 @@ pub fn openapi() -> Value {
         let mut responses = errors(&[400, 401, 403, 404, 408, 413, 429, 500, 503, 504], error);
         let mut content = of_json(reference(answer));
         if streams {
-            content["text/event-stream"] = json!({ "schema": { "type": "string" } });
+            content["text/event-stream"] = json!({ "schema": reference("Event") });
         }
         responses.insert("200".into(), json!({ "description": "The answer.", "content": content }));
         let body = json!({ "required": true, "content": of_json(reference(request)) });
@@ -50,6 +50,7 @@ pub fn openapi() -> Value {
             "/v1/models": get("The models.", of_json(reference("Models"))),
             "/v1/chat/completions": post("A conversation goes on.", "ChatRequest", "ChatAnswer", true),
             "/v1/completions": post("A text goes on.", "CompletionRequest", "CompletionAnswer", true),
+            "/v1/embeddings": post("Texts to vectors.", "EmbeddingsRequest", "EmbeddingsAnswer", false),
             "/v1/responses": post("A conversation goes on, in the form of the Responses API.", "ResponsesRequest", "ResponsesAnswer", true),
             "/v1/messages": post("A conversation goes on, in Anthropic's form.", "MessagesRequest", "MessagesAnswer", true),
             "/v1/messages/count_tokens": post("Tokens of a conversation in Anthropic's form.", "CountRequest", "CountAnswer", false),
@@ -81,11 +82,10 @@ fn schemas() -> Value {
     let count = || int(1, i64::from(u32::MAX));
     let stop = || {
         or_null(
-            json!({ "anyOf": [{ "type": "string", "maxLength": 256 }, { "type": "array", "items": { "type": "string", "maxLength": 256 }, "maxItems": 16 }] }),
+            json!({ "anyOf": [{ "type": "string", "maxLength": 1024 }, { "type": "array", "items": { "type": "string", "maxLength": 1024 }, "maxItems": 16 }] }),
         )
     };
-    let tokens =
-        || json!({ "type": "array", "items": { "type": "integer", "minimum": 0 }, "minItems": 1 });
+    let tokens = || json!({ "type": "array", "items": { "type": "integer", "minimum": 0 } });
     let sampling = [
         ("seed", or_null(json!({ "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX }))),
         ("temperature", number(0.0, 2.0)),
@@ -166,6 +166,10 @@ fn schemas() -> Value {
                 "error": { "type": "object", "required": ["type", "message"] },
             },
         },
+        "Event": {
+            "type": "object", "required": ["data"], "description": "One event of a stream.",
+            "properties": { "data": { "type": "string" }, "event": { "type": "string" } },
+        },
         "Health": { "type": "object", "required": ["status"], "properties": { "status": { "type": "string" } } },
         "Models": {
             "type": "object", "required": ["object", "data"],
@@ -193,8 +197,8 @@ fn schemas() -> Value {
         })),
         "CompletionRequest": request(&["prompt"], vec![
             ("model", model()),
-            ("prompt", json!({ "anyOf": [{ "type": "string", "minLength": 1 }, { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 8 }] })),
-            ("stop", stop()), ("n", int(1, 8)), ("max_tokens", count()), ("logprobs", int(0, 20)), ("echo", flag()),
+            ("prompt", json!({ "anyOf": [{ "type": "string", "minLength": 1 }, { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 2048 }] })),
+            ("stop", stop()), ("n", int(1, 128)), ("max_tokens", count()), ("logprobs", int(0, 20)), ("echo", flag()),
             ("user", or_null(string())),
         ]),
         "CompletionAnswer": answer("text_completion", json!({
@@ -202,6 +206,25 @@ fn schemas() -> Value {
                 "index": { "type": "integer" }, "text": { "type": "string" }, "finish_reason": { "enum": ["stop", "length"] },
             },
         })),
+        "EmbeddingsRequest": object(&["input"], vec![
+            ("model", model()),
+            ("input", json!({ "anyOf": [
+                { "type": "string", "minLength": 1 },
+                { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 2048 },
+            ] })),
+            ("encoding_format", or_null(json!({ "enum": ["float", "base64"] }))),
+            ("dimensions", count()), ("user", or_null(string())),
+        ]),
+        "EmbeddingsAnswer": {
+            "type": "object", "required": ["object", "data", "model", "usage"], "properties": {
+                "object": { "const": "list" }, "data": { "type": "array", "minItems": 1, "items": {
+                    "type": "object", "required": ["object", "index", "embedding"], "properties": {
+                        "object": { "const": "embedding" }, "index": { "type": "integer" },
+                        "embedding": { "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "number" } }] },
+                    },
+                } },
+            },
+        },
         "ResponsesRequest": request(&["input"], vec![
             ("model", model()),
             ("input", json!({ "anyOf": [{ "type": "string" }, messages()] })),

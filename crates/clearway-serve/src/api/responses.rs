@@ -132,7 +132,7 @@ pub(super) fn prepare(app: &App, served: &Served, tally: &Tally, body: &[u8]) ->
     fields.only("include", &[json!([]), json!(["reasoning.encrypted_content"])])?;
     fields.only("top_logprobs", &[json!(0)])?;
     let user = fields.text("user")?;
-    fields.ignore(&["safety_identifier", "prompt_cache_key"]);
+    fields.ignore_texts(&["safety_identifier", "prompt_cache_key"])?;
     fields.finish()?;
     let mut started = chat::start(app, served, tally, &conversation, &choosing, 1)?;
     let writing = started.pop().ok_or_else(|| ApiError::internal("no text was started"))?;

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::Response;
 use clearway_llm::text::EncodeOptions;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::completions::decoded;
 use super::{Call, blocking, chat, check_model, json_response};
@@ -62,13 +62,7 @@ pub async fn detokenize(call: Call) -> Result<Response<Body>> {
         check_model(fields.text("model")?.as_deref(), served)?;
         let tokens = fields.list("tokens")?.ok_or_else(|| fields.error("tokens", "is missing"))?;
         fields.finish()?;
-        let text = match tokens.is_empty() {
-            true => String::new(),
-            false => {
-                let tokens = prompt::inputs("tokens", Value::Array(tokens), served)?;
-                decoded(&tokens.concat(), served)
-            }
-        };
+        let text = decoded(&prompt::tokens("tokens", &tokens, served)?, served);
         Ok(json_response(&json!({ "content": text, "prompt": text })))
     })
     .await

@@ -231,3 +231,17 @@ fn the_server_tells_about_itself() {
     assert_eq!(answer.header("x-request-id"), Some("my-id"));
     assert!(server.client.get("/health").header("x-request-id").unwrap().starts_with("req_"));
 }
+
+#[test]
+fn the_picker_of_the_manifests_finds_its_metrics() {
+    let manifest = include_str!("../../../../docs/kubernetes/pool.yaml");
+    let arguments = manifest.lines().filter_map(|line| line.split_once("-metric="));
+    let names: Vec<&str> = arguments.map(|(_, name)| name.trim()).collect();
+    assert_eq!(names.len(), 5);
+    let server = Running::new();
+    let metrics = server.client.get("/metrics").body;
+    for name in names {
+        let sample = format!("{name}{{");
+        assert!(metrics.lines().any(|line| line.starts_with(&sample)), "{name}");
+    }
+}

@@ -26,6 +26,17 @@ fn what_is_not_supported_is_refused_by_its_name() {
             json!({ "messages": [{ "role": "user", "content": "a", "weight": 1 }] }),
             "messages[0].weight",
         ),
+        ("/v1/chat/completions", json!({ "messages": messages, "user": {} }), "user"),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": messages, "include_reasoning": false }),
+            "include_reasoning",
+        ),
+        (
+            "/v1/completions",
+            json!({ "prompt": "a", "skip_special_tokens": false }),
+            "skip_special_tokens",
+        ),
         ("/v1/chat/completions", json!({ "messages": "Hi" }), "messages"),
         ("/v1/chat/completions", json!({ "messages": [] }), "messages"),
         ("/v1/chat/completions", json!({ "messages": [null] }), "messages[0]"),

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use clearway::Device;
 use clearway::cpu::CpuDevice;
 use clearway_llm::engine::{self, Engine, EngineOptions};
 use clearway_llm::gguf::Gguf;
@@ -38,20 +39,23 @@ pub struct Setup {
     pub parallel: usize,
     /// How long loading takes.
     pub load: Duration,
+    /// Opens the device, the first time and again.
+    pub device: Arc<dyn Fn() -> Arc<dyn Device> + Send + Sync>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let address = Address::Tcp { host: [127, 0, 0, 1].into(), port: 0 };
         let config = Config { address, log: LogFormat::None, ..Config::default() };
-        Self { config, queue: 64, parallel: 2, load: Duration::ZERO }
+        let device = || Arc::new(CpuDevice::new()) as Arc<dyn Device>;
+        Self { config, queue: 64, parallel: 2, load: Duration::ZERO, device: Arc::new(device) }
     }
 }
 
 impl Setup {
     /// Starts the server.
     pub fn start(self) -> Running {
-        let Self { config, queue, parallel, load } = self;
+        let Self { config, queue, parallel, load, device } = self;
         let server = Server::bind(config).unwrap();
         let address = server.address();
         let client = Client::new(address.strip_prefix("http://").unwrap_or(&address));
@@ -61,7 +65,7 @@ impl Setup {
             std::thread::spawn(move || {
                 let made = move || {
                     std::thread::sleep(load);
-                    served(queue, parallel).map_err(|error| error.to_string())
+                    served(queue, parallel, device).map_err(|error| error.to_string())
                 };
                 server.run(made, |_| (), move || stop.load(Ordering::SeqCst))
             })
@@ -121,18 +125,24 @@ pub fn until(what: &str, there: impl Fn() -> bool) {
     }
 }
 
-fn served(queue: usize, parallel: usize) -> Result<Served, Box<dyn std::error::Error>> {
+fn served(
+    queue: usize,
+    parallel: usize,
+    device: Arc<dyn Fn() -> Arc<dyn Device> + Send + Sync>,
+) -> Result<Served, Box<dyn std::error::Error>> {
     let file = Gguf::open(model())?;
+    let again = file.clone();
     let options = EngineOptions { context: Some(parallel * CONTEXT), ..EngineOptions::default() };
-    let engine = Engine::new(&file, Arc::new(CpuDevice::new()), options)?;
+    let engine = Engine::new(&file, device(), options)?;
     let ends = engine::tokenizer(&file)?.end_tokens().to_vec();
+    let reopen = move || Engine::new(&again, device(), options);
     let options = BatchOptions { parallel, context: CONTEXT, queue };
-    let backend = Batch::new(engine, ends, options)?;
+    let backend = Batch::reopening(engine, ends, options, reopen)?;
     Ok(Served::new(vec![MODEL.into()], &file, CONTEXT, 4096, Box::new(backend))?)
 }
 
 /// The model file, made once.
-fn model() -> PathBuf {
+pub fn model() -> PathBuf {
     static MADE: OnceLock<Mutex<Option<PathBuf>>> = OnceLock::new();
     let mut made = MADE.get_or_init(Mutex::default).lock().unwrap();
     made.get_or_insert_with(|| {

@@ -21,7 +21,7 @@ use self::lists::{CopyList, DecodeList, ReadList, Row, TOGETHER, Tables};
 use self::slots::{FAILED, RING, RUNNING, WORDS};
 use super::runner::{Change, Chosen, Limits, Read, Runner, Slot, SlotTokens, Work};
 use crate::engine::choose::Choice;
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Embedding, Engine, EngineError};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -72,6 +72,8 @@ pub struct DeviceRunner {
     done: VecDeque<Vec<SlotTokens>>,
     /// What the device's decode inputs hold: the list and its slots, if nothing changed since.
     ready: Option<((usize, Choice), Vec<Slot>)>,
+    /// Why work under way was lost while the next was started.
+    lost: Option<EngineError>,
 }
 
 struct UnderWay {
@@ -106,6 +108,7 @@ impl DeviceRunner {
             under_way: VecDeque::new(),
             done: VecDeque::new(),
             ready: None,
+            lost: None,
         })
     }
 
@@ -354,7 +357,11 @@ impl Runner for DeviceRunner {
             && self.ready.as_ref().is_some_and(|(_, slots)| *slots == work.decode);
         if !continues {
             while !self.under_way.is_empty() {
-                self.absorb()?;
+                if let Err(error) = self.absorb() {
+                    // Who waits for that work is told why.
+                    self.lost = Some(error);
+                    return Err(EngineError::LostBefore);
+                }
             }
             self.ready = None;
             self.apply(&work.changes)?;
@@ -376,14 +383,23 @@ impl Runner for DeviceRunner {
     }
 
     fn finish(&mut self) -> Result<Vec<SlotTokens>> {
-        if self.done.is_empty()
-            && let Err(error) = self.absorb()
-        {
+        if let Some(done) = self.done.pop_front() {
+            return Ok(done);
+        }
+        let outcome = match self.lost.take() {
+            Some(error) => Err(error),
+            None => self.absorb(),
+        };
+        if let Err(error) = outcome {
             // What is still on the device belongs to slots that the caller gives up: it must not be taken for later work.
             self.under_way.clear();
             self.ready = None;
             return Err(error);
         }
         Ok(self.done.pop_front().unwrap_or_default())
+    }
+
+    fn embed(&mut self, text: &mut Embedding, most: usize) -> Result<Option<Vec<f32>>> {
+        self.engine.embed_part(text, most)
     }
 }

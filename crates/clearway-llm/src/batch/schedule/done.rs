@@ -74,6 +74,16 @@ impl Scheduler {
         self.take_events()
     }
 
+    /// Nothing can be done any more: every sequence fails, those that wait included. Nothing is under way.
+    pub fn fail_all(&mut self, failure: &Failure, now: Duration) -> Vec<Event> {
+        let all: Vec<SequenceId> = self.sequences.keys().copied().collect();
+        for id in all {
+            self.end(id, EndReason::Failed(failure.clone()), now);
+        }
+        self.settle();
+        self.take_events()
+    }
+
     fn measure(&mut self, started: &Started, now: Duration) {
         let time = now.saturating_sub(started.at.max(self.last_finish));
         self.last_finish = now;

@@ -158,6 +158,8 @@ numbers! {
     block_hits,
     /// Full blocks whose memory was needed so far.
     evicted,
+    /// Times that a lost device was opened again so far.
+    reopened,
 }
 
 /// What a service counts and measures. Reading it waits for nobody.
@@ -208,6 +210,10 @@ impl Stats {
 
     pub(super) fn accepted(&self) {
         self.numbers.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn reopened(&self) {
+        self.numbers.reopened.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn refused(&self) {

@@ -1,5 +1,6 @@
 //! The thread that owns the runner: commands in, work planned and done, events out.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -7,21 +8,27 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
+use super::device::Held;
 use super::stream::{Outlet, Output};
+use super::vectors::Job;
 use super::{Command, Shared};
-use crate::batch::request::{EndReason, Event, RequestId, TokenUsage, What};
-use crate::batch::runner::Runner;
+use crate::batch::request::{EndReason, Event, Failure, RequestId, TokenUsage, What};
 use crate::batch::schedule::Scheduler;
+use crate::engine::EngineError;
 
 /// Weight of a new interval between texts that end, in the mean: one of so many.
 const INTERVAL_WEIGHT: u64 = 16;
+/// Tokens of a text that becomes a vector which are read at once, while others decode.
+const EMBED_BETWEEN: usize = 64;
 
 pub(super) struct Worker {
-    runner: Box<dyn Runner>,
+    device: Held,
     scheduler: Scheduler,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     outlets: FxHashMap<RequestId, Live>,
+    /// Texts that become vectors; the first is under way.
+    vectors: VecDeque<Job>,
     epoch: Instant,
     last_end: Option<Instant>,
     /// After this all requests are cancelled.
@@ -41,17 +48,18 @@ struct Live {
 
 impl Worker {
     pub(super) fn new(
-        runner: Box<dyn Runner>,
+        device: Held,
         scheduler: Scheduler,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Self {
         Self {
-            runner,
+            device,
             scheduler,
             commands,
             shared,
             outlets: FxHashMap::default(),
+            vectors: VecDeque::new(),
             epoch: Instant::now(),
             last_end: None,
             deadline: None,
@@ -62,12 +70,14 @@ impl Worker {
     /// Runs until nobody can ask for anything any more.
     pub(super) fn run(mut self) {
         while self.listen() {
+            self.open();
             let since = Instant::now();
             self.start_works();
             self.host += since.elapsed();
             if self.scheduler.under_way() > 0 {
                 self.finish_work();
             }
+            self.embed();
             self.shared.stats.stand(&self.scheduler.load(), &self.scheduler.counts());
         }
     }
@@ -86,16 +96,19 @@ impl Worker {
                     self.scheduler.cancel(id, None, self.now());
                 }
                 self.deliver_rest();
+                while let Some(job) = self.vectors.pop_front() {
+                    self.answer(job, Err(Failure::Gone));
+                }
             }
             match self.commands.try_recv() {
                 Ok(command) => {
                     self.obey(command);
                     continue;
                 }
-                Err(TryRecvError::Disconnected) if self.scheduler.is_idle() => return false,
+                Err(TryRecvError::Disconnected) if self.is_idle() => return false,
                 Err(_) => {}
             }
-            if !self.scheduler.is_idle() {
+            if !self.is_idle() {
                 return true;
             }
             self.shared.stats.stand(&self.scheduler.load(), &self.scheduler.counts());
@@ -105,6 +118,10 @@ impl Worker {
                 Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.vectors.is_empty()
     }
 
     fn obey(&mut self, command: Command) {
@@ -119,6 +136,7 @@ impl Worker {
                     self.forget(id);
                 }
             }
+            Command::Embed { job } => self.vectors.push_back(job),
             Command::Cancel { id, choice } => self.scheduler.cancel(id, choice, now),
             Command::Drain { deadline } => self.deadline = Some(deadline),
             Command::Decisions { reply } => {
@@ -131,23 +149,108 @@ impl Worker {
     }
 
     fn start_works(&mut self) {
-        while let Some(work) = self.scheduler.plan(self.now()) {
-            if let Err(error) = self.runner.start(&work) {
+        while self.device.is_open()
+            && let Some(work) = self.scheduler.plan(self.now())
+        {
+            if let Err(error) = self.device.start(&work) {
+                let lost = error.is_device_lost();
+                // What is under way says why.
+                let before = matches!(error, EngineError::LostBefore);
                 let events = self.scheduler.start_failed(error, self.now());
                 self.deliver(events);
+                if lost && self.device.give_up() {
+                    self.lose(EngineError::LostBefore);
+                }
+                if before {
+                    break;
+                }
             }
         }
         self.deliver_rest();
     }
 
+    /// Opens the device again where it was lost. Where that fails, everybody who waits is told.
+    fn open(&mut self) {
+        if self.device.is_open() || self.is_idle() {
+            return;
+        }
+        match self.device.open() {
+            Ok(()) => self.shared.stats.reopened(),
+            Err(error) => {
+                let error = Arc::new(error);
+                let failure = || Failure::Device(Arc::clone(&error));
+                let events = self.scheduler.fail_all(&failure(), self.now());
+                self.deliver(events);
+                while let Some(job) = self.vectors.pop_front() {
+                    self.answer(job, Err(failure()));
+                }
+            }
+        }
+    }
+
+    /// What was under way on the device is lost.
+    fn lose(&mut self, error: EngineError) {
+        let events = self.scheduler.lost(error, self.now());
+        self.deliver(events);
+    }
+
+    /// Reads the next part of the first text that becomes a vector.
+    fn embed(&mut self) {
+        while self.vectors.front().is_some_and(|job| !job.is_wanted()) {
+            if let Some(job) = self.vectors.pop_front() {
+                self.answer(job, Err(Failure::Gone));
+            }
+        }
+        if !self.device.is_open() {
+            return;
+        }
+        let most = if self.scheduler.is_idle() { usize::MAX } else { EMBED_BETWEEN };
+        let Some(job) = self.vectors.front_mut() else { return };
+        let Some(text) = job.texts.front_mut() else { return };
+        match self.device.embed(text, most) {
+            Ok(None) => return,
+            Ok(Some(vector)) => {
+                job.done.push(vector);
+                job.texts.pop_front();
+                if !job.texts.is_empty() {
+                    return;
+                }
+                if let Some(mut job) = self.vectors.pop_front() {
+                    let done = std::mem::take(&mut job.done);
+                    self.answer(job, Ok(done));
+                }
+            }
+            Err(error) => {
+                let lost = error.is_device_lost();
+                if let Some(job) = self.vectors.pop_front() {
+                    self.answer(job, Err(Failure::Device(Arc::new(error))));
+                }
+                if lost && self.device.give_up() {
+                    self.lose(EngineError::LostBefore);
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, job: Job, answer: Result<Vec<Vec<f32>>, Failure>) {
+        job.answer(answer);
+        self.shared.stats.queued.fetch_sub(1, Ordering::Relaxed);
+        self.shared.ended(1);
+    }
+
     fn finish_work(&mut self) {
         let steps = self.scheduler.counts().steps;
-        let result = self.runner.finish();
+        let result = self.device.finish();
         let since = Instant::now();
         let now = self.now();
         let events = match result {
             Ok(results) => self.scheduler.finished(results, now),
-            Err(error) => self.scheduler.lost(error, now),
+            Err(error) => {
+                if error.is_device_lost() {
+                    self.device.give_up();
+                }
+                self.scheduler.lost(error, now)
+            }
         };
         self.deliver(events);
         let new = steps - self.shared.steps.swap(steps, Ordering::Relaxed);
@@ -217,8 +320,9 @@ impl Worker {
 impl Drop for Worker {
     /// Streams end as failed when their outlets go; whoever waits for the last request is told.
     fn drop(&mut self) {
-        let live = self.outlets.len();
+        let live = self.outlets.len() + self.vectors.len();
         self.outlets.clear();
+        self.vectors.clear();
         self.shared.ended(live);
         self.shared.close();
     }
