@@ -91,12 +91,12 @@ fn schemathesis(root: &Path, server: &Server, seconds: u64) -> Result<Command> {
     Ok(command)
 }
 
-fn python(environment: &Path) -> Command {
+pub fn python(environment: &Path) -> Command {
     Command::new(environment.join("bin/python"))
 }
 
 /// A Python environment with these packages, made where it is not there.
-fn environment(root: &Path, name: &str, packages: &[&str]) -> Result<PathBuf> {
+pub fn environment(root: &Path, name: &str, packages: &[&str]) -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let folder = root.join(target).join("python").join(name);
     let (mark, wanted) = (folder.join("packages.txt"), packages.join("\n"));
