@@ -122,7 +122,11 @@ class Array:
             self._native.write_floats(np.ascontiguousarray(values, np.float32))
             return
         given = np.asarray(values)
-        if given.dtype != native and not np.can_cast(given.dtype, native, "same_kind"):
+        if native.kind == "u" and given.dtype.kind == "i":
+            # Whole numbers fit or do not; their type says nothing.
+            if given.size and not 0 <= given.min() <= given.max() < 1 << 32:
+                raise ValueError(f"elements from {given.min()} to {given.max()} do not all fit {native}")
+        elif given.dtype != native and not np.can_cast(given.dtype, native, "same_kind"):
             raise ValueError(f"elements are {given.dtype}, but {native} is needed; convert them with astype")
         self._native.write(np.ascontiguousarray(given, native))
 

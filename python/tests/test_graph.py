@@ -81,6 +81,8 @@ def test_wrong_arrays_are_refused():
         CPU.zeros((2,), "f8")
     with pytest.raises(ValueError, match="astype"):
         CPU.zeros((2,), "u32").write(np.array([0.5, 1.5]))
+    with pytest.raises(ValueError, match="fit uint32"):
+        CPU.array([-1, 2])
     with pytest.raises(clearway.GraphError):
         CPU.zeros((2, 31), "q8_0")
     with pytest.raises(BufferError):

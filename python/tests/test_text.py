@@ -28,10 +28,11 @@ def test_an_answer_is_the_command_lines(llm, command_line):
 
 def test_prompts_together_are_the_prompts_alone(llm):
     prompts = ["Once upon a time", "The capital of France is", "A poem about rain:\n", [504, 260, 1]]
-    together = llm.generate(prompts, GREEDY)
+    params = GREEDY.replace(ignore_eos=True)
+    together = llm.generate(prompts, params)
     assert [output.prompt for output in together] == [*prompts[:3], None]
     for prompt, output in zip(prompts, together):
-        [alone] = llm.generate([prompt] if isinstance(prompt, list) else prompt, GREEDY)
+        [alone] = llm.generate([prompt] if isinstance(prompt, list) else prompt, params)
         assert alone.outputs[0].text == output.outputs[0].text
         assert len(output.outputs[0].token_ids) == 24
         assert output.finished and output.outputs[0].finish_reason == "length"
