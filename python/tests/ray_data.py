@@ -12,6 +12,9 @@ import signal
 import sys
 import time
 
+# A busy machine takes long to start a node.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+
 import ray
 from ray.cluster_utils import Cluster
 

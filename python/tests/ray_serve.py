@@ -16,6 +16,9 @@ import sys
 import threading
 import time
 
+# A busy machine takes long to start a node.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
