@@ -36,6 +36,7 @@ fn manifests(root: &Path) -> Vec<PathBuf> {
     let tools = std::fs::read_dir(root.join("tools")).into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = tools.map(|entry| entry.path()).collect();
     folders.sort();
+    folders.insert(0, root.join("python"));
     folders.insert(0, root.join("fuzz"));
     folders.insert(0, root.to_owned());
     folders.retain(|folder| folder.join("Cargo.lock").is_file());

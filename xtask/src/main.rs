@@ -3,8 +3,11 @@
 mod compare;
 mod date;
 mod deny;
+mod dist;
+mod environment;
 mod fuzz;
 mod peers;
+mod python;
 mod run;
 mod serve;
 mod shaders;
@@ -23,8 +26,8 @@ use test::{Need, Part};
 const USAGE: &str = "usage: cargo xtask COMMAND
   test [--part NAME] [--allow-missing NEED]...
                        formatting, lints, docs, tests and examples, with the minutes each part took
-                       NAME: build, core, ops, wgpu, golden, race, browser or serve
-                       NEED: vulkan, browser, race, golden or clients; what is missing and not named fails the run
+                       NAME: build, core, ops, wgpu, golden, race, browser, serve or python
+                       NEED: vulkan, browser, race, golden, clients or python; what is missing and not named fails the run
   soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing, and serve-clients; writes
                        docs/soak.md
   compare OLD NEW [FILE...] [-- ARGUMENTS]
@@ -34,6 +37,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                        on the CPU, or with --logits how far their logits are apart
   serve-clients [--seconds N]
                        `clearway serve` under the clients of others and behind routers, with ten minutes of schemathesis
+  ray [--rows N]       the Python package on a Ray cluster of two nodes: rows of a killed worker, replicas under load
+  dist                 a tar of the stripped program with licences, completions, manual page, systemd unit and
+                       Containerfile, and its SHA-256, in the folder dist of the target folder
   syncval              graphs under Khronos synchronization validation, in a Debian 13 tree (needs root)
   shaders [--every]    the product's shaders under spirv-val, in the same tree (needs root); two of those that
                        differ in numbers alone, or every one
@@ -62,6 +68,12 @@ fn main() -> ExitCode {
             Ok(seconds) => serve::run(serve::Extent { seconds, ..serve::Extent::FULL }),
             _ => return usage(&format!("`{text}` is not a number of seconds")),
         },
+        ["ray"] => python::ray(2000),
+        ["ray", "--rows", rows] => match rows.parse() {
+            Ok(rows) if rows >= 100 => python::ray(rows),
+            _ => return usage(&format!("`{rows}` is not a number of rows from 100 on")),
+        },
+        ["dist"] => dist::run().map(|()| true),
         ["shaders"] => shaders::run(false),
         ["shaders", "--every"] => shaders::run(true),
         ["syncval"] => syncval::run(),

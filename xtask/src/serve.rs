@@ -7,7 +7,6 @@
 //!
 //! The server is the program that the tests built, on the CPU, with the default model.
 
-mod environment;
 mod server;
 
 use std::path::Path;
@@ -16,8 +15,8 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use crate::environment::{node, packages_of_node, program, python};
 use crate::run::{Suite, step};
-use environment::{node, packages_of_node, program, python};
 use server::Server;
 
 /// Clients that the test command runs.

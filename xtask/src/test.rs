@@ -23,7 +23,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::run::{self, cargo};
-use crate::{deny, fuzz, root, seed, serve, shaders, size, syncval, targets};
+use crate::{deny, fuzz, python, root, seed, serve, shaders, size, syncval, targets};
 use outcome::Outcome;
 
 /// Runs everything, or one part, and does without what is `allowed` to be missing; tells whether all of it
@@ -72,6 +72,10 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     if wants(Part::Serve) && model.is_some() && outcome.demanded(&needs).contains(&Need::Clients) {
         serve::steps(&root, |name, command| outcome.step(Part::Serve, name, command))?;
     }
+    if wants(Part::Python) && model.is_some() && outcome.demanded(&needs).contains(&Need::Python) {
+        outcome.step(Part::Build, "build of the Python package", &mut python::build(&root));
+        outcome.step(Part::Python, "Python package", &mut python::tests(&root)?);
+    }
     for (part, example) in examples(&root)? {
         if !wants(part) {
             continue;
@@ -104,6 +108,7 @@ fn prepare(root: &Path, needs: &[Need], outcome: &mut Outcome) -> Result<()> {
             Need::Browser => (Part::Browser, needs::browser()),
             Need::Race => (Part::Race, syncval::missing(root)?),
             Need::Clients => (Part::Build, serve::missing(root)),
+            Need::Python => (Part::Build, python::missing(root)),
             Need::Golden => continue,
         };
         outcome.spend(part, start.elapsed());

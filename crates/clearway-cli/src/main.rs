@@ -23,7 +23,7 @@ mod wgpu;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use clearway_llm::fetch::FetchError;
 
 /// A GPU graph runtime with a language-model engine.
@@ -68,6 +68,10 @@ enum Command {
     Eval(commands::eval::Args),
     /// Write a model of random weights, for speed tests.
     Synth(commands::synth::Args),
+    /// Print what a shell needs to complete commands.
+    Completions(commands::completions::Args),
+    /// Print the manual page.
+    Man,
 }
 
 fn main() -> ExitCode {
@@ -86,6 +90,8 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
+        Command::Completions(args) => commands::completions::run(&args, Cli::command()),
+        Command::Man => commands::completions::man(Cli::command()),
     };
     match outcome {
         // A signal that ends the process does so even where the command ended by itself meanwhile.

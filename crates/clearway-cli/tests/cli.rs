@@ -197,3 +197,19 @@ fn the_list_shows_a_reason_for_every_barrier() {
         assert!(["RAW", "WAR", "WAW"].iter().any(|kind| barrier.contains(kind)), "{barrier}");
     }
 }
+
+#[test]
+fn completions_and_the_manual_page_name_every_command() {
+    let printed = |args: &[&str]| String::from_utf8(clearway(args).stdout).unwrap();
+    let page = printed(&["man"]);
+    assert!(page.contains(".TH clearway 1"), "{page}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = printed(&["completions", shell]);
+        for command in ["run", "serve", "bench", "inspect"] {
+            assert!(script.contains(command), "{shell}: {command}");
+            assert!(page.to_lowercase().contains(&format!("clearway {command}")), "{command}");
+        }
+        assert!(script.contains("--api-key-file") || script.contains("api-key-file"), "{shell}");
+    }
+    assert_eq!(clearway(&["completions", "ash"]).status.code(), Some(2));
+}

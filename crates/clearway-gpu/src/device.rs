@@ -159,6 +159,12 @@ pub trait DeviceMemory: Send + Sync {
         self.read(offset, bytes)
     }
 
+    /// Where the bytes lie in the memory of this process, where they do and have the order that the host gave them. Whoever
+    /// touches them there must see to it that no program of the device runs meanwhile and that this memory still exists.
+    fn host_start(&self) -> Option<std::ptr::NonNull<u8>> {
+        None
+    }
+
     /// For the backend that made it.
     fn as_any(&self) -> &dyn std::any::Any;
 }

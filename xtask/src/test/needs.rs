@@ -19,11 +19,12 @@ pub enum Need {
     Race,
     Golden,
     Clients,
+    Python,
 }
 
 impl Need {
-    pub const ALL: [Self; 5] =
-        [Self::Vulkan, Self::Browser, Self::Race, Self::Golden, Self::Clients];
+    pub const ALL: [Self; 6] =
+        [Self::Vulkan, Self::Browser, Self::Race, Self::Golden, Self::Clients, Self::Python];
 
     /// Name on the command line, in `CLEARWAY_NEED` and in what tests print.
     pub const fn name(self) -> &'static str {
@@ -33,6 +34,7 @@ impl Need {
             Self::Race => "race",
             Self::Golden => "golden",
             Self::Clients => "clients",
+            Self::Python => "python",
         }
     }
 
@@ -138,7 +140,7 @@ mod tests {
 
     #[test]
     fn needs_are_named_as_tests_name_them() {
-        assert_eq!(variable(&Need::ALL), "vulkan,browser,race,golden,clients");
+        assert_eq!(variable(&Need::ALL), "vulkan,browser,race,golden,clients,python");
         for need in Need::ALL {
             assert_eq!(Need::by_name(need.name()), Some(need));
         }

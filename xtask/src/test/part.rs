@@ -17,10 +17,11 @@ pub enum Part {
     Race,
     Browser,
     Serve,
+    Python,
 }
 
 impl Part {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Build,
         Self::Core,
         Self::Ops,
@@ -29,6 +30,7 @@ impl Part {
         Self::Race,
         Self::Browser,
         Self::Serve,
+        Self::Python,
     ];
 
     /// The part of this name on the command line.
@@ -47,6 +49,7 @@ impl Part {
             Self::Race => ("race", "race checker", 3),
             Self::Browser => ("browser", "browser", 2),
             Self::Serve => ("serve", "server", 3),
+            Self::Python => ("python", "Python package", 3),
         }
     }
 
@@ -73,6 +76,8 @@ impl Part {
             Self::Race => &["--workspace", "--test", "syncval*"],
             Self::Browser => &["--workspace", "--test", "browser*"],
             Self::Serve => &["--workspace", "--test", "serve*"],
+            // The smallest that builds the command line, which texts are compared with.
+            Self::Python => &["--package", "clearway-cli", "--test", "plan"],
         }
     }
 
@@ -86,6 +91,7 @@ impl Part {
             Self::Race => &[Need::Race],
             Self::Browser => &[Need::Browser, Need::Golden],
             Self::Serve => &[Need::Golden, Need::Clients],
+            Self::Python => &[Need::Vulkan, Need::Golden, Need::Python],
         }
     }
 }

@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (parallel, queue) = (args.parallel as usize, args.queue as usize);
     let footprint = Footprint::new(&file, args.model.ctx_size, dtype, memory)?;
     let context = footprint.context;
-    let pool = args.cache_size.unwrap_or_else(|| pool(&footprint, parallel, memory)).max(context);
+    let pool = args.cache_size.unwrap_or_else(|| footprint.pool(parallel, memory)).max(context);
     let options = args.model.engine.options(Some(pool));
     let again = args.model.device.clone();
     let load = move || -> Result<Served> {
@@ -139,20 +139,6 @@ pub fn run(args: &Args) -> Result<()> {
         Ended::NotLoaded => bail!("the model could not be loaded"),
         Ended::CutOff => bail!("requests were cut off; --drain gives them more time"),
     }
-}
-
-/// Tokens that the texts share where nobody says: what they need together, as far as a quarter of the memory beside the weights
-/// holds it.
-fn pool(footprint: &Footprint, parallel: usize, memory: u64) -> usize {
-    const MOST: usize = 65_536;
-    let row = (footprint.cache / footprint.context.max(1) as u64).max(1);
-    let fits = match memory {
-        0 => MOST,
-        memory => {
-            usize::try_from(memory.saturating_sub(footprint.weights) / 4 / row).unwrap_or(MOST)
-        }
-    };
-    parallel.saturating_mul(footprint.context).min(fits).min(MOST)
 }
 
 fn config(args: &Args) -> Result<Config> {

@@ -239,6 +239,10 @@ impl DeviceMemory for HostMemory {
         })
     }
 
+    fn host_start(&self) -> Option<NonNull<u8>> {
+        self.packed.is_none().then_some(self.start)
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -259,4 +263,22 @@ fn meminfo(key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use clearway_graph::{DType, Layout};
+
+    use crate::cpu::CpuDevice;
+    use crate::device::Device;
+
+    #[test]
+    fn the_host_sees_what_has_the_order_it_was_given_in() {
+        let device = CpuDevice::with_threads(1);
+        assert!(device.alloc(64).unwrap().memory().host_start().is_some());
+        let layout = Layout::new(DType::Q4_K, &[64, 256]).unwrap();
+        let bytes = vec![0; layout.span_bytes() as usize];
+        let packed = device.upload_weights(&layout, &bytes).unwrap();
+        assert_eq!(packed.memory().host_start(), None, "rows of weights are packed");
+    }
 }

@@ -10,6 +10,8 @@ use crate::model::{self, ModelShape, RecordOptions};
 
 /// Largest context that nobody asked for: more takes gigabytes that few texts need.
 const MOST_UNASKED: usize = 32_768;
+/// Largest cache for many texts that nobody asked for.
+const MOST_POOLED: usize = 65_536;
 /// Context that a model gets even where memory is short, if the file allows it.
 const LEAST_UNASKED: usize = 4096;
 /// The cache of a context that nobody asked for takes at most this part of the memory beside the weights.
@@ -96,6 +98,20 @@ impl Footprint {
         self.weights.saturating_add(self.cache)
     }
 
+    /// Tokens of a cache that so many texts share, where nobody says: what they need together, as far as a quarter of the
+    /// memory beside the weights holds it, and at most 65,536. 0 bytes of memory stand for a number that is not known.
+    pub fn pool(&self, texts: usize, memory_bytes: u64) -> usize {
+        let row = (self.cache / self.context.max(1) as u64).max(1);
+        let fits = match memory_bytes {
+            0 => MOST_POOLED,
+            memory => {
+                let room = memory.saturating_sub(self.weights) / MEMORY_SHARE;
+                usize::try_from(room / row).unwrap_or(MOST_POOLED)
+            }
+        };
+        texts.saturating_mul(self.context).min(fits).min(MOST_POOLED).max(self.context)
+    }
+
     /// An error if the device cannot hold it. A device that does not tell its memory is tried.
     ///
     /// # Errors
@@ -163,6 +179,25 @@ mod tests {
         }
         assert_eq!(Bytes(u64::MAX).to_string(), "16384.0 PiB");
         assert_eq!(format!("{:>8}", Bytes(7)), "     7 B");
+    }
+
+    #[test]
+    fn texts_share_what_they_need_as_far_as_memory_holds_it() {
+        let shape = model::builtin_shape("smollm2-135m").unwrap();
+        let footprint = Footprint {
+            shape,
+            context: 1000,
+            reason: ContextReason::Asked,
+            cache_dtype: DType::F16,
+            weights: 5000,
+            cache: 2000,
+        };
+        assert_eq!(footprint.pool(4, 0), 4000, "memory is not known");
+        assert_eq!(footprint.pool(4, 1 << 30), 4000);
+        assert_eq!(footprint.pool(4, 5000 + 4 * 2 * 3000), 3000, "a quarter of what is left");
+        assert_eq!(footprint.pool(1000, 1 << 30), 65_536);
+        assert_eq!(footprint.pool(4, 0), footprint.pool(4, u64::MAX));
+        assert_eq!(footprint.pool(4, 5001), 1000, "one text always fits");
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Held {
             return Ok(());
         }
         let Some(reopen) = &mut self.reopen else { return Err(EngineError::LostBefore) };
-        let runner = caught(|| reopen())?;
+        let runner = caught(reopen)?;
         let (found, limits) = (runner.limits(), self.limits);
         if found != limits {
             // It was opened with less: what was promised to requests does not hold.

@@ -92,6 +92,13 @@ macro_rules! numbers {
             $($(#[$doc])* pub $name: u64,)*
         }
 
+        impl Numbers {
+            /// All of them by their names.
+            pub fn by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+
         #[derive(Debug, Default)]
         struct Atomics {
             $($name: AtomicU64,)*

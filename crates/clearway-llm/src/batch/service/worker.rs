@@ -208,7 +208,7 @@ impl Worker {
         let Some(job) = self.vectors.front_mut() else { return };
         let Some(text) = job.texts.front_mut() else { return };
         match self.device.embed(text, most) {
-            Ok(None) => return,
+            Ok(None) => {}
             Ok(Some(vector)) => {
                 job.done.push(vector);
                 job.texts.pop_front();

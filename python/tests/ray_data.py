@@ -1,0 +1,95 @@
+"""Ray Data on a cluster of two nodes, one worker killed in the middle.
+
+usage: ray_data.py [ROWS] [MODEL] [TOKENS]
+
+Every row must come out once and be what it is without the kill. Exits with 1 where that is not so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+# A busy machine takes long to start a node.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+
+import ray
+from ray.cluster_utils import Cluster
+
+import clearway.ray
+
+ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2:135m"
+TOKENS = int(sys.argv[3]) if len(sys.argv) > 3 else 8
+ACTORS = 2
+
+
+def workers() -> list[int]:
+    """Processes of Ray that hold a stage."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                title = file.read().decode(errors="replace")
+        except OSError:
+            continue
+        if title.startswith("ray::") and "_Stage" in title:
+            found.append(int(name))
+    return sorted(found)
+
+
+def run(kill: bool) -> tuple[dict[int, tuple[str, int]], float]:
+    """All rows by their number, and the seconds they took. One worker is killed once a quarter of the rows is out."""
+    rows = ray.data.from_items(
+        [{"id": index, "prompt": f"Question {index}: what is {index % 97} plus {index % 31}? Answer:"} for index in range(ROWS)],
+        override_num_blocks=max(8, ROWS // 64),
+    )
+    engine = {"deterministic": True, "max_model_len": 128, "max_num_seqs": 32, "device": "cpu", "threads": 1}
+    texts = clearway.ray.generate(
+        rows,
+        MODEL,
+        sampling_params={"max_tokens": TOKENS, "seed": 11},
+        concurrency=ACTORS,
+        batch_size=64,
+        engine=engine,
+    )
+    found: dict[int, tuple[str, int]] = {}
+    killed: list[int] = []
+    started = time.monotonic()
+    for row in texts.iter_rows():
+        assert row["id"] not in found, f"row {row['id']} came twice"
+        found[row["id"]] = (row["text"], row["text_tokens"])
+        if kill and not killed and len(found) >= ROWS // 4:
+            alive = workers()
+            assert len(alive) == ACTORS, alive
+            killed.append(alive[0])
+            os.kill(alive[0], signal.SIGKILL)
+            print(f"killed worker {alive[0]} of {alive} after {len(found)} rows", flush=True)
+    assert bool(killed) == kill
+    return found, time.monotonic() - started
+
+
+def main() -> int:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    print(f"{len(nodes)} nodes, {ROWS} rows, {MODEL}, {TOKENS} tokens each", flush=True)
+    assert len(nodes) == 2
+    plain, seconds = run(kill=False)
+    print(f"without a kill: {len(plain)} rows in {seconds:.1f} s", flush=True)
+    again, seconds = run(kill=True)
+    print(f"with a kill: {len(again)} rows in {seconds:.1f} s", flush=True)
+    lost = set(range(ROWS)) - set(again)
+    differ = [index for index in plain if plain[index] != again.get(index)]
+    print(f"lost {len(lost)}, different {len(differ)}", flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+    return int(bool(lost or differ or len(plain) != ROWS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Ray Serve on a cluster of two nodes: two replicas under load, one of them killed.
+
+usage: ray_serve.py [REQUESTS] [MODEL]
+
+Requests that were in the hands of the killed replica must get a clean error; all others an answer, equal to the one that the
+same prompt gets when nothing is killed. The replica must come back. Exits with 1 where that is not so.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+# A busy machine takes long to start a node.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+import clearway.ray
+
+REQUESTS = min(int(sys.argv[1]) if len(sys.argv) > 1 else 2000, 400)
+MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2:135m"
+CLIENTS = 8
+PORT = 8123
+
+
+def replicas() -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                title = file.read().decode(errors="replace")
+        except OSError:
+            continue
+        if title.startswith("ray::ServeReplica:"):
+            found.append(int(name))
+    return sorted(found)
+
+
+def ask(index: int, stream: bool) -> tuple[int, str]:
+    """Status and text of one answer; status 0 for a connection that broke or a stream that did not end."""
+    body = {"prompt": f"Question {index % 40}: the sum of {index % 40} and 5 is", "max_tokens": 8, "seed": 3, "stream": stream}
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode()
+    except (OSError, http.client.HTTPException) as problem:
+        return 0, repr(problem)
+    finally:
+        connection.close()
+    if response.status != 200:
+        return response.status, text
+    if not stream:
+        return 200, json.loads(text)["choices"][0]["text"]
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    if not events or events[-1] != "[DONE]":
+        return 0, "the stream broke off"
+    return 200, "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+
+def load(kill: bool) -> list[tuple[int, str]]:
+    """Answers to all requests, by their number; a replica is killed after a quarter of them."""
+    answers: list[tuple[int, str] | None] = [None] * REQUESTS
+    turn, lock = iter(range(REQUESTS)), threading.Lock()
+    killed: list[int] = []
+
+    def client() -> None:
+        while True:
+            with lock:
+                index = next(turn, None)
+            if index is None:
+                return
+            answers[index] = ask(index, index % 2 == 0)
+            if kill and index >= REQUESTS // 4:
+                with lock:
+                    if not killed:
+                        killed.append(replicas()[0])
+                        os.kill(killed[0], signal.SIGKILL)
+                        print(f"killed replica {killed[0]} at request {index}", flush=True)
+
+    clients = [threading.Thread(target=client) for _ in range(CLIENTS)]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join()
+    return [answer if answer is not None else (0, "none") for answer in answers]
+
+
+def main() -> int:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
+    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
+    engine = {"deterministic": True, "max_model_len": 256, "max_num_seqs": 8, "device": "cpu", "threads": 1}
+    serve.run(clearway.ray.deployment(MODEL, replicas=2, num_cpus=1, engine=engine), name="clearway")
+    print(f"{len(ray.nodes())} nodes, {len(replicas())} replicas, {REQUESTS} requests of {CLIENTS} clients", flush=True)
+    wrong = [what for what in (ask_models(), ask_wrong()) if what]
+    started = time.monotonic()
+    plain = load(kill=False)
+    print(f"without a kill: {sum(s == 200 for s, _ in plain)} answers in {time.monotonic() - started:.1f} s", flush=True)
+    again = load(kill=True)
+    failed = [(index, answer) for index, answer in enumerate(again) if answer[0] != 200]
+    for index, answer in failed:
+        print(f"request {index}: {answer[0]} {answer[1][:120]!r}", flush=True)
+    # A replica has at most as many requests in its hands as there are clients.
+    wrong += [] if all(status == 200 for status, _ in plain) else ["errors without a kill"]
+    wrong += [] if len(failed) <= CLIENTS else [f"{len(failed)} requests failed"]
+    # A stream that had begun can only break off; others get a status.
+    unclean = [index for index, (status, _) in failed if status not in (500, 503) and index % 2]
+    wrong += [] if not unclean else [f"no clean error: {unclean}"]
+    differ = [i for i, (a, b) in enumerate(zip(plain, again)) if b[0] == 200 and a != b]
+    wrong += [] if not differ else [f"{len(differ)} answers differ"]
+    deadline = time.monotonic() + 120
+    while len(replicas()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    wrong += [] if len(replicas()) == 2 else ["the replica did not come back"]
+    after = [ask(index, False)[0] for index in range(20)]
+    wrong += [] if after == [200] * 20 else [f"afterwards: {after}"]
+    print(f"with a kill: {len(failed)} of {REQUESTS} failed, {len(replicas())} replicas afterwards; {wrong or 'as it should be'}", flush=True)
+    serve.shutdown()
+    ray.shutdown()
+    cluster.shutdown()
+    return int(bool(wrong))
+
+
+def ask_models() -> str | None:
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
+    connection.request("GET", "/v1/models")
+    found = json.loads(connection.getresponse().read())
+    return None if [row["id"] for row in found["data"]] == [MODEL] else f"models: {found}"
+
+
+def ask_wrong() -> str | None:
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [], "nonsense": 1}))
+    response = connection.getresponse()
+    text = response.read().decode()
+    return None if response.status == 400 and "nonsense" in text else f"a wrong field: {response.status} {text}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
