@@ -26,7 +26,7 @@ use test::{Need, Part};
 const USAGE: &str = "usage: cargo xtask COMMAND
   test [--part NAME] [--allow-missing NEED]...
                        formatting, lints, docs, tests and examples, with the minutes each part took
-                       NAME: build, core, ops, wgpu, golden, race, browser, serve or python
+                       NAME: build, core, ops, wgpu, golden, race, browser, serve or python, which runs only if named
                        NEED: vulkan, browser, race, golden, clients or python; what is missing and not named fails the run
   soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing, and serve-clients; writes
                        docs/soak.md

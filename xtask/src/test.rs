@@ -33,8 +33,8 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     let seed = seed()?;
     println!("CLEARWAY_SEED={seed}");
     let mut outcome = Outcome::new(allowed);
-    let parts: Vec<Part> =
-        Part::ALL.into_iter().filter(|&part| only.is_none_or(|only| only == part)).collect();
+    let wanted = |part: &Part| only.map_or(!part.is_asked_for(), |only| only == *part);
+    let parts: Vec<Part> = Part::ALL.into_iter().filter(wanted).collect();
     let wants = |part| parts.contains(&part);
     let mut needs: Vec<Need> = parts.iter().flat_map(|part| part.needs()).copied().collect();
     needs.sort_unstable();
@@ -93,6 +93,9 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     println!("\n{}", size::summary(&root)?);
     outcome.demand(&needs);
     print!("{}", outcome.text());
+    for part in Part::ALL.into_iter().filter(|part| only.is_none() && part.is_asked_for()) {
+        println!("not part of this run: `cargo xtask test --part {}`", part.facts().0);
+    }
     Ok(outcome.failed == 0)
 }
 
