@@ -82,7 +82,8 @@ pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a
     // Of several rows each has a lane that turns it or finds its place in the cache.
     let heads = find(Slot::Factors).or(find(Slot::Cache)).is_some();
     let lanes = x.rows() == 1 || !heads || w.cols() >= CHUNK * MAX_COLS;
-    let few = x.rows() <= MAX_COLS && x.is_dense() && lanes;
+    let readable = matches!(x.dtype(), DType::F32 | DType::A8);
+    let few = x.rows() <= MAX_COLS && x.is_dense() && readable && lanes;
     few && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
 }
 

@@ -104,10 +104,13 @@ fn schemas() -> Value {
         ),
         ("ignore_eos", flag()),
     ];
+    let token_ids =
+        json!({ "type": "array", "items": { "type": "integer", "minimum": 0 }, "minItems": 1 });
+    // A field that is not known may be null, as clients send what they do not use.
     let object = |required: &[&str], fields: Vec<(&str, Value)>| {
         let properties: serde_json::Map<String, Value> =
             fields.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect();
-        json!({ "type": "object", "required": required, "properties": properties, "additionalProperties": false })
+        json!({ "type": "object", "required": required, "properties": properties, "additionalProperties": { "type": "null" } })
     };
     let request = |required: &[&str], own: Vec<(&'static str, Value)>| {
         let mut fields: Vec<(&str, Value)> = sampling.to_vec();
@@ -145,9 +148,9 @@ fn schemas() -> Value {
         })
     };
     let tool = json!({
-        "type": "object", "required": ["type", "function"], "additionalProperties": false,
+        "type": "object", "required": ["type", "function"], "additionalProperties": { "type": "null" },
         "properties": { "type": { "const": "function" }, "function": {
-            "type": "object", "required": ["name"], "additionalProperties": false, "properties": {
+            "type": "object", "required": ["name"], "additionalProperties": { "type": "null" }, "properties": {
                 "name": { "type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$" }, "description": or_null(string()),
                 "strict": flag(),
             },
@@ -185,7 +188,7 @@ fn schemas() -> Value {
             ("model", model()), ("messages", messages()), ("stop", stop()), ("n", int(1, 128)),
             ("max_tokens", count()), ("logprobs", flag()), ("user", or_null(string())),
             ("response_format", or_null(json!({
-                "type": "object", "required": ["type"], "additionalProperties": false,
+                "type": "object", "required": ["type"], "additionalProperties": { "type": "null" },
                 "properties": { "type": { "enum": ["text", "json_object"] } },
             }))),
         ]),
@@ -197,7 +200,7 @@ fn schemas() -> Value {
         })),
         "CompletionRequest": request(&["prompt"], vec![
             ("model", model()),
-            ("prompt", json!({ "anyOf": [{ "type": "string", "minLength": 1 }, { "type": "array", "items": { "type": "string", "minLength": 1 }, "minItems": 1, "maxItems": 2048 }] })),
+            ("prompt", json!({ "anyOf": [{ "type": "string", "minLength": 1 }, { "type": "array", "items": { "anyOf": [{ "type": "string", "minLength": 1 }, token_ids] }, "minItems": 1, "maxItems": 2048 }, token_ids] })),
             ("stop", stop()), ("n", int(1, 128)), ("max_tokens", count()), ("logprobs", int(0, 20)), ("echo", flag()),
             ("user", or_null(string())),
         ]),
