@@ -9,6 +9,9 @@ use super::{Job, Kernel, Source, Target, View, epilogue};
 
 /// Rows of activations at most; more are the business of kernels that keep tiles of both sides.
 pub(super) const MAX_COLS: usize = 8;
+/// The same where activations come or go quantised: each row costs a team ten dots for a chunk, which is less than decoding it
+/// for matrices up to so many.
+pub(super) const MAX_ROUNDED: usize = 16;
 /// Bytes of workgroup memory for rounded activations.
 const ACTIVATION_BYTES: u32 = 24 << 10;
 /// Bytes a chunk of activations takes there: 32 quants, a scale and two sums.
@@ -81,9 +84,10 @@ pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a
     let writes = writes.map_or(find(Slot::NextNormWeight).is_none(), |y| teams && busy(y));
     // Of several rows each has a lane that turns it or finds its place in the cache.
     let heads = find(Slot::Factors).or(find(Slot::Cache)).is_some();
-    let lanes = x.rows() == 1 || !heads || w.cols() >= CHUNK * MAX_COLS;
+    let team = (w.cols() / CHUNK).min(target.subgroup as usize);
+    let lanes = x.rows() == 1 || !heads || team >= x.rows();
     let readable = matches!(x.dtype(), DType::F32 | DType::A8);
-    let few = x.rows() <= MAX_COLS && x.is_dense() && readable && lanes;
+    let few = x.rows() <= MAX_ROUNDED && x.is_dense() && readable && lanes;
     few && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
 }
 
@@ -131,7 +135,8 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         weights,
         gate: job.slot(Slot::UpWeight),
     };
-    if shape.cols as usize > MAX_COLS
+    let quantised = job.dtype(0) == DType::A8 || epilogue::rounds(job);
+    if shape.cols as usize > if quantised { MAX_ROUNDED } else { MAX_COLS }
         || shape.pairs > job.target.max_groups
         || job.target.subgroup < 8
     {
@@ -146,11 +151,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         }
     }
     match job.dtype(0) {
-        _ if (job.dtype(0) == DType::A8 || epilogue::rounds(job))
-            && (experts || !w.in_planes()) =>
-        {
-            None
-        }
+        _ if quantised && (experts || !w.in_planes()) => None,
         DType::A8 if shape.cols == 1 => rounded(job, &shape),
         DType::A8 => rounded_rows(job, &shape),
         DType::A16 => None,
@@ -439,6 +440,11 @@ fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Cut {
         (None, Way::OtherRows) | (Some(_), Way::Expected | Way::Smaller) => 2,
         (None, _) | (Some(_), Way::Deeper) => 4,
         (Some(_), Way::OtherRows) => 1,
+    };
+    // Sums of more rows leave registers to fewer weights.
+    let wanted = match shape.cols as usize > MAX_COLS && !epilogue::in_pairs(job) {
+        true => (wanted / 2).max(1),
+        false => wanted,
     };
     if epilogue::rounds(job) {
         // As many teams as make a chunk.

@@ -14,7 +14,7 @@ const SIZES: [([usize; 2], usize); 6] =
     [([1, 1], 1), ([3, 1], 2), ([18, 3], 3), ([33, 2], 5), ([128, 17], 4), ([2, 1], 136)];
 
 /// Rows of activations, which change from case to case.
-const ROWS: [usize; 7] = [1, 2, 1, 8, 1, 5, 3];
+const ROWS: [usize; 9] = [1, 2, 1, 8, 16, 1, 5, 3, 12];
 
 pub(super) fn add(list: &mut List) {
     let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantised());
@@ -29,7 +29,7 @@ pub(super) fn add(list: &mut List) {
                 let step = (number + index) / 2;
                 both(list, weight, [rows, k, 32 * n], step);
                 // Each of several rows needs a lane.
-                let rows_of_heads = if k < 256 { 1 } else { rows };
+                let rows_of_heads = if k < 256 { 1 } else { rows.min(8) };
                 turned(list, weight, [rows_of_heads, k, n.min(5)], step);
                 norm(list, weight, [rows, k, 32 * n], step);
             }
