@@ -267,6 +267,8 @@ impl Worker {
     }
 
     fn deliver(&mut self, events: Vec<Event>) {
+        // Whoever gets the last token of a text finds it counted.
+        self.shared.stats.stand(&self.scheduler.load(), &self.scheduler.counts());
         for event in events {
             self.shared.stats.happened(&event);
             let Event { request, choice, what } = event;
