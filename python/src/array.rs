@@ -249,7 +249,11 @@ impl HostArray {
         let size: usize = kind.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
         let shape: Vec<usize> = entry("shape")?.extract()?;
         let bytes = shape.iter().try_fold(size, |bytes, &dim| bytes.checked_mul(dim));
+        let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or_else(|| PyValueError::new_err("the array is too large"))?;
+        if start == 0 && bytes > 0 {
+            return Err(PyValueError::new_err("the array has no memory"));
+        }
         // An empty slice still needs an address.
         Ok(Self { start: if bytes == 0 { align_of::<u64>() } else { start }, bytes })
     }
@@ -261,7 +265,8 @@ impl HostArray {
     }
 
     fn slice_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `slice`; the object also said that they may be written.
+        // SAFETY: `of` was asked for memory that may be written, and the object said that `bytes` bytes from `start` on are such. The
+        // caller holds the object for as long as this lives, and whoever handed it over keeps other threads away from it.
         unsafe { std::slice::from_raw_parts_mut(self.start as *mut u8, self.bytes) }
     }
 }

@@ -9,8 +9,8 @@ use super::{Job, Kernel, Source, Target, View, epilogue};
 
 /// Rows of activations at most; more are the business of kernels that keep tiles of both sides.
 pub(super) const MAX_COLS: usize = 8;
-/// The same where activations come or go quantised: each row costs a team ten dots for a chunk, which is less than decoding it
-/// for matrices up to so many.
+/// The same where activations come or go quantised. A chunk of weights costs each row eight packed dots and a few other
+/// instructions: by that count up to so many rows are cheaper than decoding the chunk to f16 for matrices.
 pub(super) const MAX_ROUNDED: usize = 16;
 /// Bytes of workgroup memory for rounded activations.
 const ACTIVATION_BYTES: u32 = 24 << 10;
@@ -152,8 +152,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     }
     match job.dtype(0) {
         _ if quantised && (experts || !w.in_planes()) => None,
-        DType::A8 if shape.cols == 1 => rounded(job, &shape),
-        DType::A8 => rounded_rows(job, &shape),
+        DType::A8 => rounded(job, &shape),
         DType::A16 => None,
         _ if w.in_planes() => blocks(job, &shape),
         _ => floats(job, &shape),
@@ -167,64 +166,45 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         return None;
     }
     let dtype = job.dtype(shape.weights);
-    let cut = cut_rounded(job, shape);
+    let (cut, text) = match shape.cols {
+        1 => (cut_rounded(job, shape), include_str!("kernels/matvec_rounded.wgsl")),
+        _ => (cut_rounded_rows(job, shape), include_str!("kernels/matvec_rows.wgsl")),
+    };
+    let mut source = Source::new(job)
+        .view(0, View::Quads)
+        .view(shape.weights, View::Quads)
+        .words_too(shape.weights);
+    let gated = match shape.gate {
+        Some(gate) => {
+            source = source.view(gate, View::Quads).words_too(gate);
+            load_chunk(dtype, "u")?
+        }
+        None => operand("no second weights")?.into(),
+    };
+    let mut source = common(source, job, shape, &cut)?;
+    if shape.cols == 1 {
+        source = source.constant("UNROLL", loads_of_a_row(job, shape, &cut));
+    }
+    let source = source
+        .body(&chunk_type(dtype)?)
+        .body(&load_chunk(dtype, "w")?)
+        .body(&gated)
+        // Beside the sums of products each row of activations has one of what it is to be divided by.
+        .constant("SUMS", sums(shape, &cut) + shape.cols)
+        .body(TEAM)
+        .body(ROUNDED);
+    Some(epilogue::close(source, job).body(text).build(groups(job, shape, &cut)))
+}
+
+/// Chunks of each row of weights that a lane has under way, for one row of rounded activations.
+fn loads_of_a_row(job: &Job<'_>, shape: &Shape, cut: &Cut) -> u32 {
     let steps = (shape.inner / CHUNK as u32).div_ceil(cut.team);
     // The largest workgroups leave few registers to each invocation.
     let loads = if cut.workgroup > 512 { 5 } else { 8 };
     let loads = if Way::of(job) == Way::Deeper { 2 * loads } else { loads };
-    let depth = (loads / sums(shape, &cut)).max(1);
+    let depth = (loads / sums(shape, cut)).max(1);
     let even = (1..=depth).rev().find(|&u| steps.is_multiple_of(u) && 2 * u > depth);
-    let mut source = Source::new(job)
-        .view(0, View::Quads)
-        .view(shape.weights, View::Quads)
-        .words_too(shape.weights);
-    let gated = match shape.gate {
-        Some(gate) => {
-            source = source.view(gate, View::Quads).words_too(gate);
-            load_chunk(dtype, "u")?
-        }
-        None => operand("no second weights")?.into(),
-    };
-    let source = common(source, job, shape, &cut)?
-        .constant("UNROLL", even.unwrap_or(depth).min(steps))
-        .body(&chunk_type(dtype)?)
-        .body(&load_chunk(dtype, "w")?)
-        .body(&gated)
-        .constant("SUMS", sums(shape, &cut) + 1)
-        .body(TEAM)
-        .body(ROUNDED);
-    let source = epilogue::close(source, job).body(include_str!("kernels/matvec_rounded.wgsl"));
-    Some(source.build(groups(job, shape, &cut)))
-}
-
-/// A product of several rows of activations that came rounded.
-fn rounded_rows(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
-    let aligned = |operand: usize| job.operands[operand].is_aligned();
-    if !aligned(0) || (epilogue::rounds(job) && !aligned(job.result())) {
-        return None;
-    }
-    let dtype = job.dtype(shape.weights);
-    let cut = cut_rounded_rows(job, shape);
-    let mut source = Source::new(job)
-        .view(0, View::Quads)
-        .view(shape.weights, View::Quads)
-        .words_too(shape.weights);
-    let gated = match shape.gate {
-        Some(gate) => {
-            source = source.view(gate, View::Quads).words_too(gate);
-            load_chunk(dtype, "u")?
-        }
-        None => operand("no second weights")?.into(),
-    };
-    let source = common(source, job, shape, &cut)?
-        .body(&chunk_type(dtype)?)
-        .body(&load_chunk(dtype, "w")?)
-        .body(&gated)
-        .constant("SUMS", sums(shape, &cut) + shape.cols)
-        .body(TEAM)
-        .body(ROUNDED);
-    let source = epilogue::close(source, job).body(include_str!("kernels/matvec_rows.wgsl"));
-    Some(source.build(groups(job, shape, &cut)))
+    even.unwrap_or(depth).min(steps)
 }
 
 fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
