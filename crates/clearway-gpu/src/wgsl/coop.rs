@@ -1,6 +1,6 @@
 //! Products of many rows on 16x16 cooperative matrices.
 //!
-//! Matrices are variables of their own, written out by [`unroll`]: no compiler keeps an array of them in
+//! Matrices are variables of their own, written out by [`super::template`]: no compiler keeps an array of them in
 //! registers reliably.
 
 use clearway_graph::{DType, Layout, Product, Slot};
@@ -8,7 +8,6 @@ use clearway_graph::{DType, Layout, Product, Slot};
 use super::chunks::{chunk_type, load_chunk};
 use super::matvec::in_quads;
 use super::planes::supports;
-use super::template::unroll;
 use super::{HALVES, Job, Kernel, Source, Target, View};
 
 /// Columns of a step.
@@ -204,8 +203,6 @@ fn multiply(job: &Job<'_>, tiling: Tiling, part: &Part) -> Option<Kernel> {
     let [tile_t, tile_n] = tiling.tile();
     let [down, right] = tiling.matrices;
     let units = |rows: usize| rows * (STEP / 8) / tiling.threads();
-    let bounds =
-        [("DOWN", down), ("RIGHT", right), ("X_UNITS", units(tile_t)), ("W_UNITS", units(tile_n))];
     let source = source
         .constant("TILE_T", tile_t as u32)
         .constant("TILE_N", tile_n as u32)
@@ -215,17 +212,18 @@ fn multiply(job: &Job<'_>, tiling: Tiling, part: &Part) -> Option<Kernel> {
         .constant("DOWN", down as u32)
         .constant("RIGHT", right as u32)
         .constant("X_UNITS", units(tile_t) as u32)
+        .constant("W_UNITS", units(tile_n) as u32)
         .constant("BAND", BAND as u32)
         .body(&part.shared)
         .body(&format!("fn addend(t: u32, n: u32, outer: u32) -> vec4<f32> {{\n    {add}\n}}\n"))
         .body(HALVES)
         .body(finish)
-        .body(&unroll(activations, &bounds))
+        .body(activations)
         .body(
-            &unroll(include_str!("kernels/coop.wgsl"), &bounds)
+            &include_str!("kernels/coop.wgsl")
                 .replace("    // PART\n", &part.text.replace("ROWS", rows)),
         )
-        .body(&unroll(&weights, &bounds));
+        .body(&weights);
     Some(source.build(job.target.fold(part.groups)))
 }
 

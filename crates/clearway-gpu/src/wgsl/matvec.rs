@@ -9,9 +9,6 @@ use super::{Job, Kernel, Source, Target, View, epilogue};
 
 /// Rows of activations at most; more are the business of kernels that keep tiles of both sides.
 pub(super) const MAX_COLS: usize = 8;
-/// The same where activations come or go quantised. A chunk of weights costs each row eight packed dots and a few other
-/// instructions: by that count up to so many rows are cheaper than decoding the chunk to f16 for matrices.
-pub(super) const MAX_ROUNDED: usize = 16;
 /// Bytes of workgroup memory for rounded activations.
 const ACTIVATION_BYTES: u32 = 24 << 10;
 /// Bytes a chunk of activations takes there: 32 quants, a scale and two sums.
@@ -87,7 +84,7 @@ pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a
     let team = (w.cols() / CHUNK).min(target.subgroup as usize);
     let lanes = x.rows() == 1 || !heads || team >= x.rows();
     let readable = matches!(x.dtype(), DType::F32 | DType::A8);
-    let few = x.rows() <= MAX_ROUNDED && x.is_dense() && readable && lanes;
+    let few = x.rows() <= MAX_COLS && x.is_dense() && readable && lanes;
     few && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
 }
 
@@ -136,7 +133,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         gate: job.slot(Slot::UpWeight),
     };
     let quantised = job.dtype(0) == DType::A8 || epilogue::rounds(job);
-    if shape.cols as usize > if quantised { MAX_ROUNDED } else { MAX_COLS }
+    if shape.cols as usize > MAX_COLS
         || shape.pairs > job.target.max_groups
         || job.target.subgroup < 8
     {
@@ -182,15 +179,17 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         None => operand("no second weights")?.into(),
     };
     let mut source = common(source, job, shape, &cut)?;
-    if shape.cols == 1 {
-        source = source.constant("UNROLL", loads_of_a_row(job, shape, &cut));
-    }
+    source = match shape.cols {
+        1 => source.constant("UNROLL", loads_of_a_row(job, shape, &cut)),
+        cols => source.constant("UNITS", (3 * cols * cut.team).div_ceil(cut.workgroup)),
+    };
     let source = source
         .body(&chunk_type(dtype)?)
         .body(&load_chunk(dtype, "w")?)
         .body(&gated)
         // Beside the sums of products each row of activations has one of what it is to be divided by.
         .constant("SUMS", sums(shape, &cut) + shape.cols)
+        .constant("GATES", shape.gate.is_some().into())
         .body(TEAM)
         .body(ROUNDED);
     Some(epilogue::close(source, job).body(text).build(groups(job, shape, &cut)))
@@ -408,35 +407,36 @@ fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Cut {
     Cut { workgroup, team, rows, span: workgroup / team * rows }
 }
 
-/// As [`cut_rounded`], for several rows of activations: more rows of weights to a team, which share what it loads of the
-/// activations.
+/// As [`cut_rounded`], for several rows of activations. Small teams where there are enough of them: those of a subgroup load
+/// the same activations, and sums of a row cross few lanes. Wide ones keep more loads under way where rows are few.
 fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Cut {
     let (target, way) = (job.target, Way::of(job));
     let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
-    let team = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
-    let wanted = match (shape.gate, way) {
-        _ if epilogue::in_pairs(job) => 2,
-        (None, Way::Deeper) => 8,
-        (None, Way::OtherRows) | (Some(_), Way::Expected | Way::Smaller) => 2,
-        (None, _) | (Some(_), Way::Deeper) => 4,
-        (Some(_), Way::OtherRows) => 1,
+    // Second weights count like rows.
+    let rows = if shape.gate.is_some() && !epilogue::in_pairs(job) { 1 } else { 2 };
+    let busy = |team: &u32| shape.outer / rows * team >= target.processors * BUSY / 2;
+    let team = match way {
+        Way::Expected => [8, 16].into_iter().find(busy).unwrap_or(32),
+        Way::Deeper => 32,
+        Way::Smaller => 8,
+        Way::OtherRows => 16,
     };
-    // Sums of more rows leave registers to fewer weights.
-    let wanted = match shape.cols as usize > MAX_COLS && !epilogue::in_pairs(job) {
-        true => (wanted / 2).max(1),
-        false => wanted,
-    };
+    let widest = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
+    // A lane for each row of activations.
+    let mut team = team.max(shape.cols.next_power_of_two()).min(widest);
     if epilogue::rounds(job) {
-        // As many teams as make a chunk.
-        let mut rows = wanted;
+        // As many teams as make a chunk, in whole subgroups.
+        let mut rows = rows;
         while CHUNK as u32 / rows * team > most {
             rows *= 2;
         }
+        while CHUNK as u32 / rows * team < target.subgroup {
+            team *= 2;
+        }
         return Cut { workgroup: CHUNK as u32 / rows * team, team, rows, span: CHUNK as u32 };
     }
-    let teams = if way == Way::Smaller { 2 } else { 4 };
-    let workgroup = (teams * team).clamp(target.subgroup, most) / team * team;
-    Cut { workgroup, team, rows: wanted, span: workgroup / team * wanted }
+    let workgroup = (8 * team).max(128).min(most).max(target.subgroup) / team * team;
+    Cut { workgroup, team, rows, span: workgroup / team * rows }
 }
 
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves

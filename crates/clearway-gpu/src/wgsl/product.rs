@@ -7,7 +7,7 @@ use clearway_graph::Slot;
 
 use super::elementwise::GRID;
 use super::matvec::in_quads;
-use super::template::{fill, unroll};
+use super::template::fill;
 use super::{Job, Kernel, Source, View, blocks};
 use crate::error::Result;
 
@@ -58,7 +58,7 @@ fn narrow(job: &Job<'_>, text: &str, rows: usize, outer: usize) -> Kernel {
         .constant("WIDTH", width)
         .body(text)
         .body(GRID)
-        .body(&unroll(include_str!("kernels/narrow.wgsl"), &[]))
+        .body(include_str!("kernels/narrow.wgsl"))
         .build(job.target.fold(parts.div_ceil(waves)))
 }
 

@@ -4,7 +4,6 @@ use clearway_graph::DType;
 
 use super::attention::with_cache;
 use super::elementwise::MATH;
-use super::template::unroll;
 use super::{HALVES, Job, Kernel, Source, View};
 
 /// Head sizes there are kernels for.
@@ -91,9 +90,11 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         DType::F16 => source.body(CACHE_F16),
         _ => source.body(CACHE_F32),
     };
-    let bounds = [("HEAD_TILES", head as usize / 16), ("KEY_TILES", tiling.keys as usize / 16)];
-    let text = unroll(include_str!("kernels/attention_prompt.wgsl"), &bounds);
-    Some(source.body(&text).build([tiles, kv_heads, 1]))
+    let source = source
+        .constant("HEAD_TILES", head / 16)
+        .constant("KEY_TILES", tiling.keys / 16)
+        .body(include_str!("kernels/attention_prompt.wgsl"));
+    Some(source.build([tiles, kv_heads, 1]))
 }
 
 /// Whether heads of an operand, f32 or f16, start at multiples of 16 bytes.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use clearway_graph::{BindingRole, DType};
 
+use super::template::unroll;
 use super::{Job, Kernel, Operand, Packing, Scratch, Trust, planes};
 
 /// How a kernel sees the memory of an operand.
@@ -38,6 +39,8 @@ pub struct Source<'a> {
     even_rows: bool,
     enables: String,
     constants: String,
+    /// The constants that are numbers: what loops of the body may be written out to.
+    bounds: Vec<(String, usize)>,
     body: String,
 }
 
@@ -56,6 +59,7 @@ impl<'a> Source<'a> {
             even_rows: false,
             enables: String::new(),
             constants: String::new(),
+            bounds: Vec::new(),
             body: String::new(),
         }
     }
@@ -138,10 +142,11 @@ impl<'a> Source<'a> {
         self
     }
 
-    /// A constant of the text, written into it.
+    /// A constant of the text, written into it. Loops of the body may be written out to it (`template`).
     #[must_use]
     pub fn constant(mut self, name: &str, value: u32) -> Self {
         let _ = writeln!(self.constants, "const {name} = {value}u;");
+        self.bounds.push((name.to_owned(), value as usize));
         self
     }
 
@@ -193,7 +198,8 @@ impl<'a> Source<'a> {
             );
         }
         text.push_str(&self.constants);
-        text.push_str(&self.body);
+        let bounds: Vec<_> = self.bounds.iter().map(|(name, value)| (&**name, *value)).collect();
+        text.push_str(&unroll(&self.body, &bounds));
         let words = self.words();
         let (again, scratch, trust) = (self.again, self.scratch, self.trust);
         Kernel { source: text, groups, words, again, scratch, trust }

@@ -8,7 +8,6 @@ use clearway_graph::{DType, Layout, Product, Slot};
 use super::chunks::{chunk_type, load_chunk};
 use super::matvec::MAX_COLS;
 use super::planes::{CHUNK, supports};
-use super::template::unroll;
 use super::{HALVES, Job, Kernel, Source, Target, View, coop};
 
 /// Rows of activations: fewer are the business of products without matrices, more that of large tiles.
@@ -102,16 +101,16 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     if splits > 1 {
         let tiles = u64::from(tiles_n) * u64::from(tiles_t);
         let bytes = 4 * tiles * u64::from(splits) * u64::from(tile);
-        let join = unroll(include_str!("kernels/thin_split.wgsl"), &[("SPLITS", splits as usize)]);
-        source = source.scratch(bytes, tiles_n * tiles_t).body(&join);
+        source =
+            source.scratch(bytes, tiles_n * tiles_t).body(include_str!("kernels/thin_split.wgsl"));
     } else {
         source = source.body(include_str!("kernels/thin_whole.wgsl"));
     }
     let x_units = cut.down * 16 * BLOCK * 4 / (32 * SUBGROUPS);
     let w_units = 16 * if w.in_planes() { BLOCK } else { 4 * BLOCK } / 32;
-    let bounds = [("DOWN", cut.down), ("BLOCK", BLOCK), ("X_UNITS", x_units), ("W_UNITS", w_units)];
     let source = source
         .constant("TILE_T", 16 * cut.down as u32)
+        .constant("DOWN", cut.down as u32)
         .constant("SUBGROUPS", SUBGROUPS as u32)
         .constant("BLOCK", BLOCK as u32)
         .constant("SPLITS", splits)
@@ -122,8 +121,8 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
             "fn finish(t: u32, n: u32, sum: f32) {{ put_y(row_y(t) + n, sum + {add}); }}\n"
         ))
         .body(HALVES)
-        .body(&unroll(activations, &bounds))
-        .body(&unroll(include_str!("kernels/thin.wgsl"), &bounds))
-        .body(&unroll(&weights, &bounds));
+        .body(activations)
+        .body(include_str!("kernels/thin.wgsl"))
+        .body(&weights);
     Some(source.build(cut.groups))
 }

@@ -1,5 +1,4 @@
 // Weights of 16 bits: eight at a time.
-const W_UNITS = TILE_N * EIGHTS / THREADS;
 // Of two steps.
 struct Fetched { first: array<vec4<u32>, W_UNITS>, second: array<vec4<u32>, W_UNITS> }
 

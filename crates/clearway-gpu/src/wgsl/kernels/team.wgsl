@@ -7,27 +7,31 @@ var<workgroup> meeting: array<f32, MEETING>;
 
 // Every lane of a team gets the sums.
 fn team_sums(values: ptr<function, array<f32, SUMS>>, lid: u32) {
-    for (var i = 0u; i < SUMS; i++) {
-        var sum = (*values)[i];
+    //# for i in SUMS
+    {
+        var sum = (*values)[$i];
         for (var step = LANES / 2u; step > 0u; step /= 2u) {
             sum += subgroupShuffleXor(sum, step);
         }
-        (*values)[i] = sum;
+        (*values)[$i] = sum;
     }
+    //# end
     if (TEAM > LANES) {
         if (lid % LANES == 0u) {
-            for (var i = 0u; i < SUMS; i++) {
-                meeting[lid / LANES * SUMS + i] = (*values)[i];
-            }
+            //# for i in SUMS
+            meeting[lid / LANES * SUMS + $iu] = (*values)[$i];
+            //# end
         }
         workgroupBarrier();
-        for (var i = 0u; i < SUMS; i++) {
+        //# for i in SUMS
+        {
             var sum = 0.0;
             for (var k = 0u; k < TEAM / LANES; k++) {
-                sum += meeting[(lid / TEAM * (TEAM / LANES) + k) * SUMS + i];
+                sum += meeting[(lid / TEAM * (TEAM / LANES) + k) * SUMS + $iu];
             }
-            (*values)[i] = sum;
+            (*values)[$i] = sum;
         }
+        //# end
     }
 }
 
@@ -42,12 +46,12 @@ fn finish_row(
     expert: Expert,
 ) {
     var ends: Ends;
-    for (var r = 0u; r < ROWS; r++) {
-        ends.sums[r] = (*sums)[r * COLS + t] * factor;
-        if (GATED) {
-            ends.gates[r] = (*sums)[(ROWS + r) * COLS + t] * factor;
-        }
+    //# for r in ROWS
+    ends.sums[$r] = (*sums)[$ru * COLS + t] * factor;
+    if (GATED) {
+        ends.gates[$r] = (*sums)[(ROWS + $ru) * COLS + t] * factor;
     }
+    //# end
     if (lid % TEAM == t % TEAM) {
         finish_team(t, place, lid / TEAM, &ends, early, expert);
     }

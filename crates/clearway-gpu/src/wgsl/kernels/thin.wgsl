@@ -1,7 +1,7 @@
 // A product of a few rows on cooperative matrices. A workgroup takes TILE_T rows of activations by 16 rows of weights for
 // each of its subgroups, in blocks of BLOCK chunks of 32 columns. Activations are staged for all subgroups, weights by
-// the subgroup that multiplies them. What the next block needs is asked for before this one is multiplied. Lanes side by
-// side fetch what lies side by side in a row, since memory gives lines.
+// the subgroup that multiplies them. Activations of the next block and weights of the one after it are asked for before
+// this one is multiplied. Lanes side by side fetch what lies side by side in a row, since memory gives lines.
 //
 // Fetches stand in branches of their own: without them compilers move them to where they are used.
 //
@@ -50,42 +50,54 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     //# end
     let x_at = x_places(t0, rows, lid);
     let w_at = weight_places(n0, outer, lane);
+    // Bounds that compilers do not know: a loop that is not written out is a short text, and fetching a text that runs for
+    // some microseconds takes a good part of them.
+    let blocks = min(BLOCK, outer);
+    let quads = min(2u * DOWN, outer);
     var x: FetchedX;
-    var w: Fetched;
+    //# for s in 2
+    var w$s: Fetched;
+    if (first + $su * BLOCK < end) {
+        w$s = fetch_weights(w_at, first + $su * BLOCK, lane);
+    }
+    //# end
     if (first < end) {
-        w = fetch_weights(w_at, first, lane);
         x = fetch_x(x_at, 32u * min(first + x_chunk, CHUNKS - 1u));
     }
-    for (var c = first; c < end; c += BLOCK) {
-        stage_x(x, c + x_chunk < end, lid);
-        stage_weights(w, w_at, c, ws, lane);
-        workgroupBarrier();
-        if (c + BLOCK < end) {
-            w = fetch_weights(w_at, c + BLOCK, lane);
-            x = fetch_x(x_at, 32u * min(c + BLOCK + x_chunk, CHUNKS - 1u));
-        }
-        //# for k in BLOCK
+    for (var c = first; c < end; c += 2u * BLOCK) {
         //# for s in 2
-        let b$k$s = coopLoad<coop_mat16x16<f16, B>>(&staged[ws + $ku * CHUNK + 2u * $su], ROW);
-        //# for i in DOWN
-        c$i = coopMultiplyAdd(coopLoadT<coop_mat16x16<f16, A>>(&staged[16u * $iu * ROW + $ku * CHUNK + 2u * $su], ROW), b$k$s, c$i);
-        //# end
-        //# end
-        //# end
-        workgroupBarrier();
-    }
-    let mine = ws;
-    //# for i in DOWN
-    coopStoreT(c$i, &staged[mine], RESULT_ROW);
-    subgroupBarrier();
-    for (var e = 0u; e < 2u; e++) {
-        let four = lane + 32u * e;
-        let sums = staged[mine + four / 4u * RESULT_ROW + four % 4u];
-        for (var j = 0u; j < 4u; j++) {
-            leave(group, 16u * $iu + four / 4u, 16u * subgroup + four % 4u * 4u + j, sums[j], rows, outer);
+        let at$s = c + $su * BLOCK;
+        if (at$s >= end) {
+            break;
         }
+        stage_x(x, at$s + x_chunk < end, lid);
+        stage_weights(w$s, w_at, at$s, ws, lane);
+        workgroupBarrier();
+        if (at$s + 2u * BLOCK < end) {
+            w$s = fetch_weights(w_at, at$s + 2u * BLOCK, lane);
+        }
+        if (at$s + BLOCK < end) {
+            x = fetch_x(x_at, 32u * min(at$s + BLOCK + x_chunk, CHUNKS - 1u));
+        }
+        for (var k = 0u; k < blocks; k++) {
+            //# for h in 2
+            let b$h = coopLoad<coop_mat16x16<f16, B>>(&staged[ws + k * CHUNK + 2u * $hu], ROW);
+            //# for i in DOWN
+            c$i = coopMultiplyAdd(coopLoadT<coop_mat16x16<f16, A>>(&staged[16u * $iu * ROW + k * CHUNK + 2u * $hu], ROW), b$h, c$i);
+            //# end
+            //# end
+        }
+        workgroupBarrier();
+        //# end
     }
-    subgroupBarrier();
+    //# for i in DOWN
+    coopStoreT(c$i, &staged[ws + $iu * 16u * RESULT_ROW], RESULT_ROW);
     //# end
+    subgroupBarrier();
+    for (var e = 0u; e < quads; e++) {
+        let quad = lane + 32u * e;
+        let sums = staged[ws + quad / 4u * RESULT_ROW + quad % 4u];
+        leave(group, quad / 4u, 16u * subgroup + quad % 4u * 4u, sums, rows, outer);
+    }
     join(group, lid, rows, outer);
 }

@@ -4,8 +4,11 @@ var<workgroup> is_last: u32;
 
 fn tile_of(group: vec3<u32>) -> u32 { return group.z * ((P.w.shape.z - 1u) / TILE_N + 1u) + group.x; }
 
-fn leave(group: vec3<u32>, t: u32, n: u32, sum: f32, rows: u32, outer: u32) {
-    b_scratch[((tile_of(group) * SPLITS + group.y) * TILE_T + t) * TILE_N + n] = sum;
+fn leave(group: vec3<u32>, t: u32, n: u32, sums: vec4<f32>, rows: u32, outer: u32) {
+    let at = ((tile_of(group) * SPLITS + group.y) * TILE_T + t) * TILE_N + n;
+    for (var j = 0u; j < 4u; j++) {
+        b_scratch[at + j] = sums[j];
+    }
 }
 
 fn join(group: vec3<u32>, lid: u32, rows: u32, outer: u32) {

@@ -7,11 +7,11 @@ const LANE_EACH = COLS <= TEAM;
 fn early(place: u32, team: u32, lane: u32) -> Early {
     let t = min(lane, COLS - 1u);
     var e: Early;
-    for (var r = 0u; r < ROWS; r++) {
-        if (EXTRA && LANE_EACH && has_row(place, team, r)) {
-            e.extra[r] = extra_of(t, weight_row(place, team, r));
-        }
+    //# for r in ROWS
+    if (EXTRA && LANE_EACH && has_row(place, team, $ru)) {
+        e.extra[$r] = extra_of(t, weight_row(place, team, $ru));
     }
+    //# end
     e.row = cache_row(t);
     turn_early(place, team, t, &e);
     return e;
