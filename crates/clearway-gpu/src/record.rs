@@ -25,15 +25,17 @@ pub struct RopeParams {
     pub base: f32,
     /// Factor on the positions.
     pub scale: f32,
+    /// Factor on the elements that rotate; 1 for a rotation and nothing else.
+    pub magnitude: f32,
 }
 
 impl RopeParams {
-    fn words(self) -> [u32; 4] {
+    fn words(self) -> [u32; 5] {
         let mode = match self.mode {
             RopeMode::Adjacent => 0,
             RopeMode::Halves => 1,
         };
-        [self.n_dims, mode, self.base.to_bits(), self.scale.to_bits()]
+        [self.n_dims, mode, self.base.to_bits(), self.scale.to_bits(), self.magnitude.to_bits()]
     }
 }
 
@@ -312,7 +314,8 @@ pub trait Ops {
         self.call(Kind::ExpertSum, &[x, weights], &[], x.layout.dtype(), &shape)
     }
 
-    /// Rotary position embedding of `x[T,H,D]`; `factors` divide the frequencies.
+    /// Rotary position embedding of `x[T,H,D]`; `factors` divide the frequencies, and what rotates is multiplied by the
+    /// magnitude.
     ///
     /// # Errors
     /// As [`push`](Self::push).
