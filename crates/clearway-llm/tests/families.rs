@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::VulkanOptions;
 use clearway::{DType, Device};
-use clearway_llm::engine::{Engine, EngineOptions, Rows};
+use clearway_llm::engine::{Engine, EngineOptions, Rows, model_shape};
 use clearway_llm::gguf::Gguf;
 
 #[path = "families/decoders.rs"]
@@ -118,5 +118,49 @@ fn encoders_give_the_vectors_of_their_definition() {
                 assert!(error.contains("encoder"), "{error}");
             }
         }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_file_of_a_family_is_named() {
+    use tiny::{EMBD, FF, KV, Meta, Q, Tiny};
+    let error = |file: &Tiny| {
+        let gguf = Gguf::from_bytes(file.bytes()).unwrap();
+        let error = model_shape(&gguf).expect_err("the file is wrong").to_string();
+        println!("{error}");
+        error
+    };
+    let by_name = |name: &str| decoders::all().into_iter().find(|one| one.name == name).unwrap();
+    let changed = |name: &str, tensor: &str, dims: &[usize]| {
+        let mut file = by_name(name).file;
+        file.tensor(tensor, dims);
+        error(&file)
+    };
+    for (found, words) in [
+        (
+            changed("phi3_short", "blk.1.attn_qkv.weight", &[EMBD, Q + KV]),
+            &["blk.1.attn_qkv.weight", "48 rows", "64 rows", "32 of attn_q", "16 of attn_k"][..],
+        ),
+        (
+            changed("phi3_short", "blk.2.ffn_up.weight", &[EMBD, FF]),
+            &["blk.2.ffn_up.weight", "48 of ffn_gate"],
+        ),
+        (
+            changed("phi3_short", "rope_factors_long.weight", &[4]),
+            &["rope_factors_long.weight", "f32 [3]"],
+        ),
+        (
+            changed("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight", &[EMBD + 1]),
+            &["blk.0.ffn_gate_inp_shexp.weight", "[32]"],
+        ),
+        (changed("olmo2", "blk.1.attn_k_norm.weight", &[8]), &["blk.1.attn_k_norm.weight", "[16]"]),
+        (
+            error(&Tiny::decoder("granite", &[("logit_scale", Meta::F(f32::NAN))])),
+            &["granite.logit_scale", "NaN"],
+        ),
+        (error(&Tiny::decoder("llama4", &[])), &["`llama4` is not supported", "nearest", "llama"]),
+        (error(&Tiny::decoder("rwkv7", &[])), &["`rwkv7` is not supported", "phi3, granite"]),
+    ] {
+        assert!(words.iter().all(|word| found.contains(word)), "{found}");
     }
 }

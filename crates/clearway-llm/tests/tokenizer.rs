@@ -222,8 +222,10 @@ fn vocabularies_that_cannot_work_are_refused() {
     };
     assert_eq!(refused("gpt-2", &empty), TextError::EmptyVocab);
     assert_eq!(refused("spm", &empty), TextError::EmptyVocab);
-    let error = refused("gpt-2", &|v| v.model = "bert".into());
+    let error = refused("gpt-2", &|v| v.model = "t5".into());
     assert!(matches!(error, TextError::UnknownModel { .. }), "{error}");
+    let error = refused("gpt-2", &|v| v.model = "bert".into());
+    assert_eq!(error, TextError::MissingSpecial { what: "unknown" });
     let error = refused("gpt-2", &|v| v.pre = Some("tekken".into()));
     assert!(matches!(error, TextError::UnknownPreTokenizer { .. }), "{error}");
     let error = refused("gpt-2", &|v| v.merges.clear());

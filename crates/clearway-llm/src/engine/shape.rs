@@ -72,6 +72,7 @@ fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
     };
     shape.attention_softcap = cap("attn_logit_softcapping")?;
     shape.logit_softcap = cap("final_logit_softcapping")?;
+    shape.causal &= keys.optional::<bool>("attention.causal")?.unwrap_or(true);
     let kinds = gguf.find_tensor("token_types.weight").filter(|_| arch.is_encoder());
     shape.token_types = kinds.and_then(|kinds| kinds.dims().get(1).copied()).unwrap_or(0);
     shape.window = window(keys, arch)?;

@@ -70,9 +70,11 @@ pub fn nearest_family(name: &str) -> Option<&'static Family> {
     if let Some((_, relative)) = relative.max_by_key(|(known, _)| known.len()) {
         return family_of(relative);
     }
-    // The name that begins alike, and of several the shortest.
-    let best =
-        FAMILIES.iter().max_by_key(|known| (shared(known.name), usize::MAX - known.name.len()))?;
+    // The name that begins alike, and of several the shortest and first.
+    let best = FAMILIES
+        .iter()
+        .rev()
+        .max_by_key(|known| (shared(known.name), usize::MAX - known.name.len()))?;
     let ends_alike = || FAMILIES.iter().find(|known| name.ends_with(known.name));
     if shared(best.name) >= 3 { Some(best) } else { ends_alike() }
 }

@@ -140,7 +140,7 @@ pub const SEEN: &str = "seen";
 /// Name of the external tensor that divides rotary frequencies; ones where a model has none.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Records one step of a model. Of an encoder that is the last norm of every token, whatever [`RecordOptions::logits`] says.
+/// Records one step of a model. Where texts are read as a whole ([`ModelShape::causal`]) that is the last norm of every token, whatever [`RecordOptions::logits`] says.
 ///
 /// # Errors
 /// A shape whose sizes do not fit together, as the first op that finds out says it.
@@ -155,10 +155,10 @@ pub fn record(shape: &ModelShape, options: &RecordOptions<'_>) -> Result<ModelGr
     for layer in 0..last {
         x = layers.layer(layer, x)?;
     }
-    let logits = if !shape.causal {
-        // An encoder ends with the norm of its last layer, whatever is asked for.
+    let logits = if shape.arch.is_encoder() {
+        // It ends with the norm of its last layer.
         x
-    } else if options.logits == Logits::Normed {
+    } else if options.logits == Logits::Normed || !shape.causal {
         layers.last_norm(x)?
     } else if logits {
         layers.head(x)?

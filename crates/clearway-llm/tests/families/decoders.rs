@@ -18,14 +18,14 @@ const EPS: f64 = 1e-5;
 pub fn all() -> Vec<Decoder> {
     let decoder = |name, file, logits| Decoder { name, file, logits, as_llama_cpp: true };
     vec![
-        decoder("phi3_short", phi3_file(64, &[]), |file, tokens| phi3(file, tokens, SHORT, None)),
+        decoder("phi3_short", phi3_file(8192, &[]), |file, tokens| phi3(file, tokens, SHORT, None)),
         decoder("phi3_long", phi3_file(16, &[]), |file, tokens| phi3(file, tokens, LONG, None)),
         // llama.cpp does not use the window of Phi 3.
         Decoder {
             as_llama_cpp: false,
             ..decoder(
                 "phi3_window",
-                phi3_file(64, &[("attention.sliding_window", U(3))]),
+                phi3_file(8192, &[("attention.sliding_window", U(3))]),
                 |file, tokens| phi3(file, tokens, SHORT, Some(3)),
             )
         },

@@ -27,7 +27,19 @@ pub fn all() -> Vec<Encoder> {
         Encoder { name: "bert", file: bert_file(1), rows: bert, pooling: Pooling::Mean },
         Encoder { name: "bert_first", file: bert_file(2), rows: bert, pooling: Pooling::First },
         Encoder { name: "nomic-bert", file: nomic_file(), rows: nomic, pooling: Pooling::Mean },
-        Encoder { name: "qwen3", file: qwen3_file(), rows: qwen3, pooling: Pooling::Last },
+        Encoder {
+            name: "qwen3",
+            file: qwen3_file(&[("pooling_type", U(3))]),
+            rows: |file, tokens| qwen3(file, tokens, causal),
+            pooling: Pooling::Last,
+        },
+        // A decoder that was made an encoder: its files say so.
+        Encoder {
+            name: "qwen3_both_ways",
+            file: qwen3_file(&[("pooling_type", U(1)), ("attention.causal", B(false))]),
+            rows: |file, tokens| qwen3(file, tokens, all_see_all),
+            pooling: Pooling::Mean,
+        },
     ]
 }
 
@@ -136,9 +148,9 @@ fn nomic(file: &Tiny, tokens: &[u32]) -> Rows {
 }
 
 /// A decoder whose files say how to pool.
-fn qwen3_file() -> Tiny {
-    let meta = [("rope.freq_base", F(1_000_000.0)), ("pooling_type", U(3))];
-    let mut file = Tiny::decoder("qwen3", &meta);
+fn qwen3_file(more: &[(&'static str, Meta)]) -> Tiny {
+    let meta = [("rope.freq_base", F(1_000_000.0))];
+    let mut file = Tiny::decoder("qwen3", &[&meta[..], more].concat());
     file.layers(&[
         ("attn_norm.weight", &[EMBD]),
         ("attn_q.weight", &[EMBD, Q]),
@@ -155,7 +167,7 @@ fn qwen3_file() -> Tiny {
     file
 }
 
-fn qwen3(file: &Tiny, tokens: &[u32]) -> Rows {
+fn qwen3(file: &Tiny, tokens: &[u32], sees: fn(usize, usize) -> bool) -> Rows {
     let turn = Turn::plain(HEAD, 1_000_000.0, false);
     let rms = |name: &str, x: &Rows| rms_norm(x, &file.vector(&format!("{name}.weight")), EPS);
     let each_head = |name: &str, x: &Rows| -> Rows {
@@ -171,7 +183,7 @@ fn qwen3(file: &Tiny, tokens: &[u32]) -> Rows {
         let q = turn.turn(&each_head(&p("attn_q_norm"), &linear(file, &p("attn_q"), &y)), HEAD);
         let k = turn.turn(&each_head(&p("attn_k_norm"), &linear(file, &p("attn_k"), &y)), HEAD);
         let v = linear(file, &p("attn_v"), &y);
-        let y = attention([&q, &k, &v], HEAD, 1.0 / (HEAD as f64).sqrt(), causal);
+        let y = attention([&q, &k, &v], HEAD, 1.0 / (HEAD as f64).sqrt(), sees);
         x = add(&x, &linear(file, &p("attn_output"), &y));
         let y = rms(&p("ffn_norm"), &x);
         let gate = linear(file, &p("ffn_gate"), &y);
