@@ -25,17 +25,15 @@ pub struct RopeParams {
     pub base: f32,
     /// Factor on the positions.
     pub scale: f32,
-    /// Factor on the elements that rotate; 1 for a rotation and nothing else.
-    pub magnitude: f32,
 }
 
 impl RopeParams {
-    fn words(self) -> [u32; 5] {
+    fn words(self, magnitude: f32) -> [u32; 5] {
         let mode = match self.mode {
             RopeMode::Adjacent => 0,
             RopeMode::Halves => 1,
         };
-        [self.n_dims, mode, self.base.to_bits(), self.scale.to_bits(), self.magnitude.to_bits()]
+        [self.n_dims, mode, self.base.to_bits(), self.scale.to_bits(), magnitude.to_bits()]
     }
 }
 
@@ -314,8 +312,7 @@ pub trait Ops {
         self.call(Kind::ExpertSum, &[x, weights], &[], x.layout.dtype(), &shape)
     }
 
-    /// Rotary position embedding of `x[T,H,D]`; `factors` divide the frequencies, and what rotates is multiplied by the
-    /// magnitude.
+    /// Rotary position embedding of `x[T,H,D]`; `factors` divide the frequencies.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -326,8 +323,23 @@ pub trait Ops {
         factors: TensorView,
         params: RopeParams,
     ) -> Result<TensorView> {
-        let inputs = [x, positions, factors];
-        self.call(Kind::Rope, &inputs, &params.words(), x.layout.dtype(), &dims(&x))
+        self.rope_scaled(x, positions, factors, params, 1.0)
+    }
+
+    /// As [`rope`](Self::rope), and the elements that rotate are multiplied by a magnitude.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn rope_scaled(
+        &mut self,
+        x: TensorView,
+        positions: TensorView,
+        factors: TensorView,
+        params: RopeParams,
+        magnitude: f32,
+    ) -> Result<TensorView> {
+        let (inputs, words) = ([x, positions, factors], params.words(magnitude));
+        self.call(Kind::Rope, &inputs, &words, x.layout.dtype(), &dims(&x))
     }
 
     /// `softmax(x * scale + mask)` of each row.

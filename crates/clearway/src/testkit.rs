@@ -549,8 +549,7 @@ impl Calls<'_> {
         let keys = self.pass.tensor(KEYS, 0, dtype, &cache)?;
         let values = self.pass.tensor(VALUES, 0, dtype, &cache)?;
         let mode = if self.rng.below(2) == 0 { RopeMode::Adjacent } else { RopeMode::Halves };
-        let rope =
-            RopeParams { n_dims: head as u32, mode, base: 100.0, scale: 1.0, magnitude: 1.0 };
+        let rope = RopeParams { n_dims: head as u32, mode, base: 100.0, scale: 1.0 };
         let q = s.rope(x3, positions, factors, rope)?;
         let k = s.rope(kv, positions, factors, rope)?;
         s.kv_write(k, positions, keys)?;

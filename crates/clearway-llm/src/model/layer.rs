@@ -242,10 +242,10 @@ impl<'a> Layers<'a> {
             base: local_base.unwrap_or(self.shape.rope_base),
             // Layers with a base of their own see short distances and are not stretched.
             scale: if local_base.is_some() { 1.0 } else { self.shape.rope_scale },
-            magnitude: self.shape.rope_magnitude,
         };
         self.label(layer, part);
-        self.ops.rope(x, self.positions, self.rope_factors, rope)
+        let magnitude = self.shape.rope_magnitude;
+        self.ops.rope_scaled(x, self.positions, self.rope_factors, rope, magnitude)
     }
 
     /// Writes keys and values into the cache; returns it.
