@@ -186,13 +186,15 @@ impl Programs {
         Ok((speed(format!("pp{PROMPT}"))?, speed(format!("tg{GENERATED}"))?))
     }
 
-    /// A tiny file of each family, as the engine's test makes them.
+    /// Tiny files of every family, as the tests of the engine and of the families make them.
     fn tiny_models(&self) -> Result<Vec<PathBuf>> {
         let folder = self.target.join("tiny-models");
-        let mut test =
-            cargo(&self.root, &["test", "--package", "clearway-llm", "--test", "engine"]);
-        test.arg("numpys_logits").env("CLEARWAY_TINY_MODELS", &folder);
-        ensure!(test.status()?.success(), "the tiny models are not right");
+        for (target, name) in [("engine", "numpys_logits"), ("families", "decoders_give")] {
+            let mut test =
+                cargo(&self.root, &["test", "--package", "clearway-llm", "--test", target]);
+            test.arg(name).env("CLEARWAY_TINY_MODELS", &folder);
+            ensure!(test.status()?.success(), "the tiny models are not right");
+        }
         let mut files = Vec::new();
         for entry in std::fs::read_dir(&folder)? {
             files.push(entry?.path());

@@ -21,8 +21,12 @@ pub fn fuzz_tokenizer(data: &[u8]) -> bool {
         tokens.iter().map(|&(kind, token)| f32::from(kind) - token.len() as f32).collect();
     let flag = |bit: u8| flags >> bit & 1 == 1;
     let vocab = Vocab {
-        model: if flag(0) { "llama" } else { "gpt2" },
-        pre: ["default", "gpt-2", "llama-bpe", "qwen2", "smollm", ""]
+        model: match (flag(0), pre) {
+            (_, 6) => "bert",
+            (true, _) => "llama",
+            (false, _) => "gpt2",
+        },
+        pre: ["default", "gpt-2", "llama-bpe", "qwen2", "smollm", "gpt-4o", ""]
             .get(usize::from(pre))
             .copied(),
         tokens: tokens.iter().map(|&(_, token)| token).collect(),

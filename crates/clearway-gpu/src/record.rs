@@ -28,12 +28,12 @@ pub struct RopeParams {
 }
 
 impl RopeParams {
-    fn words(self) -> [u32; 4] {
+    fn words(self, magnitude: f32) -> [u32; 5] {
         let mode = match self.mode {
             RopeMode::Adjacent => 0,
             RopeMode::Halves => 1,
         };
-        [self.n_dims, mode, self.base.to_bits(), self.scale.to_bits()]
+        [self.n_dims, mode, self.base.to_bits(), self.scale.to_bits(), magnitude.to_bits()]
     }
 }
 
@@ -323,8 +323,23 @@ pub trait Ops {
         factors: TensorView,
         params: RopeParams,
     ) -> Result<TensorView> {
-        let inputs = [x, positions, factors];
-        self.call(Kind::Rope, &inputs, &params.words(), x.layout.dtype(), &dims(&x))
+        self.rope_scaled(x, positions, factors, params, 1.0)
+    }
+
+    /// As [`rope`](Self::rope), and the elements that rotate are multiplied by a magnitude.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn rope_scaled(
+        &mut self,
+        x: TensorView,
+        positions: TensorView,
+        factors: TensorView,
+        params: RopeParams,
+        magnitude: f32,
+    ) -> Result<TensorView> {
+        let (inputs, words) = ([x, positions, factors], params.words(magnitude));
+        self.call(Kind::Rope, &inputs, &words, x.layout.dtype(), &dims(&x))
     }
 
     /// `softmax(x * scale + mask)` of each row.

@@ -96,7 +96,7 @@ const GATED: &[(&str, Wrong)] = &[
     ("f32[3x8] f32[3x8] f32[3x9]", S("y")),
 ];
 
-const ROPE: &[Param] = &[U(8), U(0), F(1e4), F(1.0)];
+const ROPE: &[Param] = &[U(8), U(0), F(1e4), F(1.0), F(1.0)];
 const BAD_ROPE: &[(usize, Param, &str)] = &[
     (0, U(0), "n_dims"),
     (0, U(7), "n_dims"),
@@ -107,6 +107,7 @@ const BAD_ROPE: &[(usize, Param, &str)] = &[
     (2, F(-1.0), "base"),
     (2, NAN, "base"),
     (3, INF, "scale"),
+    (4, NAN, "magnitude"),
 ];
 
 const PLAIN: &[Calls] = &[

@@ -181,7 +181,7 @@ fn fused_products_and_cache_writes_have_the_bits_of_plain_ones() {
     let factors = Tensor::floats(F32, &[32], &[1.5; 32]);
     for mode in [0, 1] {
         for cache_type in [F32, DType::F16] {
-            let params = [64, mode, 1e4_f32.to_bits(), 1.0_f32.to_bits()];
+            let params = [64, mode, 1e4_f32.to_bits(), 1.0_f32.to_bits(), 1.25_f32.to_bits()];
             let plain = Tensor::random(cache_type, &[20, 3, 80], 8);
             let fused = plain.copy();
             let rotated = Tensor::empty(F32, &[tokens, 3, 80]);
@@ -329,7 +329,7 @@ fn positions_of_a_million_turn_as_exactly_as_small_ones() {
     let y = Tensor::empty(F32, &[tokens, 1, dims]);
     let factor = 1.25_f32;
     let factors = Tensor::floats(F32, &[pairs], &[factor; 32]);
-    let params = [dims as u32, 0, base.to_bits(), 1.0_f32.to_bits()];
+    let params = [dims as u32, 0, base.to_bits(), 1.0_f32.to_bits(), 1.0_f32.to_bits()];
     run(Kind::Rope, &[&x, &Tensor::ids(&positions), &factors, &y], &params);
     let found: Vec<f32> = y.values();
     for (token, &position) in positions.iter().enumerate() {

@@ -407,10 +407,10 @@ fn files_that_are_wrong_say_what_is() {
     writer_layers[at] = 3;
     let error = open(writer_layers);
     assert!(error.contains("blk.2."), "{error}");
-    let yarn = open(file("llama", shape, |writer| {
-        writer.set("llama.rope.scaling.type", "yarn").unwrap();
+    let dynamic = open(file("llama", shape, |writer| {
+        writer.set("llama.rope.scaling.type", "dynamic").unwrap();
     }));
-    assert!(yarn.contains("rope.scaling.type") && yarn.contains("yarn"), "{yarn}");
+    assert!(dynamic.contains("rope.scaling.type") && dynamic.contains("dynamic"), "{dynamic}");
     let wide = ModelShape { vocab: 64, ..shape.clone() };
     let swapped = file("llama", &wide, |_| ());
     assert!(Gguf::from_bytes(swapped).is_ok());

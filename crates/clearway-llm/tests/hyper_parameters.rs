@@ -174,7 +174,10 @@ fn what_is_wrong_is_the_field_that_is_named() {
             &["head_count` is 4 with heads of 16, 64 rows", "32 rows"],
         ),
         (one(VALUE, U32(16)), &["`llama.attention.value_length` is 16", "head size 8"]),
-        (one(ROPE, U32(4)), &["`llama.rope.dimension_count` is 4", "head size 8"]),
+        (one(ROPE, U32(10)), &["`llama.rope.dimension_count` is 10", "head size 8"]),
+        (one(ROPE, U32(3)), &["`llama.rope.dimension_count` is 3", "even"]),
+        (one("rope.scaling.type", Text("su")), &["`llama.rope.scaling.type` is su", "yarn"]),
+        (one("rope.scaling.type", Text("yarn")), &["llama.rope.scaling.factor", "missing"]),
         (
             heads_only(5),
             &["`llama.attention.head_count` is 5", "divisor of the embedding length 32"],

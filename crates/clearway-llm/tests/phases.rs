@@ -215,6 +215,23 @@ fn the_device_decides_by_rows() {
 }
 
 #[test]
+fn scales_and_tensors_of_several_matrices_cost_no_phase() {
+    // Scores, embedding and residual stream are scaled, and files have queries, keys and values in one tensor.
+    let base = |arch| ModelShape::new("small", arch, 3, 2048, 8192, 32, 8, 64, 1000);
+    let scales = ModelShape {
+        embedding_scale: 12.0,
+        residual_scale: 0.22,
+        attention_scale: 0.0156,
+        ..base(Arch::Granite)
+    };
+    let turned = ModelShape { rope_dims: 48, rope_magnitude: 1.19, ..base(Arch::Phi3) };
+    for shape in [scales, turned] {
+        assert_eq!(per_layer(&shape, 1, Some(Kernels::All)), (7, 5), "{:?}", shape.arch);
+        assert_eq!(per_layer(&shape, 1, Some(Kernels::Rounded)), (7, 5), "{:?}", shape.arch);
+    }
+}
+
+#[test]
 fn no_shape_gets_more_phases() {
     println!("per layer, dispatches / groups   unfused  plain kernels  all kernels; whole step");
     for shape in model::builtin_shapes() {

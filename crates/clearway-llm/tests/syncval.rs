@@ -132,7 +132,14 @@ fn tiny() -> ModelShape {
 }
 
 fn tiny_experts() -> ModelShape {
-    let experts = Experts { count: 4, used: 2, ff: 32, shared_ff: None, renormalise: true };
+    let experts = Experts {
+        count: 4,
+        used: 2,
+        ff: 32,
+        shared_ff: None,
+        shared_gate: false,
+        renormalise: true,
+    };
     let shape = ModelShape::new("tiny with experts", Arch::Qwen3Moe, 2, 64, 96, 4, 2, 16, 128);
     ModelShape { experts: Some(experts), ..shape }
 }

@@ -222,8 +222,10 @@ fn vocabularies_that_cannot_work_are_refused() {
     };
     assert_eq!(refused("gpt-2", &empty), TextError::EmptyVocab);
     assert_eq!(refused("spm", &empty), TextError::EmptyVocab);
-    let error = refused("gpt-2", &|v| v.model = "bert".into());
+    let error = refused("gpt-2", &|v| v.model = "t5".into());
     assert!(matches!(error, TextError::UnknownModel { .. }), "{error}");
+    let error = refused("gpt-2", &|v| v.model = "bert".into());
+    assert_eq!(error, TextError::MissingSpecial { what: "unknown" });
     let error = refused("gpt-2", &|v| v.pre = Some("tekken".into()));
     assert!(matches!(error, TextError::UnknownPreTokenizer { .. }), "{error}");
     let error = refused("gpt-2", &|v| v.merges.clear());
@@ -388,4 +390,60 @@ fn pieces_cover_the_text() {
 fn seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(1, |t| t.as_nanos() as u64 | 1)
+}
+
+/// See `data/tokenizer/make_families.py`.
+const FAMILIES: &str = include_str!("data/tokenizer/families.json");
+
+#[test]
+fn texts_are_split_as_for_gpt_4o() {
+    let data: serde_json::Value = serde_json::from_str(FAMILIES).unwrap();
+    let pre = PreTokenizer::from_name("gpt-4o").unwrap();
+    let texts = data["texts"].as_array().unwrap();
+    for (text, expected) in texts.iter().zip(data["split"].as_array().unwrap()) {
+        let pieces: Vec<&str> = pre.pieces(text.as_str().unwrap()).collect();
+        let expected: Vec<&str> =
+            expected.as_array().unwrap().iter().map(|piece| piece.as_str().unwrap()).collect();
+        assert_eq!(pieces, expected, "{text}");
+    }
+    assert!(texts.len() > 400);
+}
+
+#[test]
+fn wordpiece_gives_the_reference_ids() {
+    let data: serde_json::Value = serde_json::from_str(FAMILIES).unwrap();
+    for name in ["lower", "cased"] {
+        let vocabulary = &data["wordpiece"][name];
+        let tokens: Vec<&[u8]> = vocabulary["tokens"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|token| token.as_str().unwrap().as_bytes())
+            .collect();
+        let types: Vec<i32> =
+            tokens.iter().map(|token| if token.starts_with(b"[") { 3 } else { 1 }).collect();
+        let vocab = clearway_llm::text::Vocab {
+            model: "bert",
+            tokens,
+            token_types: Some(&types),
+            unk: Some(1),
+            cls: Some(2),
+            sep: Some(3),
+            ..Default::default()
+        };
+        let tokenizer = Tokenizer::new(&vocab).unwrap();
+        let texts = data["texts"].as_array().unwrap();
+        for (text, expected) in texts.iter().zip(vocabulary["ids"].as_array().unwrap()) {
+            let text = text.as_str().unwrap();
+            let ids = tokenizer.encode(text, EncodeOptions::PLAIN).unwrap();
+            assert_eq!(ids, integers(expected.as_array().unwrap()), "{name}: {text:?}");
+            // A text stands between its two tokens.
+            let whole = tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();
+            assert_eq!(whole, [&[2], &ids[..], &[3]].concat(), "{name}: {text:?}");
+        }
+        let ids = tokenizer.encode("unaffable", EncodeOptions::PLAIN).unwrap();
+        assert_eq!(ids.len(), 3, "{ids:?}");
+        let text = tokenizer.decode(&ids, DecodeOptions { skip_special: true, strip_prefix: true });
+        assert_eq!(text.unwrap(), b"unaffable");
+    }
 }

@@ -457,7 +457,7 @@ fn rope_kv_write(c: &Call<'_>) -> Result<()> {
 }
 
 /// What every rotary op has, for `rows` of heads of this size: positions, factors behind them, and
-/// four constants from `first` on.
+/// five constants from `first` on.
 fn rotation(c: &Call<'_>, (rows, head): (u32, u32), positions: usize, first: usize) -> Result<()> {
     let factors = positions + 1;
     c.ids(positions, &[rows])?;
@@ -466,6 +466,7 @@ fn rotation(c: &Call<'_>, (rows, head): (u32, u32), positions: usize, first: usi
     c.int_param(first + 1, |mode| mode <= 1, "0 or 1 is needed")?;
     c.float_param(first + 2, |base| base > 0.0, "a number above 0 is needed")?;
     c.float_param(first + 3, |_| true, "a finite number is needed")?;
+    c.float_param(first + 4, |_| true, "a finite number is needed")?;
     c.want_dtype(factors, &[DType::F32])?;
     c.contiguous_rows(factors)?;
     c.want_dims(factors, &[c.params[first] / 2])

@@ -127,14 +127,19 @@ pub(super) fn angles<'a>(source: Source<'a>, job: &Job<'_>, first: usize) -> Sou
             (source, format!("    switch k {{\n{cases}{rest}    }}\n"), format!("{bits}u"))
         }
         false => {
-            // Behind the four constants of the rotation.
-            let (high, low) = (first + 4, first + 5);
+            // Behind the constants of the rotation.
+            let (high, low) = (first + 5, first + 6);
             let parts = format!("return vec2<f32>(argf({high}u + 2u * k), argf({low}u + 2u * k));");
             let length = "32u - countLeadingZeros(pair)".into();
             (source.args(turns.as_flattened()), parts, length)
         }
     };
+    let magnitude = match source.is_baked() {
+        true => format!("bitcast<f32>({}u)", job.params[first + 4]),
+        false => format!("argf({}u)", first + 4),
+    };
     let source = source
+        .body(&format!("fn magnitude() -> f32 {{ return {magnitude}; }}\n"))
         .body(&format!("fn parts(k: u32) -> vec2<f32> {{\n{parts}}}\n"))
         .body(&format!("fn bits_of(pair: u32) -> u32 {{ return {length}; }}\n"));
     source.body(include_str!("kernels/rope.wgsl"))

@@ -410,16 +410,17 @@ pub(super) const CALLS: &[Calls] = &[
     },
 ];
 
-const ROPE: &[Param] = &[U(8), U(0), F(1e4), F(1.0)];
+const ROPE: &[Param] = &[U(8), U(0), F(1e4), F(1.0), F(1.0)];
 const BAD_ROPE: &[(usize, Param, &str)] = &[
     (0, U(7), "n_dims"),
     (0, U(10), "n_dims"),
     (1, U(2), "mode"),
     (2, F(0.0), "base"),
     (3, INF, "scale"),
+    (4, NAN, "magnitude"),
 ];
 
-const NORM_ROPE: &[Param] = &[F(1e-5), U(8), U(0), F(1e4), F(1.0)];
+const NORM_ROPE: &[Param] = &[F(1e-5), U(8), U(0), F(1e4), F(1.0), F(1.0)];
 const BAD_NORM_ROPE: &[(usize, Param, &str)] = &[
     (0, F(-1e-6), "eps"),
     (0, NAN, "eps"),
@@ -431,6 +432,7 @@ const BAD_NORM_ROPE: &[(usize, Param, &str)] = &[
     (3, F(0.0), "base"),
     (3, NAN, "base"),
     (4, INF, "scale"),
+    (5, NAN, "magnitude"),
 ];
 
 const BAD_GATE: &[(&str, Wrong)] = &[

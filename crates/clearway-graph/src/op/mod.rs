@@ -149,7 +149,7 @@ ops! {
     /// Sum of expert results by weight.
     ExpertSum "expert_sum" [read("x"), read("weights"), write("y")] []
     /// Rotary position embedding.
-    Rope "rope" [read("x"), read("positions"), read("factors"), write("y")] [int("n_dims"), int("mode"), float("base"), float("scale")]
+    Rope "rope" [read("x"), read("positions"), read("factors"), write("y")] [int("n_dims"), int("mode"), float("base"), float("scale"), float("magnitude")]
     /// Softmax of rows with scale and mask.
     Softmax "softmax" [read("x"), read("mask"), write("y")] [float("scale")]
     /// Causal grouped-query attention over a KV cache: the rows of one sequence in order, or blocks of rows that a table
@@ -174,7 +174,7 @@ ops! {
     /// Fused: sum, then rms_norm of it, then product with the weight; the sum is kept where it is needed.
     AddRmsNormMul "add_rms_norm_mul" [read("a"), read("b"), read("w"), write_if_read("sum"), write("y")] [float("eps")]
     /// Fused: rotary embedding written straight into the KV cache.
-    RopeKvWrite "rope_kv_write" [read("x"), read("positions"), read("factors"), read("kv_positions"), update("cache")] [int("n_dims"), int("mode"), float("base"), float("scale")]
+    RopeKvWrite "rope_kv_write" [read("x"), read("positions"), read("factors"), read("kv_positions"), update("cache")] [int("n_dims"), int("mode"), float("base"), float("scale"), float("magnitude")]
 }
 
 const fn read(name: &'static str) -> Operand {

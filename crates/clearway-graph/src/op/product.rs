@@ -31,6 +31,9 @@ pub struct Product {
     epilogue: Epilogue,
 }
 
+/// Constants of a rotation: dimensions, mode, base, scale and magnitude.
+const ROPE_PARAMS: usize = 5;
+
 /// What happens to a product's rows before they are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Input {
@@ -397,7 +400,12 @@ impl Product {
         if rope {
             let inputs = [y, PlainInput::Slot(Slot::Positions), PlainInput::Slot(Slot::Factors)];
             let first = self.rope_params();
-            y = list.push(CapturedOpKind::Rope, &inputs, first..first + 4, PlainShape::Heads);
+            y = list.push(
+                CapturedOpKind::Rope,
+                &inputs,
+                first..first + ROPE_PARAMS,
+                PlainShape::Heads,
+            );
         }
         if cache {
             let inputs = [y, PlainInput::Slot(Slot::CacheRows)];
@@ -453,7 +461,9 @@ impl Product {
             params.push(float("eps"));
         }
         if self.epilogue.rope {
-            params.extend([int("n_dims"), int("mode"), float("base"), float("scale")]);
+            let rotation: [ParamSpec; ROPE_PARAMS] =
+                [int("n_dims"), int("mode"), float("base"), float("scale"), float("magnitude")];
+            params.extend(rotation);
         }
         params
     }
@@ -582,7 +592,7 @@ mod tests {
         assert_eq!(heads.spec().name, "norm_matmul_rope_kv");
         let names = ["x", "g", "w", "positions", "factors", "kv_positions", "cache"];
         assert_eq!(operands(heads), names);
-        assert_eq!(heads.spec().params.len(), 5);
+        assert_eq!(heads.spec().params.len(), 1 + ROPE_PARAMS);
         let ahead = Epilogue { add: true, norm: true, ..Epilogue::NONE };
         let ahead = product(Input::Plain, Gate::None, ahead);
         assert_eq!(operands(ahead), ["x", "w", "c", "next", "sum", "y"]);

@@ -9,7 +9,10 @@ use clearway::DType;
 use super::shape::Keys;
 use super::{EngineError, Result};
 use crate::gguf::{Gguf, Strings, Tensor};
-use crate::model::{self, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
+use crate::model::{
+    self, LONG_FACTORS, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, SEEN, SHORT_FACTORS,
+    Stretch, TOKENS,
+};
 
 /// Most layers of a model. The deepest in use have about 130; each takes some kilobytes when it is recorded.
 const MAX_LAYERS: usize = 512;
@@ -49,6 +52,7 @@ pub(super) fn vocab(gguf: &Gguf, keys: &Keys<'_>, embd: usize) -> Result<usize> 
 pub(super) fn tensors(gguf: &Gguf, keys: &Keys<'_>, shape: &ModelShape) -> Result<()> {
     layers(gguf, keys, shape)?;
     sizes(gguf, keys, shape)?;
+    rope_factors(gguf, shape)?;
     every_layer(gguf, shape)
 }
 
@@ -115,6 +119,20 @@ fn sizes(gguf: &Gguf, keys: &Keys<'_>, shape: &ModelShape) -> Result<()> {
     }
 }
 
+/// What rotary frequencies are divided by: a float for each pair that turns.
+fn rope_factors(gguf: &Gguf, shape: &ModelShape) -> Result<()> {
+    let pairs = shape.rope_dims / 2;
+    let check = |tensor: Tensor<'_>| match tensor.dims() {
+        [found] if *found == pairs && tensor.dtype() == DType::F32 => Ok(()),
+        _ => Err(shape_error(&tensor, &format!("f32 [{pairs}]"))),
+    };
+    if let Stretch::Long { .. } = shape.stretch {
+        check(gguf.tensor(SHORT_FACTORS)?)?;
+        return check(gguf.tensor(LONG_FACTORS)?);
+    }
+    gguf.find_tensor(ROPE_FACTORS).map_or(Ok(()), check)
+}
+
 /// Every tensor of every layer. One layer is recorded to learn what it asks for; the others ask for the same.
 fn every_layer(gguf: &Gguf, shape: &ModelShape) -> Result<()> {
     let dtype = |name: &str| gguf.find_tensor(name).map_or(DType::F32, |tensor| tensor.dtype());
@@ -122,11 +140,7 @@ fn every_layer(gguf: &Gguf, shape: &ModelShape) -> Result<()> {
     let first = ModelShape { layers: 1, ..shape.clone() };
     for external in model::record(&first, &options)?.into_externals() {
         let name = &*external.name;
-        let absent = || gguf.find_tensor(name).is_none();
-        if matches!(name, TOKENS | POSITIONS)
-            || name.starts_with("cache.")
-            || (name == ROPE_FACTORS && absent())
-        {
+        if matches!(name, TOKENS | POSITIONS | SEEN | ROPE_FACTORS) || name.starts_with("cache.") {
             continue;
         }
         let expected = external.view.layout.dims();

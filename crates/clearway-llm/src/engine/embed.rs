@@ -6,24 +6,30 @@
 use clearway::{Bindings, Buffer};
 use rustc_hash::FxHashMap;
 
-use super::{BATCHES, Engine, EngineError, Result, Step};
+use super::{BATCHES, Engine, EngineError, Result, Step, missing};
 use crate::gguf::Gguf;
-use crate::model::{Logits, POSITIONS, TOKENS};
+use crate::model::{Logits, POSITIONS, SEEN, TOKENS, family_of};
 
 /// Rows of the smallest cache.
 const FEWEST_ROWS: usize = 256;
+
+/// Longer texts of an encoder are read in steps of a multiple of this.
+const LONGEST_BATCH: usize = BATCHES[BATCHES.len() - 1];
 
 /// How the vectors of a text's tokens become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// Their mean.
     Mean,
-    /// That of the last token, the only one that has seen the whole text.
+    /// That of the first token, which stands for the whole text in some encoders.
+    First,
+    /// That of the last token: in a decoder the only one that has seen the whole text.
     Last,
 }
 
 impl Pooling {
-    /// What a file says in `{architecture}.pooling_type`; the last token where it says nothing.
+    /// What a file says in `{architecture}.pooling_type`; where it says nothing, the mean of an encoder and the last token
+    /// of a decoder.
     ///
     /// # Errors
     /// Ways to pool that are made for other models.
@@ -31,9 +37,17 @@ impl Pooling {
         let meta = file.metadata();
         let architecture = meta.optional::<&str>("general.architecture")?.unwrap_or_default();
         let key = format!("{architecture}.pooling_type");
+        let encoder = family_of(architecture).is_some_and(|family| family.arch.is_encoder());
         match meta.optional::<u32>(&key)? {
+            None | Some(0) if encoder => Ok(Self::Mean),
+            Some(2) if encoder => Ok(Self::First),
             None | Some(0 | 3) => Ok(Self::Last),
             Some(1) => Ok(Self::Mean),
+            Some(other) if encoder => Err(EngineError::Parameter {
+                key,
+                found: other.to_string(),
+                expected: "encoders pool by 1 (mean), 2 (first) or 3 (last)".into(),
+            }),
             Some(other) => Err(EngineError::Parameter {
                 key,
                 found: other.to_string(),
@@ -100,7 +114,11 @@ impl Engine {
             self.check_embedded(&text.tokens)?;
             self.embedder_for(text.tokens.len())?;
         }
-        let most = most.clamp(1, self.batch_tokens());
+        // An encoder sees a text as a whole.
+        let most = match self.shape.causal {
+            true => most.clamp(1, self.batch_tokens()),
+            false => usize::MAX,
+        };
         let part = &text.tokens[text.read..];
         let part = &part[..part.len().min(most)];
         let rows = self.embed_step(part, text.read)?;
@@ -108,7 +126,10 @@ impl Engine {
         let end = text.read + part.len();
         for row in rows.chunks_exact(size) {
             match pooling {
-                Pooling::Last => text.pooled = row.iter().copied().map(f64::from).collect(),
+                Pooling::First if !text.pooled.is_empty() => {}
+                Pooling::First | Pooling::Last => {
+                    text.pooled = row.iter().copied().map(f64::from).collect()
+                }
                 Pooling::Mean => {
                     text.pooled.resize(size, 0.0);
                     text.pooled.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
@@ -159,7 +180,10 @@ impl Engine {
 
     /// Reads a part of a text from a position on; the vectors of its tokens, one after another.
     fn embed_step(&mut self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
-        let most = self.batch_tokens();
+        let most = match self.shape.causal {
+            true => self.batch_tokens(),
+            false => tokens.len().next_multiple_of(LONGEST_BATCH),
+        };
         let fitting = BATCHES.into_iter().find(|&size| size >= tokens.len());
         let size = fitting.map_or(most, |size| size.min(most));
         let step = match self.embedder.steps.remove(&size) {
@@ -175,6 +199,10 @@ impl Engine {
         let padded: Vec<u32> = repeated.chain(tokens.iter().copied()).collect();
         step.tokens.write_slice(0, &padded)?;
         step.positions.write_slice(0, &positions)?;
+        if let Some(seen) = &step.rows {
+            let last = (position + tokens.len() - 1) as u32;
+            seen.write_slice(0, &vec![last; size])?;
+        }
         step.graph.run()?;
         let mut rows = step.graph.read_f32(step.recorded.logits)?;
         rows.drain(..missing * self.shape.embd);
@@ -186,11 +214,16 @@ impl Engine {
         let device = self.executor.device();
         let tokens = device.alloc(size as u64 * 4)?;
         let positions = device.alloc(size as u64 * 4)?;
+        let seen = match self.shape.causal {
+            true => None,
+            false => Some(device.alloc(size as u64 * 4)?),
+        };
         let mut bound = Bindings::new();
         for external in recorded.externals() {
             let buffer = match &*external.name {
                 TOKENS => &tokens,
                 POSITIONS => &positions,
+                SEEN => seen.as_ref().ok_or_else(|| missing(SEEN))?,
                 name => match self.embedder.cache.get(name) {
                     Some(buffer) => buffer,
                     None => self.buffer(name)?,
@@ -199,6 +232,6 @@ impl Engine {
             bound.bind(external.view, buffer);
         }
         let graph = self.executor.compile(recorded.graph(), &bound, &self.options.compile)?;
-        Ok(Step { graph, recorded, tokens, positions, rows: None })
+        Ok(Step { graph, recorded, tokens, positions, rows: seen })
     }
 }

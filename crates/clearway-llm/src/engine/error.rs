@@ -21,12 +21,17 @@ pub enum EngineError {
     #[error(transparent)]
     Text(#[from] TextError),
     /// The model is of a family that is not supported.
-    #[error("architecture `{found}` is not supported; supported are {supported}")]
+    #[error(
+        "architecture `{found}` is not supported; supported are {supported}{}",
+        nearest.map_or_else(String::new, |name| format!("; the nearest of them is {name}"))
+    )]
     Architecture {
         /// What the file says.
         found: String,
         /// What there is.
-        supported: &'static str,
+        supported: String,
+        /// What is most like it, if anything is.
+        nearest: Option<&'static str>,
     },
     /// A hyper-parameter has a value that is not supported.
     #[error("`{key}` is {found}, but {expected}")]
@@ -129,6 +134,12 @@ pub enum EngineError {
     NoDevice {
         /// Why not.
         what: String,
+    },
+    /// The model is an encoder.
+    #[error("`{name}` is an encoder: it gives vectors of texts and writes none")]
+    NoLogits {
+        /// Name of the model.
+        name: String,
     },
     /// The runner gives no vectors.
     #[error("this engine gives no vectors of texts")]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use clearway::{DType, Device};
 
-use super::{EngineError, Result, model_shape};
+use super::{EngineError, Result, plain_model};
 use crate::gguf::Gguf;
 use crate::model::{self, ModelShape, RecordOptions};
 
@@ -71,12 +71,12 @@ impl Footprint {
         cache_dtype: DType,
         memory_bytes: u64,
     ) -> Result<Self> {
-        let shape = model_shape(gguf)?;
+        let (gguf, shape) = &plain_model(gguf)?;
         let dtype = |name: &str| gguf.find_tensor(name).map_or(DType::F32, |t| t.dtype());
         let options =
             RecordOptions { weight_dtype: &dtype, cache_dtype, ..RecordOptions::new(1, 1) };
         let (mut weights, mut row) = (0_u64, 0_u64);
-        for external in model::record(&shape, &options)?.into_externals() {
+        for external in model::record(shape, &options)?.into_externals() {
             let bytes = external.view.layout.span_bytes();
             if external.name.starts_with("cache.") {
                 row = row.saturating_add(bytes);
@@ -90,6 +90,7 @@ impl Footprint {
             None => unasked(shape.context, room / row.max(1)),
         };
         let cache = row.saturating_mul(context as u64);
+        let shape = shape.clone();
         Ok(Self { shape, context, reason, cache_dtype, weights, cache })
     }
 

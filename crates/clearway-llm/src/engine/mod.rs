@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
+//! | `apart` | tensors that hold several matrices |
 //! | `check` | hyper-parameters against the tensors of the file |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
@@ -17,6 +18,7 @@
 //! | `token_loop` | tokens chosen and fed back on the device |
 //! | `traffic` | bytes one token fetches |
 
+mod apart;
 mod check;
 pub(crate) mod choose;
 mod constraint;
@@ -41,7 +43,7 @@ pub use finite::{BadTensor, Origin};
 pub use memory::{Bytes, ContextReason, Footprint};
 pub use sample::{LogProbs, Sampler};
 pub use sampling::{Penalties, Sampling, TokenMask};
-pub use shape::model_shape;
+pub use shape::{model_shape, plain_model};
 pub(crate) use token_loop::TokenStream;
 pub use traffic::TokenBytes;
 pub use vocab::{chat_template, tokenizer};
@@ -58,7 +60,7 @@ use token_loop::TokenLoop;
 use crate::gguf::Gguf;
 use crate::model::{
     self, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS,
-    RecordOptions, TOKENS,
+    RecordOptions, SEEN, TOKENS,
 };
 
 /// Shorthand for results of this module.
@@ -125,7 +127,7 @@ struct Step {
     recorded: ModelGraph,
     tokens: Buffer,
     positions: Buffer,
-    /// Which tokens get logits, where the step asks.
+    /// Which tokens get logits, or the last row that each token sees, where the step asks.
     rows: Option<Buffer>,
 }
 
@@ -155,6 +157,7 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
+        let (gguf, _) = &plain_model(gguf)?;
         let memory = device.info().memory_bytes;
         let footprint = Footprint::new(gguf, options.context, options.cache_dtype, memory)?;
         footprint.check(&*device)?;
@@ -317,12 +320,27 @@ impl Engine {
         if tokens.is_empty() {
             return Err(EngineError::Empty);
         }
+        self.check_writes()?;
         let free = self.context - self.position;
         if tokens.len() > free {
             let (wanted, context) = (self.position + tokens.len(), self.context);
             return Err(EngineError::ContextFull { wanted, context });
         }
         self.check_vocabulary(tokens)
+    }
+
+    /// An error if the model is an encoder.
+    pub(crate) fn check_writes(&self) -> Result<()> {
+        match self.shape.causal {
+            true => Ok(()),
+            false => Err(EngineError::NoLogits { name: self.shape.name.clone() }),
+        }
+    }
+
+    /// Stretches rotary frequencies as texts of at most so many tokens need it, where the cache holds many texts.
+    pub(crate) fn stretch_for(&self, context: usize) -> Result<()> {
+        let factors = self.shape.rope_factors(context, |name| self.file.floats(name));
+        Ok(self.buffer(ROPE_FACTORS)?.write_slice(0, &factors)?)
     }
 
     fn check_vocabulary(&self, tokens: &[u32]) -> Result<()> {
@@ -457,6 +475,7 @@ impl Engine {
         cache_rows: usize,
         cache: CacheLayout,
     ) -> Result<ModelGraph> {
+        self.check_writes()?;
         let dtypes = &self.weight_dtypes;
         let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
         let options = RecordOptions {
@@ -494,9 +513,10 @@ impl Engine {
             let layout = external.view.layout;
             let name = &*external.name;
             let buffer = match name {
-                TOKENS | POSITIONS => continue,
-                ROPE_FACTORS if gguf.find_tensor(name).is_none() => {
-                    device.upload(&vec![1.0_f32; layout.elems()])?
+                TOKENS | POSITIONS | SEEN => continue,
+                ROPE_FACTORS => {
+                    let factors = self.shape.rope_factors(self.context, |name| gguf.floats(name));
+                    device.upload(&factors)?
                 }
                 _ if name.starts_with("cache.") => device.alloc(layout.span_bytes())?,
                 _ => {

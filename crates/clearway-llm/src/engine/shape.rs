@@ -3,11 +3,13 @@
 //! Every number that sizes something is held against the other numbers here and against the tensors of the file in
 //! [`check`], before anything is recorded. So what a shape costs is bounded by what the file holds.
 
+use super::apart::apart;
 use super::{EngineError, Result, check};
 use crate::gguf::{FromValue, Gguf, Metadata};
-use crate::model::{Arch, Experts, ModelShape, Window};
-
-const SUPPORTED: &str = "llama, qwen2, qwen3, qwen3moe, gemma2, gemma3";
+use crate::model::{
+    Arch, Experts, FAMILIES, LONG_FACTORS, ModelShape, NormKind, Stretch, Window, Yarn, family_of,
+    nearest_family,
+};
 
 /// The shape a file describes.
 ///
@@ -15,10 +17,20 @@ const SUPPORTED: &str = "llama, qwen2, qwen3, qwen3moe, gemma2, gemma3";
 /// A family or hyper-parameter that is not supported, one that is missing, and one that contradicts another
 /// or the file's tensors.
 pub fn model_shape(gguf: &Gguf) -> Result<ModelShape> {
+    Ok(plain_model(gguf)?.1)
+}
+
+/// A file with each matrix of a layer as a tensor of its own, which is what [`record`](crate::model::record) names, and the
+/// shape it describes. Nothing is copied.
+///
+/// # Errors
+/// As [`model_shape`].
+pub fn plain_model(gguf: &Gguf) -> Result<(Gguf, ModelShape)> {
     let keys = Keys::of(gguf.metadata())?;
-    let shape = read(gguf, &keys)?;
-    check::tensors(gguf, &keys, &shape)?;
-    Ok(shape)
+    let plain = apart(gguf, &keys)?;
+    let shape = read(&plain, &keys)?;
+    check::tensors(&plain, &keys, &shape)?;
+    Ok((plain, shape))
 }
 
 /// The shape as the metadata has it.
@@ -28,7 +40,6 @@ fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
     let kv_heads = keys.optional_size("attention.head_count_kv")?.unwrap_or(heads);
     let (head_dim, source) = head_dim(keys, embd, heads)?;
     keys.expect_head_size("attention.value_length", head_dim, source)?;
-    keys.expect_head_size("rope.dimension_count", head_dim, source)?;
     if !heads.is_multiple_of(kv_heads) {
         let expected = format!("a divisor of `{}`, {heads},", keys.key("attention.head_count"));
         return Err(keys.wrong("attention.head_count_kv", kv_heads, &expected));
@@ -45,15 +56,25 @@ fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
         ModelShape::new(title, arch, layers, embd, ff, heads, kv_heads, head_dim, vocab);
     shape.tied = gguf.find_tensor("output.weight").is_none();
     shape.context = keys.size("context_length")?;
-    shape.norm_eps = keys.number("attention.layer_norm_rms_epsilon", Sign::NotNegative)?;
-    shape.rope_base =
-        keys.optional_number("rope.freq_base", Sign::Positive)?.unwrap_or(shape.rope_base);
-    shape.rope_scale = rope_scale(keys)?;
+    let eps = match shape.norm_kind {
+        NormKind::RootMeanSquare => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
+    };
+    shape.norm_eps = keys.number(eps, Sign::NotNegative)?;
+    rope(gguf, keys, &mut shape, source)?;
+    scales(keys, &mut shape)?;
+    let has_bias = |part: &str| gguf.find_tensor(&format!("blk.0.{part}.bias")).is_some();
+    shape.biases.qkv = has_bias("attn_q");
+    shape.biases.output = has_bias("attn_output");
+    shape.biases.feed_forward = has_bias("ffn_up");
     let cap = |key: &str| {
         Ok::<_, EngineError>(keys.optional_number(key, Sign::NotNegative)?.unwrap_or(0.0))
     };
     shape.attention_softcap = cap("attn_logit_softcapping")?;
     shape.logit_softcap = cap("final_logit_softcapping")?;
+    shape.causal &= keys.optional::<bool>("attention.causal")?.unwrap_or(true);
+    let kinds = gguf.find_tensor("token_types.weight").filter(|_| arch.is_encoder());
+    shape.token_types = kinds.and_then(|kinds| kinds.dims().get(1).copied()).unwrap_or(0);
     shape.window = window(keys, arch)?;
     shape.experts = experts;
     Ok(shape)
@@ -82,18 +103,80 @@ fn head_dim(keys: &Keys<'_>, embd: usize, heads: usize) -> Result<(usize, &'stat
         size => Ok((size, HEADS)),
     }
 }
-fn rope_scale(keys: &Keys<'_>) -> Result<f32> {
-    match keys.optional::<&str>("rope.scaling.type")? {
-        None | Some("none") => Ok(1.0),
-        Some("linear") => Ok(1.0 / keys.number("rope.scaling.factor", Sign::Positive)?),
-        Some(other) => Err(keys.wrong("rope.scaling.type", other, "none or linear")),
+
+/// What turns how.
+fn rope(gguf: &Gguf, keys: &Keys<'_>, shape: &mut ModelShape, source: &str) -> Result<()> {
+    const DIMS: &str = "rope.dimension_count";
+    if shape.rope_dims == 0 {
+        return Ok(());
     }
+    if let Some(dims) = keys.optional_size(DIMS)? {
+        if dims > shape.head_dim || dims % 2 == 1 {
+            let size = shape.head_dim;
+            let expected =
+                format!("an even number up to the head size {size} of `{}`", keys.key(source));
+            return Err(keys.wrong(DIMS, dims, &expected));
+        }
+        shape.rope_dims = dims;
+    }
+    shape.rope_base =
+        keys.optional_number("rope.freq_base", Sign::Positive)?.unwrap_or(shape.rope_base);
+    let factor = |what: &str| keys.optional_number(what, Sign::Positive);
+    shape.rope_magnitude = factor("rope.scaling.attn_factor")?.unwrap_or(1.0);
+    let original = keys.optional_size("rope.scaling.original_context_length")?;
+    let original_context = original.unwrap_or(shape.context);
+    let kind = keys.optional::<&str>("rope.scaling.type")?;
+    if matches!(kind, None | Some("longrope")) && gguf.find_tensor(LONG_FACTORS).is_some() {
+        shape.stretch = Stretch::Long { original_context };
+        return Ok(());
+    }
+    match kind {
+        // Files of Llama 3 have the factors themselves.
+        None | Some("none" | "longrope") => {}
+        Some("linear") => {
+            shape.rope_scale = 1.0 / keys.number("rope.scaling.factor", Sign::Positive)?;
+        }
+        Some("yarn") => {
+            let factor = keys.number("rope.scaling.factor", Sign::Positive)?;
+            let mut yarn = Yarn::new(factor, original_context);
+            let beta = |key: &str| keys.optional_number(key, Sign::Positive);
+            yarn.beta_fast = beta("rope.scaling.yarn_beta_fast")?.unwrap_or(yarn.beta_fast);
+            yarn.beta_slow = beta("rope.scaling.yarn_beta_slow")?.unwrap_or(yarn.beta_slow);
+            shape.rope_magnitude *= yarn.magnitude();
+            shape.stretch = Stretch::Yarn(yarn);
+        }
+        Some(other) => {
+            return Err(keys.wrong("rope.scaling.type", other, "none, linear, yarn or longrope"));
+        }
+    }
+    Ok(())
+}
+
+/// Factors that some families have in their files; 0 stands for none.
+fn scales(keys: &Keys<'_>, shape: &mut ModelShape) -> Result<()> {
+    let scale = |key: &str| {
+        let found = keys.optional_number(key, Sign::NotNegative)?;
+        Ok::<_, EngineError>(found.filter(|&scale| scale > 0.0))
+    };
+    if shape.arch == Arch::Granite {
+        shape.embedding_scale = scale("embedding_scale")?.unwrap_or(1.0);
+        shape.residual_scale = scale("residual_scale")?.unwrap_or(1.0);
+        shape.logit_scale = 1.0 / scale("logit_scale")?.unwrap_or(1.0);
+    }
+    // Files of the largest Gemma 2 and 3 do not say that their scale is not that of their heads.
+    if matches!((shape.arch, shape.layers), (Arch::Gemma2, 46) | (Arch::Gemma3, 62)) {
+        shape.attention_scale = ((shape.heads as f32) / (shape.embd as f32)).sqrt();
+    }
+    shape.attention_scale = scale("attention.scale")?.unwrap_or(shape.attention_scale);
+    Ok(())
 }
 
 fn window(keys: &Keys<'_>, arch: Arch) -> Result<Option<Window>> {
     let (period, rope_base) = match arch {
         Arch::Gemma2 => (2, None),
         Arch::Gemma3 => (6, Some(10_000.0)),
+        // Every layer.
+        Arch::Phi3 => (usize::MAX, None),
         _ => return Ok(None),
     };
     let rows = keys.optional::<u32>("attention.sliding_window")?;
@@ -104,15 +187,28 @@ fn experts(keys: &Keys<'_>, arch: Arch) -> Result<Option<Experts>> {
     let count = keys.optional_size("expert_count")?.unwrap_or(0);
     match (arch, count) {
         (_, 0) => Ok(None),
-        (Arch::Qwen3Moe, _) => {
+        (Arch::Qwen3Moe | Arch::Qwen2Moe, _) => {
             let used = keys.size("expert_used_count")?;
             if used > count {
                 let expected =
                     format!("there are {count} experts by `{}`", keys.key("expert_count"));
                 return Err(keys.contradiction("expert_used_count", used, expected));
             }
-            let ff = keys.size("expert_feed_forward_length")?;
-            Ok(Some(Experts { count, used, ff, shared_ff: None, renormalise: true }))
+            let qwen2 = arch == Arch::Qwen2Moe;
+            let whole = || keys.size("feed_forward_length");
+            // Old files of Qwen 2 have only the sum of what a token uses.
+            let ff = match keys.optional_size("expert_feed_forward_length")? {
+                Some(ff) => ff,
+                None if qwen2 => whole()? / used,
+                None => keys.size("expert_feed_forward_length")?,
+            };
+            let shared_ff = match keys.optional_size("expert_shared_feed_forward_length")? {
+                _ if !qwen2 => None,
+                Some(ff) => Some(ff),
+                None => Some(whole()?),
+            };
+            let shared_gate = qwen2;
+            Ok(Some(Experts { count, used, ff, shared_ff, shared_gate, renormalise: !qwen2 }))
         }
         _ => {
             let expected = format!("`{}` models have no experts here", keys.prefix);
@@ -141,19 +237,20 @@ impl<'a> Keys<'a> {
     /// The keys of the architecture that the file names.
     fn of(meta: &'a Metadata) -> Result<Self> {
         let prefix = meta.str("general.architecture")?;
-        let arch = match prefix {
-            "llama" => Arch::Llama,
-            "qwen2" => Arch::Qwen2,
-            "qwen3" => Arch::Qwen3,
-            "qwen3moe" => Arch::Qwen3Moe,
-            "gemma2" => Arch::Gemma2,
-            "gemma3" => Arch::Gemma3,
-            other => {
-                let found = other.chars().take(64).collect();
-                return Err(EngineError::Architecture { found, supported: SUPPORTED });
-            }
+        let Some(family) = family_of(prefix) else {
+            let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+            return Err(EngineError::Architecture {
+                found: prefix.chars().take(64).collect(),
+                supported: names.join(", "),
+                nearest: nearest_family(prefix).map(|family| family.name),
+            });
         };
-        Ok(Self { meta, prefix, arch })
+        Ok(Self { meta, prefix, arch: family.arch })
+    }
+
+    /// The file's family.
+    pub(super) fn arch(&self) -> Arch {
+        self.arch
     }
 
     /// The name of a key in the file.
@@ -171,7 +268,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A number of things: at least one, and small enough to multiply.
-    fn size(&self, key: &str) -> Result<usize> {
+    pub(super) fn size(&self, key: &str) -> Result<usize> {
         let found: u32 = self.meta.required(&self.key(key))?;
         self.checked(key, found)
     }

@@ -34,6 +34,9 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Tokenizer> {
         eos: id(meta, "eos_token_id")?,
         unk: id(meta, "unknown_token_id")?,
         eot: id(meta, "eot_token_id")?,
+        cls: id(meta, "cls_token_id")?,
+        // Files spell it so.
+        sep: id(meta, "seperator_token_id")?.or(id(meta, "separator_token_id")?),
         add_bos: meta.optional(&key("add_bos_token"))?,
         add_eos: meta.optional(&key("add_eos_token"))?,
         add_space_prefix: meta.optional(&key("add_space_prefix"))?,

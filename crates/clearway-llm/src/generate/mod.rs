@@ -133,6 +133,7 @@ impl Model {
     /// # Errors
     /// What the device reports.
     pub fn prepare(&mut self, sampling: &Sampling) -> Result<()> {
+        self.engine.check_writes()?;
         match self.engine.feeds_back() {
             true => self.engine.prepare(sampling),
             false => Ok(()),
@@ -179,7 +180,7 @@ impl Model {
     ///
     /// # Errors
     /// Before anything is computed: [`EngineError::Empty`], [`EngineError::ContextFull`],
-    /// [`EngineError::TokenOutOfRange`], [`EngineError::NoAdapter`].
+    /// [`EngineError::TokenOutOfRange`], [`EngineError::NoAdapter`], [`EngineError::NoLogits`].
     pub fn reply(&mut self, prompt: Vec<u32>, sampling: &Sampling) -> Result<Reply<'_>> {
         self.reply_to(prompt, sampling, None)
     }
@@ -191,6 +192,7 @@ impl Model {
         messages: Option<&'a mut Vec<crate::text::ChatMessage>>,
     ) -> Result<Reply<'a>> {
         sampling.check()?;
+        self.engine.check_writes()?;
         let Some(last) = prompt.len().checked_sub(1) else { return Err(EngineError::Empty) };
         let context = self.engine.context();
         if prompt.len() > context {

@@ -10,6 +10,7 @@
 //! [`synth`] uses it to make random-weight models of real shapes for speed tests.
 
 mod cursor;
+mod cut;
 mod error;
 mod lookup;
 mod metadata;
@@ -24,11 +25,14 @@ mod writer;
 
 use std::{path::Path, sync::Arc};
 
+use clearway_graph::DType;
+
 pub use self::{
     error::GgufError,
     lookup::{FromValue, Numbers, Strings, StringsIter},
     metadata::Metadata,
     tensor::Tensor,
+    types::tensor_types,
     value::{Array, Value, ValueType},
     writer::{ByteStr, Encode, GgufWriter},
 };
@@ -151,6 +155,12 @@ impl Gguf {
     pub fn find_tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let at = self.by_name.binary_search_by(|&i| (*self.tensors[i].info.name).cmp(name)).ok()?;
         Some(self.tensor_at(&self.tensors[self.by_name[at]]))
+    }
+
+    /// The values of a tensor of f32; `None` where there is none of this name.
+    pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        let tensor = self.find_tensor(name).filter(|tensor| tensor.dtype() == DType::F32)?;
+        Some(tensor.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
     }
 
     /// Lets go of the memory that a tensor's pages take, where the file is mapped: for tensors that

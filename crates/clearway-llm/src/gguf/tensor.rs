@@ -81,6 +81,14 @@ impl TensorInfo {
         &self.dims[..self.n_dims.into()]
     }
 
+    /// Some of its rows, which lie in these bytes of the file, under another name.
+    pub fn part(&self, name: &str, rows: usize, bytes: std::ops::Range<usize>) -> Self {
+        let mut part =
+            Self { name: name.into(), start: bytes.start, end: bytes.end, ..self.clone() };
+        part.dims[usize::from(self.n_dims) - 1] = rows;
+        part
+    }
+
     /// Reads `count` entries at the cursor and checks them against the data section behind them.
     pub fn read_table(
         cursor: &mut Cursor<'_>,

@@ -55,6 +55,11 @@ pub(super) fn dtype_of_id(id: u32) -> Result<DType, String> {
     }
 }
 
+/// The types of tensors that files can have, as far as they are supported, in the order of their numbers.
+pub fn tensor_types() -> impl Iterator<Item = (&'static str, DType)> {
+    GGML_TYPES.iter().filter_map(|&(_, name, dtype)| Some((name, dtype?)))
+}
+
 /// The number of a type in files; `None` for types that exist only at run time.
 pub(super) fn id_of_dtype(dtype: DType) -> Option<u32> {
     GGML_TYPES.iter().find(|entry| entry.2 == Some(dtype)).map(|entry| entry.0)

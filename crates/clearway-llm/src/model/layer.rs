@@ -5,10 +5,10 @@ use clearway::{
     RouterParams, TensorView,
 };
 
-use super::shape::{Arch, Experts, ModelShape};
+use super::shape::{Experts, FeedForward, HeadNorms, ModelShape, NormPlace};
 use super::{
     BLOCKS, CACHE_ROWS, CacheLayout, LOGIT_ROWS, Logits, POSITIONS, ROPE_FACTORS, RecordOptions,
-    Result, SEQUENCES, TOKENS,
+    Result, SEEN, SEQUENCES, TOKENS,
 };
 
 /// Tokens up to which rows of experts are multiplied one by one: hardly any two share an expert.
@@ -22,6 +22,8 @@ pub(super) struct Layers<'a> {
     tokens: TensorView,
     /// Rotary position of each token: how many tokens of its sequence it sees, less one.
     positions: TensorView,
+    /// Last cache row that each token sees.
+    seen: TensorView,
     /// Cache row that each token is written to.
     cache_rows: TensorView,
     /// Where the rows of a sequence lie; `None` where the cache is one sequence.
@@ -35,7 +37,11 @@ impl<'a> Layers<'a> {
         let mut ops = Recorder::new();
         let tokens = ops.external(TOKENS, DType::U32, &[options.tokens])?;
         let positions = ops.external(POSITIONS, DType::U32, &[options.tokens])?;
-        let rope_factors = ops.external(ROPE_FACTORS, DType::F32, &[shape.head_dim / 2])?;
+        let rope_factors = ops.external(ROPE_FACTORS, DType::F32, &[shape.rope_pairs()])?;
+        let seen = match shape.causal {
+            true => positions,
+            false => ops.external(SEEN, DType::U32, &[options.tokens])?,
+        };
         let name = "token_embd.weight";
         let dtype = (options.weight_dtype)(name);
         let embedding = ops.external(name, dtype, &[shape.vocab, shape.embd])?;
@@ -55,6 +61,7 @@ impl<'a> Layers<'a> {
             ops,
             tokens,
             positions,
+            seen,
             cache_rows,
             table,
             rope_factors,
@@ -69,29 +76,61 @@ impl<'a> Layers<'a> {
     /// Rows of the embedding for the step's tokens.
     pub(super) fn embed(&mut self) -> Result<TensorView> {
         self.ops.set_label("token_embd");
-        let scale = match self.shape.arch {
-            Arch::Gemma2 | Arch::Gemma3 => (self.shape.embd as f32).sqrt(),
-            _ => 1.0,
-        };
-        self.ops.gather(self.embedding, self.tokens, scale)
+        let scale = self.shape.embedding_scale / self.shape.residual_scale;
+        let mut x = self.ops.gather(self.embedding, self.tokens, scale)?;
+        let embd = self.shape.embd;
+        if self.shape.position_table {
+            let table = self.matrix("position_embd.weight", &[self.shape.context, embd])?;
+            self.ops.set_label("position_embd");
+            let at = self.ops.gather(table, self.positions, 1.0)?;
+            x = self.ops.add(x, at)?;
+        }
+        if self.shape.token_types > 0 {
+            let types = [self.shape.token_types, embd];
+            let types = self.ops.external("token_types.weight", DType::F32, &types)?;
+            self.ops.set_label("token_types");
+            x = self.ops.add(x, reshape(types, &[embd])?)?;
+        }
+        match self.shape.norm_place {
+            NormPlace::OfSum => self.layer_norm("token_embd_norm", x),
+            NormPlace::Before | NormPlace::Around | NormPlace::After => Ok(x),
+        }
     }
 
     /// One layer: attention and feed-forward, each added to the residual stream.
     pub(super) fn layer(&mut self, layer: usize, x: TensorView) -> Result<TensorView> {
-        let attended = self.norm(layer, "attn_norm", x)?;
+        let attended = self.norm_before(layer, "attn_norm", x)?;
         let attended = self.attention(layer, attended)?;
-        let attended = self.post_norm(layer, "post_attention_norm", attended)?;
+        let attended = self.norm_after(layer, "post_attention_norm", attended)?;
         self.label(layer, "attn_residual");
         let x = self.ops.add(x, attended)?;
+        let x = self.norm_of_sum(layer, "attn_output_norm", x)?;
 
-        let fed = self.norm(layer, "ffn_norm", x)?;
+        let fed = self.norm_before(layer, "ffn_norm", x)?;
         let fed = match self.shape.experts {
             Some(experts) => self.experts(layer, fed, experts)?,
             None => self.gated(layer, fed, ["ffn_gate", "ffn_up", "ffn_down"], self.shape.ff)?,
         };
-        let fed = self.post_norm(layer, "post_ffw_norm", fed)?;
+        let fed = self.norm_after(layer, "post_ffw_norm", fed)?;
         self.label(layer, "ffn_residual");
-        self.ops.add(x, fed)
+        let x = self.ops.add(x, fed)?;
+        self.norm_of_sum(layer, "layer_output_norm", x)
+    }
+
+    /// The norm of the residual stream behind a part, where the family has one there.
+    fn norm_of_sum(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        match self.shape.norm_place {
+            NormPlace::OfSum => self.layer_norm(&format!("blk.{layer}.{part}"), x),
+            NormPlace::Before | NormPlace::Around | NormPlace::After => Ok(x),
+        }
+    }
+
+    /// The norm of encoders.
+    fn layer_norm(&mut self, name: &str, x: TensorView) -> Result<TensorView> {
+        let weight = self.vector(&format!("{name}.weight"), self.shape.embd)?;
+        let bias = self.vector(&format!("{name}.bias"), self.shape.embd)?;
+        self.ops.set_label(name);
+        self.ops.layer_norm(x, weight, bias, self.shape.norm_eps)
     }
 
     /// Final norm and logits.
@@ -114,7 +153,11 @@ impl<'a> Layers<'a> {
             false => self.matrix("output.weight", &[self.shape.vocab, self.shape.embd])?,
         };
         self.ops.set_label("output");
-        let logits = self.ops.matmul(x, head)?;
+        let mut logits = self.ops.matmul(x, head)?;
+        if self.shape.logit_scale != 1.0 {
+            self.ops.set_label("output_scale");
+            logits = self.ops.scale(logits, self.shape.logit_scale)?;
+        }
         match self.shape.logit_softcap {
             0.0 => Ok(logits),
             cap => self.ops.soft_cap(logits, cap),
@@ -125,13 +168,20 @@ impl<'a> Layers<'a> {
     pub(super) fn last_norm(&mut self, x: TensorView) -> Result<TensorView> {
         self.ops.set_label("output_norm");
         let weight = self.vector("output_norm.weight", self.shape.embd)?;
-        let x = self.ops.rms_norm(x, self.shape.norm_eps)?;
+        let x = self.ops.rms_norm(x, self.stream_eps())?;
         self.ops.mul(x, weight)
+    }
+
+    /// What norms of the residual stream add to the mean square. The stream is kept over the factor on what joins it
+    /// ([`ModelShape::residual_scale`]), so that nothing need be multiplied by that factor on its way: norms do not see it,
+    /// but for this.
+    fn stream_eps(&self) -> f32 {
+        self.shape.norm_eps / (self.shape.residual_scale * self.shape.residual_scale)
     }
 
     /// Keys and values of one layer written into the cache, and nothing else.
     pub(super) fn fill_cache(&mut self, layer: usize, x: TensorView) -> Result<()> {
-        let x = self.norm(layer, "attn_norm", x)?;
+        let x = self.norm_before(layer, "attn_norm", x)?;
         let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
         let v = self.project(layer, "attn_v", x, self.shape.kv_heads)?;
         let k = self.normed_heads(layer, "attn_k_norm", k)?;
@@ -157,35 +207,45 @@ impl<'a> Layers<'a> {
             softcap: self.shape.attention_softcap,
         };
         let y = match self.table {
-            None => self.ops.attention(q, keys, values, self.positions, params)?,
+            None => self.ops.attention(q, keys, values, self.seen, params)?,
             Some(table) => {
-                self.ops.attention_in_blocks(q, [keys, values], self.positions, table, params)?
+                self.ops.attention_in_blocks(q, [keys, values], self.seen, table, params)?
             }
         };
         let y = reshape(y, &[tokens, self.shape.heads * head])?;
-        self.linear(layer, "attn_output", y, self.shape.embd)
+        self.biased(layer, "attn_output", y, self.shape.embd, self.shape.biases.output)
     }
 
     /// Queries or keys, normed where the family does that.
     fn normed_heads(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
-        match self.shape.arch {
-            Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 => self.head_norm(layer, part, x),
-            _ => Ok(x),
+        let [tokens, heads, head] = [0, 1, 2].map(|i| x.layout.dims()[i] as usize);
+        match self.shape.head_norms {
+            HeadNorms::None => Ok(x),
+            HeadNorms::Each => self.weighted_norm(layer, part, x, head),
+            HeadNorms::Row => {
+                let row = reshape(x, &[tokens, heads * head])?;
+                let normed = self.weighted_norm(layer, part, row, heads * head)?;
+                reshape(normed, &[tokens, heads, head])
+            }
         }
     }
 
     /// Queries or keys, turned by the positions of their tokens.
     fn rotate(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        if self.shape.rope_dims == 0 {
+            return Ok(x);
+        }
         let local_base = self.shape.layer_window(layer).and_then(|window| window.rope_base);
         let rope = RopeParams {
-            n_dims: self.shape.head_dim as u32,
+            n_dims: self.shape.rope_dims as u32,
             mode: self.shape.rope_mode,
             base: local_base.unwrap_or(self.shape.rope_base),
             // Layers with a base of their own see short distances and are not stretched.
             scale: if local_base.is_some() { 1.0 } else { self.shape.rope_scale },
         };
         self.label(layer, part);
-        self.ops.rope(x, self.positions, self.rope_factors, rope)
+        let magnitude = self.shape.rope_magnitude;
+        self.ops.rope_scaled(x, self.positions, self.rope_factors, rope, magnitude)
     }
 
     /// Writes keys and values into the cache; returns it.
@@ -213,15 +273,11 @@ impl<'a> Layers<'a> {
         heads: usize,
     ) -> Result<TensorView> {
         let size = heads * self.shape.head_dim;
-        let mut y = self.linear(layer, part, x, size)?;
-        if self.shape.arch == Arch::Qwen2 {
-            let bias = self.vector(&format!("blk.{layer}.{part}.bias"), size)?;
-            y = self.ops.add(y, bias)?;
-        }
+        let y = self.biased(layer, part, x, size, self.shape.biases.qkv)?;
         reshape(y, &[self.options.tokens, heads, self.shape.head_dim])
     }
 
-    /// `act(gate(x)) * up(x)`, then down.
+    /// `act(gate(x)) * up(x)`, or `act(up(x))` where there is no gate; then down.
     fn gated(
         &mut self,
         layer: usize,
@@ -229,15 +285,24 @@ impl<'a> Layers<'a> {
         [gate, up, down]: [&str; 3],
         size: usize,
     ) -> Result<TensorView> {
-        let up = self.linear(layer, up, x, size)?;
-        let gate = self.linear(layer, gate, x, size)?;
-        let y = self.activate(layer, gate, up)?;
-        self.linear(layer, down, y, self.shape.embd)
+        let biased = self.shape.biases.feed_forward;
+        let up = self.biased(layer, up, x, size, biased)?;
+        let y = match self.shape.feed_forward {
+            FeedForward::Gelu => {
+                self.label(layer, "ffn_act");
+                self.ops.gelu(up)?
+            }
+            FeedForward::SiluGated | FeedForward::GeluGated => {
+                let gate = self.biased(layer, gate, x, size, biased)?;
+                self.activate(layer, gate, up)?
+            }
+        };
+        self.biased(layer, down, y, self.shape.embd, biased)
     }
 
     /// The experts each token chose, summed by weight, and the one that all use.
     fn experts(&mut self, layer: usize, x: TensorView, experts: Experts) -> Result<TensorView> {
-        let Experts { count, used, ff, shared_ff, renormalise } = experts;
+        let Experts { count, used, ff, shared_ff, shared_gate, renormalise } = experts;
         let embd = self.shape.embd;
         let logits = self.linear(layer, "ffn_gate_inp", x, count)?;
         let router = RouterParams { used, mode: RouterMode::SoftmaxAll, renormalise, scale: 1.0 };
@@ -270,33 +335,57 @@ impl<'a> Layers<'a> {
             return Ok(y);
         };
         let names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-        let shared = self.gated(layer, x, names, shared_ff)?;
+        let mut shared = self.gated(layer, x, names, shared_ff)?;
+        if shared_gate {
+            shared = self.gate_shared(layer, x, shared)?;
+        }
         self.label(layer, "ffn_shared");
         self.ops.add(y, shared)
     }
 
+    /// What the expert that all use gives, times the sigmoid of a product of the row it was given. That is a sum over one
+    /// expert, by the weight that a router of one expert gives it.
+    fn gate_shared(&mut self, layer: usize, x: TensorView, y: TensorView) -> Result<TensorView> {
+        let (tokens, embd) = (self.options.tokens, self.shape.embd);
+        // A vector in files.
+        let name = format!("blk.{layer}.ffn_gate_inp_shexp.weight");
+        let weight = self.ops.external(&name, (self.options.weight_dtype)(&name), &[embd])?;
+        self.label(layer, "ffn_gate_inp_shexp");
+        let logits = self.ops.matmul(x, reshape(weight, &[1, embd])?)?;
+        let sigmoid =
+            RouterParams { used: 1, mode: RouterMode::Sigmoid, renormalise: false, scale: 1.0 };
+        let (_, share) = self.ops.router_top_k(logits, sigmoid)?;
+        self.label(layer, "ffn_shared_gate");
+        self.ops.expert_sum(reshape(y, &[tokens, 1, embd])?, share)
+    }
+
     fn activate(&mut self, layer: usize, gate: TensorView, up: TensorView) -> Result<TensorView> {
         self.label(layer, "ffn_act");
-        let gate = match self.shape.arch {
-            Arch::Gemma2 | Arch::Gemma3 => self.ops.gelu(gate)?,
-            _ => self.ops.silu(gate)?,
+        let gate = match self.shape.feed_forward {
+            FeedForward::SiluGated => self.ops.silu(gate)?,
+            FeedForward::GeluGated | FeedForward::Gelu => self.ops.gelu(gate)?,
         };
         self.ops.mul(gate, up)
     }
 
-    fn norm(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
-        self.weighted_norm(layer, part, x, self.shape.embd)
+    /// The norm in front of a part, where the family has one there.
+    fn norm_before(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        match self.shape.norm_place {
+            NormPlace::Before | NormPlace::Around => {
+                let eps = self.stream_eps();
+                self.norm_with(layer, part, x, self.shape.embd, eps)
+            }
+            NormPlace::After | NormPlace::OfSum => Ok(x),
+        }
     }
 
-    fn head_norm(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
-        self.weighted_norm(layer, part, x, self.shape.head_dim)
-    }
-
-    /// The norm Gemma puts behind a part, before it joins the residual stream.
-    fn post_norm(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
-        match self.shape.arch {
-            Arch::Gemma2 | Arch::Gemma3 => self.norm(layer, part, x),
-            _ => Ok(x),
+    /// The norm behind a part, before it joins the residual stream, where the family has one there.
+    fn norm_after(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+        match self.shape.norm_place {
+            NormPlace::Around | NormPlace::After => {
+                self.weighted_norm(layer, part, x, self.shape.embd)
+            }
+            NormPlace::Before | NormPlace::OfSum => Ok(x),
         }
     }
 
@@ -307,10 +396,38 @@ impl<'a> Layers<'a> {
         x: TensorView,
         size: usize,
     ) -> Result<TensorView> {
+        self.norm_with(layer, part, x, size, self.shape.norm_eps)
+    }
+
+    fn norm_with(
+        &mut self,
+        layer: usize,
+        part: &str,
+        x: TensorView,
+        size: usize,
+        eps: f32,
+    ) -> Result<TensorView> {
         let weight = self.vector(&format!("blk.{layer}.{part}.weight"), size)?;
         self.label(layer, part);
-        let y = self.ops.rms_norm(x, self.shape.norm_eps)?;
+        let y = self.ops.rms_norm(x, eps)?;
         self.ops.mul(y, weight)
+    }
+
+    /// A product, plus a bias where it has one.
+    fn biased(
+        &mut self,
+        layer: usize,
+        part: &str,
+        x: TensorView,
+        size: usize,
+        has_bias: bool,
+    ) -> Result<TensorView> {
+        let y = self.linear(layer, part, x, size)?;
+        if !has_bias {
+            return Ok(y);
+        }
+        let bias = self.vector(&format!("blk.{layer}.{part}.bias"), size)?;
+        self.ops.add(y, bias)
     }
 
     fn linear(

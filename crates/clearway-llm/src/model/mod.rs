@@ -4,10 +4,17 @@
 //! Weights, caches and the step's tokens and positions are external tensors, bound when the graph is
 //! lowered. Tensor names are those of GGUF files.
 
+mod family;
 mod layer;
+mod rope;
 mod shape;
 
-pub use shape::{Arch, Experts, ModelShape, Window, builtin_shape, builtin_shapes};
+pub use family::{FAMILIES, Family, family_of, nearest_family};
+pub use rope::{LONG_FACTORS, SHORT_FACTORS, Stretch, Yarn};
+pub use shape::{
+    Arch, Biases, Experts, FeedForward, HeadNorms, ModelShape, NormKind, NormPlace, Window,
+    builtin_shape, builtin_shapes,
+};
 
 use clearway::{ComputeGraph, DType, External, Recorder, TensorView};
 
@@ -127,10 +134,13 @@ pub const BLOCKS: &str = "blocks";
 /// Name of the external tensor with the indices of the step's tokens that get logits, `u32[N]`, in steps recorded with
 /// [`Logits::Rows`].
 pub const LOGIT_ROWS: &str = "logit_rows";
+/// Name of the external tensor with the last cache row that each token sees, `u32[T]`, where a model reads texts as a whole
+/// ([`ModelShape::causal`]).
+pub const SEEN: &str = "seen";
 /// Name of the external tensor that divides rotary frequencies; ones where a model has none.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Records one step of a model.
+/// Records one step of a model. Where texts are read as a whole ([`ModelShape::causal`]) that is the last norm of every token, whatever [`RecordOptions::logits`] says.
 ///
 /// # Errors
 /// A shape whose sizes do not fit together, as the first op that finds out says it.
@@ -138,13 +148,17 @@ pub fn record(shape: &ModelShape, options: &RecordOptions<'_>) -> Result<ModelGr
     let mut layers = Layers::new(shape, options)?;
     let mut x = layers.embed()?;
     let (last, logits) = match options.logits {
-        Logits::None => (shape.layers.saturating_sub(1), false),
+        Logits::None if shape.causal => (shape.layers.saturating_sub(1), false),
+        Logits::None => (shape.layers, true),
         Logits::Last | Logits::All | Logits::Rows(_) | Logits::Normed => (shape.layers, true),
     };
     for layer in 0..last {
         x = layers.layer(layer, x)?;
     }
-    let logits = if options.logits == Logits::Normed {
+    let logits = if shape.arch.is_encoder() {
+        // It ends with the norm of its last layer.
+        x
+    } else if options.logits == Logits::Normed || !shape.causal {
         layers.last_norm(x)?
     } else if logits {
         layers.head(x)?
@@ -153,7 +167,7 @@ pub fn record(shape: &ModelShape, options: &RecordOptions<'_>) -> Result<ModelGr
         x
     };
     let mut recorder = layers.into_recorder();
-    if options.logits != Logits::None {
+    if options.logits != Logits::None || !shape.causal {
         recorder.mark_output(logits)?;
     }
     Ok(ModelGraph { recorder, logits })

@@ -2,6 +2,8 @@
 
 use clearway::RopeMode;
 
+use super::rope::Stretch;
+
 /// Family of a model: which ops its layers are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arch {
@@ -9,6 +11,8 @@ pub enum Arch {
     Llama,
     /// Qwen 2 and 2.5: biases on queries, keys and values.
     Qwen2,
+    /// Qwen 2 with experts, and one that every token uses as far as a gate of its own lets it.
+    Qwen2Moe,
     /// Qwen 3: norms on queries and keys.
     Qwen3,
     /// Qwen 3 with experts.
@@ -17,8 +21,37 @@ pub enum Arch {
     Gemma2,
     /// Gemma 3: norms before and after and on queries and keys, five layers of six see a window.
     Gemma3,
+    /// Phi 3 and 4: LongRoPE, a part of each head turns.
+    Phi3,
+    /// Granite: scales on embedding, residual stream, attention and logits.
+    Granite,
+    /// OLMo 2: norms behind attention and feed-forward and on whole rows of queries and keys.
+    Olmo2,
+    /// GLM 4: norms before and after, half of each head turns.
+    Glm4,
+    /// BERT: an encoder with layer norms behind the sums, biases and positions from a table.
+    Bert,
+    /// BERT with rotary embeddings and a gated feed-forward part.
+    NomicBert,
     /// Llama's attention, experts with one that every token uses.
     MoeShared,
+}
+
+impl Arch {
+    /// Whether it gives vectors of texts and no logits.
+    pub const fn is_encoder(self) -> bool {
+        matches!(self, Self::Bert | Self::NomicBert)
+    }
+
+    /// Whether files have the gate of the feed-forward part and what it gates in one tensor, `ffn_up`.
+    pub const fn joins_gate_and_up(self) -> bool {
+        matches!(self, Self::Phi3 | Self::Glm4)
+    }
+
+    /// Whether files have queries, keys and values in one tensor, `attn_qkv`. Those of other families may.
+    pub const fn joins_qkv(self) -> bool {
+        matches!(self, Self::Phi3 | Self::NomicBert)
+    }
 }
 
 /// Experts of a layer.
@@ -32,8 +65,65 @@ pub struct Experts {
     pub ff: usize,
     /// Inner size of the one that every token uses.
     pub shared_ff: Option<usize>,
+    /// Whether that one has a gate: a product that says for each token how much of it counts.
+    pub shared_gate: bool,
     /// Whether the weights of the chosen are scaled to sum to 1.
     pub renormalise: bool,
+}
+
+/// Where a layer has norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlace {
+    /// In front of attention and feed-forward.
+    Before,
+    /// In front of both and behind both, before they join the residual stream.
+    Around,
+    /// Behind both, before they join the residual stream.
+    After,
+    /// Behind both, of the sum with the residual stream.
+    OfSum,
+}
+
+/// What norms compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Rows over their root mean square, times a weight.
+    RootMeanSquare,
+    /// Rows with mean 0 and variance 1, times a weight, plus a bias.
+    Layer,
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadNorms {
+    /// None.
+    None,
+    /// Of each head.
+    Each,
+    /// Of all heads of a token together.
+    Row,
+}
+
+/// What the feed-forward part does between its products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedForward {
+    /// `silu(gate) * up`.
+    SiluGated,
+    /// `gelu(gate) * up`, tanh form.
+    GeluGated,
+    /// `gelu(up)`, tanh form.
+    Gelu,
+}
+
+/// Which products of a layer have biases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// Queries, keys and values.
+    pub qkv: bool,
+    /// The product behind attention.
+    pub output: bool,
+    /// Those of the feed-forward part.
+    pub feed_forward: bool,
 }
 
 /// A sliding window over the cache.
@@ -78,6 +168,34 @@ pub struct ModelShape {
     pub rope_scale: f32,
     /// How rotary embeddings pair the elements of a head.
     pub rope_mode: RopeMode,
+    /// Elements of a head that turn; 0 for a model without rotary embeddings.
+    pub rope_dims: usize,
+    /// How rotary frequencies are stretched.
+    pub stretch: Stretch,
+    /// Factor on the elements of a head that turn.
+    pub rope_magnitude: f32,
+    /// Whether a table has a row for each position that is added to the embedding.
+    pub position_table: bool,
+    /// Rows of the table of kinds of text, whose first is added to the embedding; 0 where there is no such table.
+    pub token_types: usize,
+    /// Whether a token sees only those before it; else it sees the whole text.
+    pub causal: bool,
+    /// Where layers have norms.
+    pub norm_place: NormPlace,
+    /// What norms compute, but for those of queries and keys.
+    pub norm_kind: NormKind,
+    /// Norms of queries and keys.
+    pub head_norms: HeadNorms,
+    /// What the feed-forward part does between its products.
+    pub feed_forward: FeedForward,
+    /// Which products have biases.
+    pub biases: Biases,
+    /// Factor on the embedding.
+    pub embedding_scale: f32,
+    /// Factor on what joins the residual stream.
+    pub residual_scale: f32,
+    /// Factor on the logits.
+    pub logit_scale: f32,
     /// Factor on attention scores; 1 over the root of the head size where the model has no other.
     pub attention_scale: f32,
     /// Soft cap on attention scores; 0 for none.
@@ -107,9 +225,11 @@ impl ModelShape {
         vocab: usize,
     ) -> Self {
         let rope_mode = match arch {
-            Arch::Llama | Arch::MoeShared => RopeMode::Adjacent,
+            Arch::Llama | Arch::Granite | Arch::Glm4 | Arch::MoeShared => RopeMode::Adjacent,
             _ => RopeMode::Halves,
         };
+        let gemma = matches!(arch, Arch::Gemma2 | Arch::Gemma3);
+        let encoder = arch.is_encoder();
         Self {
             name: name.to_owned(),
             arch,
@@ -125,6 +245,37 @@ impl ModelShape {
             rope_base: 10_000.0,
             rope_scale: 1.0,
             rope_mode,
+            rope_dims: if arch == Arch::Bert { 0 } else { head_dim },
+            stretch: Stretch::None,
+            rope_magnitude: 1.0,
+            position_table: arch == Arch::Bert,
+            token_types: if encoder { 2 } else { 0 },
+            causal: !encoder,
+            norm_place: match arch {
+                Arch::Gemma2 | Arch::Gemma3 | Arch::Glm4 => NormPlace::Around,
+                Arch::Olmo2 => NormPlace::After,
+                Arch::Bert | Arch::NomicBert => NormPlace::OfSum,
+                _ => NormPlace::Before,
+            },
+            norm_kind: if encoder { NormKind::Layer } else { NormKind::RootMeanSquare },
+            head_norms: match arch {
+                Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 => HeadNorms::Each,
+                Arch::Olmo2 => HeadNorms::Row,
+                _ => HeadNorms::None,
+            },
+            feed_forward: match arch {
+                Arch::Gemma2 | Arch::Gemma3 => FeedForward::GeluGated,
+                Arch::Bert => FeedForward::Gelu,
+                _ => FeedForward::SiluGated,
+            },
+            biases: Biases {
+                qkv: matches!(arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::Bert),
+                output: arch == Arch::Bert,
+                feed_forward: arch == Arch::Bert,
+            },
+            embedding_scale: if gemma { (embd as f32).sqrt() } else { 1.0 },
+            residual_scale: 1.0,
+            logit_scale: 1.0,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             attention_softcap: 0.0,
             logit_softcap: 0.0,
@@ -148,6 +299,7 @@ impl ModelShape {
                 let shared = e.shared_ff.unwrap_or(0);
                 3 * self.embd * (e.count * e.ff + shared) + self.embd * e.count
             }
+            None if self.feed_forward == FeedForward::Gelu => 2 * self.embd * self.ff,
             None => 3 * self.embd * self.ff,
         };
         let tables = self.vocab * self.embd * if self.tied { 1 } else { 2 };
@@ -188,6 +340,7 @@ pub fn builtin_shapes() -> Vec<ModelShape> {
                 used: 8,
                 ff: 768,
                 shared_ff: None,
+                shared_gate: false,
                 renormalise: true,
             }),
             ..base("qwen3-30b-a3b", Arch::Qwen3Moe, 48, 2048, 6144, 32, 4, 128, 151_936)
@@ -198,6 +351,7 @@ pub fn builtin_shapes() -> Vec<ModelShape> {
                 used: 8,
                 ff: 1024,
                 shared_ff: Some(2048),
+                shared_gate: false,
                 renormalise: false,
             }),
             ..base("moe-16l-shared", Arch::MoeShared, 16, 2048, 2048, 16, 16, 128, 50_304)
@@ -210,6 +364,14 @@ pub fn builtin_shapes() -> Vec<ModelShape> {
             window: Some(Window { rows: 1024, period: 6, rope_base: Some(10_000.0) }),
             tied: true,
             ..base("gemma3-4b", Arch::Gemma3, 34, 2560, 10_240, 8, 4, 256, 262_144)
+        },
+        ModelShape {
+            context: 131_072,
+            rope_dims: 96,
+            stretch: Stretch::Long { original_context: 4096 },
+            rope_magnitude: 1.190_238,
+            tied: true,
+            ..base("phi4-mini", Arch::Phi3, 32, 3072, 8192, 24, 8, 128, 200_064)
         },
     ]
 }

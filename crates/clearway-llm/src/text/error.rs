@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum TextError {
     /// `tokenizer.ggml.model` names an algorithm this crate does not have.
-    #[error("tokenizer model {name:?} is not supported (supported: gpt2, llama)")]
+    #[error("tokenizer model {name:?} is not supported (supported: gpt2, llama, bert)")]
     UnknownModel {
         /// The name in the file.
         name: String,

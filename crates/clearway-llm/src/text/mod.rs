@@ -19,6 +19,7 @@ mod stream;
 mod table;
 mod tokenizer;
 mod vocab;
+mod wpm;
 
 pub(crate) use bpe::byte_char;
 pub use chat::{ChatFormat, ChatMessage, ChatOptions, ChatTemplate, Data, Date};

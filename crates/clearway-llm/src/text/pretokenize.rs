@@ -10,6 +10,9 @@
 //! | `default` | runs of `\p{P}` and `$+<=>^~\|` alone; between them `gpt-2`; then `\p{N}+` alone; then `[0-9][0-9][0-9]` alone |
 //! | `llama-bpe` | `(?i:'s\|'t\|'re\|'ve\|'m\|'ll\|'d)\|[^\r\n\p{L}\p{N}]?\p{L}+\|\p{N}{1,3}\| ?[^\s\p{L}\p{N}]+[\r\n]*\|\s*[\r\n]+\|\s+(?!\S)\|\s+` |
 //! | `qwen2` | as `llama-bpe` with `\p{N}` for `\p{N}{1,3}` |
+//! | `gpt-4o` | `O?[U]*[L]+C?\|O?[U]+[L]*C?\|\p{N}{1,3}\| ?[^\s\p{L}\p{N}]+[\r\n/]*\|\s*[\r\n]+\|\s+(?!\S)\|\s+` where `O` is `[^\r\n\p{L}\p{N}]`, `U` is `\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}`, `L` is `\p{Ll}\p{Lm}\p{Lo}\p{M}` and `C` is the first alternative of `llama-bpe` |
+//!
+//! `dbrx` and `glm4` have the expression of `llama-bpe`, `olmo` that of `gpt-2`, and `refact` (Granite) that of `smollm`.
 //!
 //! Each scanner looks at a character a bounded number of times, so the work is linear in the text. Pieces are never empty
 //! and their concatenation is the text.
@@ -27,23 +30,38 @@ pub enum PreTokenizer {
     Gpt2,
     /// Llama 3 and its successors.
     Llama3,
+    /// GPT-4, DBRX, Phi 4, OLMo 2 and GLM 4: the pieces of Llama 3, without its other habits.
+    Gpt4,
+    /// GPT-4o, Phi-4-mini and gpt-oss: words are split where their case changes.
+    Gpt4o,
     /// Qwen 2, 2.5 and 3.
     Qwen2,
-    /// SmolLM and StarCoder.
+    /// SmolLM, StarCoder and Granite.
     SmolLm,
 }
 
 /// Name in the file, and what it means.
-const NAMES: [(&str, PreTokenizer); 9] = [
+const NAMES: [(&str, PreTokenizer); 20] = [
     ("default", PreTokenizer::Default),
     ("gpt-2", PreTokenizer::Gpt2),
+    ("phi-2", PreTokenizer::Gpt2),
+    ("olmo", PreTokenizer::Gpt2),
     ("llama-bpe", PreTokenizer::Llama3),
     ("llama3", PreTokenizer::Llama3),
     ("llama-v3", PreTokenizer::Llama3),
+    ("dbrx", PreTokenizer::Gpt4),
+    ("smaug-bpe", PreTokenizer::Gpt4),
+    ("glm4", PreTokenizer::Gpt4),
+    ("chatglm-bpe", PreTokenizer::Gpt4),
+    ("gpt-4o", PreTokenizer::Gpt4o),
+    ("llama4", PreTokenizer::Gpt4o),
     ("qwen2", PreTokenizer::Qwen2),
     ("deepseek-r1-qwen", PreTokenizer::Qwen2),
+    ("megrez", PreTokenizer::Qwen2),
     ("smollm", PreTokenizer::SmolLm),
     ("starcoder", PreTokenizer::SmolLm),
+    ("refact", PreTokenizer::SmolLm),
+    ("command-r", PreTokenizer::SmolLm),
 ];
 
 impl PreTokenizer {
@@ -83,7 +101,8 @@ impl<'t> Iterator for Pieces<'t> {
             PreTokenizer::Gpt2 => self.scan.gpt2(start, first, |_| false),
             PreTokenizer::SmolLm => self.scan.smollm(start, first),
             PreTokenizer::Default => self.scan.default(start, first),
-            PreTokenizer::Llama3 => self.scan.llama3(start, first, 3),
+            PreTokenizer::Llama3 | PreTokenizer::Gpt4 => self.scan.llama3(start, first, 3),
+            PreTokenizer::Gpt4o => self.scan.gpt4o(start, first),
             PreTokenizer::Qwen2 => self.scan.llama3(start, first, 1),
         };
         Some(&self.scan.0[start..self.pos])
@@ -256,6 +275,59 @@ impl Scan<'_> {
         }
     }
 
+    /// The expression of GPT-4o: words by case, with the contraction behind them, else as Llama 3 but for slashes.
+    fn gpt4o(self, pos: usize, first: At) -> usize {
+        let bare = self.cased(pos);
+        let behind = match first.class {
+            Class::Space | Class::Other if !is_newline(first.ch) => self.cased(first.end),
+            _ => Cased::default(),
+        };
+        let word = behind.mixed.or(bare.mixed).or(behind.upper).or(bare.upper);
+        if let Some(end) = word {
+            let apostrophe = self.at(end).filter(|next| next.ch == '\'');
+            let contraction = apostrophe.and_then(|next| self.contraction(next.end, fold_case));
+            return contraction.unwrap_or(end);
+        }
+        let body = match first.ch {
+            ' ' => self.at(first.end),
+            _ => Some(first),
+        };
+        if let Some(body) = body
+            && body.class == Class::Other
+        {
+            let end = self.run(body.end, Class::Other, |_| false);
+            let ends = |b: &u8| matches!(b, b'\r' | b'\n' | b'/');
+            return end + self.0[end..].bytes().take_while(ends).count();
+        }
+        self.llama3(pos, first, 3)
+    }
+
+    /// The words from `pos` on: characters that may be upper case, then such that may be lower case.
+    fn cased(self, pos: usize) -> Cased {
+        let (mut end, mut either) = (pos, None);
+        while let Some((at, case)) = self.at(end).map(|at| (at, case_of(at.ch))) {
+            match case {
+                Case::Upper => end = at.end,
+                Case::Either => {
+                    end = at.end;
+                    either = Some(end);
+                }
+                Case::Lower => {
+                    while let Some(at) = self.at(end) {
+                        match case_of(at.ch) {
+                            Case::Lower | Case::Either => end = at.end,
+                            Case::Upper | Case::None => break,
+                        }
+                    }
+                    return Cased { mixed: Some(end), upper: None };
+                }
+                Case::None => break,
+            }
+        }
+        // Without lower case the last character that may be either is the end: the expression gives back what follows.
+        Cased { mixed: either, upper: Some(end).filter(|&end| end > pos) }
+    }
+
     /// `'s` and its kind after the apostrophe: end of the contraction, if there is one.
     #[inline]
     fn contraction(self, pos: usize, fold: impl Fn(char) -> char) -> Option<usize> {
@@ -280,6 +352,39 @@ impl Scan<'_> {
             Some((last, _)) if last > 0 => start + last,
             _ => end,
         }
+    }
+}
+
+/// Where words end by the two alternatives of GPT-4o.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cased {
+    /// Some upper case, then at least one lower case.
+    mixed: Option<usize>,
+    /// At least one upper case, then some lower case.
+    upper: Option<usize>,
+}
+
+/// What the expression of GPT-4o takes a character for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Upper,
+    Lower,
+    /// Letters without case, and marks.
+    Either,
+    None,
+}
+
+fn case_of(ch: char) -> Case {
+    use GeneralCategory as C;
+    match get_general_category(ch) {
+        C::UppercaseLetter | C::TitlecaseLetter => Case::Upper,
+        C::LowercaseLetter => Case::Lower,
+        C::ModifierLetter
+        | C::OtherLetter
+        | C::NonspacingMark
+        | C::SpacingMark
+        | C::EnclosingMark => Case::Either,
+        _ => Case::None,
     }
 }
 
@@ -382,6 +487,16 @@ mod tests {
         check(Qwen2, "12", &["1", "2"]);
         check(SmolLm, "x12", &["x", "1", "2"]);
         check(Default, " 12345 १२1234", &[" ", "123", "45", " ", "१२", "123", "4"]);
+    }
+
+    #[test]
+    fn words_of_gpt_4o_are_split_where_their_case_changes() {
+        check(Gpt4o, "camelCase HTTPServer's", &["camel", "Case", " HTTPServer's"]);
+        check(Gpt4o, "ABC'S x 12345", &["ABC'S", " x", " ", "123", "45"]);
+        check(Gpt4o, "日本ABC 日ABC日", &["日本", "ABC", " 日ABC日"]);
+        check(Gpt4o, "a.//\r\n/b (Go", &["a", ".//\r\n/", "b", " (", "Go"]);
+        check(Gpt4o, "e\u{301}x \u{301}", &["e\u{301}x", " \u{301}"]);
+        check(Gpt4, "camelCase 12345", &["camelCase", " ", "123", "45"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::special::SpecialTokens;
 use super::spm::{ESCAPED_SPACE, Spm};
 use super::table::TokenTable;
 use super::vocab::{TokenKind, Vocab};
+use super::wpm::Wpm;
 
 /// Tokens that end an answer whatever the file says. Files often name only one of the two that a chat model uses.
 const END_TEXTS: [&str; 11] = [
@@ -62,6 +63,7 @@ pub struct Tokenizer {
 enum Model {
     Bpe(Bpe),
     Spm(Spm),
+    Wpm(Wpm),
 }
 
 /// How text is read; see [`Tokenizer::encode`].
@@ -110,14 +112,17 @@ impl Tokenizer {
             ("EOS", vocab.eos),
             ("unknown", vocab.unk),
             ("end-of-turn", vocab.eot),
+            ("CLS", vocab.cls),
+            ("SEP", vocab.sep),
         ] {
             if let Some(id) = id.filter(|&id| id as usize >= count) {
                 return Err(TextError::SpecialOutOfRange { what, id, tokens: count });
             }
         }
-        let is_spm = match vocab.model {
-            "llama" => true,
-            "gpt2" => false,
+        let (is_spm, is_wpm) = match vocab.model {
+            "llama" => (true, false),
+            "gpt2" => (false, false),
+            "bert" => (false, true),
             name => {
                 return Err(TextError::UnknownModel { name: name.to_owned() });
             }
@@ -134,7 +139,15 @@ impl Tokenizer {
         let unknown = vocab.unk.or_else(|| usual(0, TokenKind::Unknown));
         let bos = vocab.bos.or_else(|| usual(1, TokenKind::Control));
         let eos = vocab.eos.or_else(|| usual(2, TokenKind::Control));
-        let (table, model, bos_by_default) = if is_spm {
+        // Texts of BERT stand between two tokens with names of their own.
+        let (bos, eos) = match is_wpm {
+            true => (vocab.cls.or(bos), vocab.sep.or(eos)),
+            false => (bos, eos),
+        };
+        let (table, model, bos_by_default) = if is_wpm {
+            let (table, wpm) = Wpm::new(vocab, kinds, unknown)?;
+            (table, Model::Wpm(wpm), true)
+        } else if is_spm {
             let (table, spm) = Spm::new(vocab, kinds, unknown)?;
             (table, Model::Spm(spm), true)
         } else {
@@ -165,7 +178,7 @@ impl Tokenizer {
             table,
             model,
             add_bos: vocab.add_bos.unwrap_or(bos_by_default) && bos.is_some(),
-            add_eos: vocab.add_eos.unwrap_or(false),
+            add_eos: vocab.add_eos.unwrap_or(is_wpm) && eos.is_some(),
             bos,
             eos,
             ends,
@@ -186,7 +199,7 @@ impl Tokenizer {
             false => &self.user_defined,
         };
         let text = match &self.model {
-            Model::Bpe(_) => Cow::Borrowed(text),
+            Model::Bpe(_) | Model::Wpm(_) => Cow::Borrowed(text),
             Model::Spm(spm) => spm.normalize(text),
         };
         let mut merger = Merger::default();
@@ -241,6 +254,11 @@ impl Tokenizer {
                 let ordinary = || bpe.id(&self.table, text.as_bytes());
                 self.special.id(text).or_else(ordinary)
             }
+            Model::Wpm(wpm) => {
+                let text = text.replace(ESCAPED_SPACE, " ");
+                let ordinary = || wpm.id(&self.table, text.as_bytes());
+                self.special.id(&text).or_else(ordinary)
+            }
             Model::Spm(spm) => {
                 let text = text.replace(ESCAPED_SPACE, " ");
                 let ordinary = || spm.id(&self.table, text.as_bytes());
@@ -293,7 +311,7 @@ impl Tokenizer {
     pub fn skipped_merges(&self) -> usize {
         match &self.model {
             Model::Bpe(bpe) => bpe.skipped_merges(),
-            Model::Spm(_) => 0,
+            Model::Spm(_) | Model::Wpm(_) => 0,
         }
     }
 
@@ -321,6 +339,7 @@ impl Tokenizer {
             Model::Spm(spm) if spm.space_prefix() && kind != TokenKind::UserDefined => {
                 Ok(bytes.strip_prefix(b" ").unwrap_or(bytes))
             }
+            Model::Wpm(_) => Ok(bytes.strip_prefix(b" ").unwrap_or(bytes)),
             _ => Ok(bytes),
         }
     }
@@ -332,6 +351,7 @@ impl Tokenizer {
         }
         match &self.model {
             Model::Bpe(bpe) => bpe.encode(&self.table, text, merger, out),
+            Model::Wpm(wpm) => wpm.encode(&self.table, text, out),
             // A fragment starts the text or follows a special token, and gets the space in both cases: the models' own
             // tokenizers do the same.
             Model::Spm(spm) if spm.space_prefix() => {

@@ -6,7 +6,7 @@
 /// The tokenizer metadata of a model file (`tokenizer.ggml.*`), field by field. `None` means that the file has no such key.
 #[derive(Debug, Clone, Default)]
 pub struct Vocab<'a> {
-    /// `model`: `gpt2` for byte-level BPE, `llama` for SentencePiece.
+    /// `model`: `gpt2` for byte-level BPE, `llama` for SentencePiece, `bert` for WordPiece.
     pub model: &'a str,
     /// `pre`: the pre-tokenizer of a byte-level vocabulary.
     pub pre: Option<&'a str>,
@@ -26,6 +26,10 @@ pub struct Vocab<'a> {
     pub unk: Option<u32>,
     /// `eot_token_id`.
     pub eot: Option<u32>,
+    /// `cls_token_id`: begins a text of a WordPiece vocabulary.
+    pub cls: Option<u32>,
+    /// `seperator_token_id`, as files spell it: ends a text of a WordPiece vocabulary.
+    pub sep: Option<u32>,
     /// `add_bos_token`.
     pub add_bos: Option<bool>,
     /// `add_eos_token`.

@@ -392,6 +392,8 @@ fn tokenizer() -> Arc<Tokenizer> {
         eos: None,
         unk: None,
         eot: None,
+        cls: None,
+        sep: None,
         add_bos: None,
         add_eos: None,
         add_space_prefix: None,

@@ -7,7 +7,7 @@ use clearway::{
     MemoryPlan, Upload,
 };
 use clearway_inspect::{FIRST_SLAB, bytes_text};
-use clearway_llm::engine::model_shape;
+use clearway_llm::engine::plain_model;
 use clearway_llm::gguf::Gguf;
 use clearway_llm::model::{
     self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
@@ -28,7 +28,8 @@ impl Source {
             return Ok(Self { shape: shape.clone(), file: None });
         }
         let file = crate::model::open(&args.model)?;
-        Ok(Self { shape: model_shape(&file)?, file: Some(file) })
+        let (file, shape) = plain_model(&file)?;
+        Ok(Self { shape, file: Some(file) })
     }
 
     pub fn shape(&self) -> &ModelShape {
@@ -90,7 +91,10 @@ impl Source {
                 let first = rows(args) as u32 - args.tokens;
                 device.upload(&(first..).take(layout.elems()).collect::<Vec<_>>())?
             }
-            (ROPE_FACTORS, None) => device.upload(&vec![1.0_f32; layout.elems()])?,
+            (ROPE_FACTORS, _) => {
+                let floats = |name: &str| self.file.as_ref().and_then(|file| file.floats(name));
+                device.upload(&self.shape.rope_factors(rows(args), floats))?
+            }
             (name, Some(tensor)) => {
                 let found: Vec<u32> = tensor.dims().iter().rev().map(|&d| d as u32).collect();
                 if found != layout.dims() {

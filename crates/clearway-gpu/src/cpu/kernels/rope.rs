@@ -51,6 +51,7 @@ struct Rotation<'a> {
     /// Ratio of two neighbouring frequencies.
     ratio: f64,
     scale: f64,
+    magnitude: f64,
     factors: &'a [f32],
     /// The token whose angles are in `cos` and `sin`.
     token: Option<usize>,
@@ -72,6 +73,7 @@ impl<'a> Rotation<'a> {
             adjacent: piece.int(1) == 0,
             ratio: f64::from(piece.float(2)).powf(-1.0 / pairs as f64),
             scale: f64::from(piece.float(3)),
+            magnitude: f64::from(piece.float(4)),
             factors: piece.src_row(2, 0),
             token: None,
             cos,
@@ -116,7 +118,8 @@ impl<'a> Rotation<'a> {
         let angles = self.cos.iter_mut().zip(&mut *self.sin).zip(self.factors);
         for ((cos, sin), &factor) in angles {
             let angle = position * frequency / f64::from(factor);
-            (*cos, *sin) = (angle.cos() as f32, angle.sin() as f32);
+            let (s, c) = angle.sin_cos();
+            (*cos, *sin) = ((self.magnitude * c) as f32, (self.magnitude * s) as f32);
             frequency *= self.ratio;
         }
     }

@@ -6,7 +6,7 @@ use super::norm::normalised_exp;
 
 /// Pair `i` of the first `n_dims` elements of each head turns by
 /// `position * scale * base^(-2i / n_dims) / factors[i]`; elements behind them stay. Mode 0 pairs
-/// neighbours, mode 1 the first half with the second.
+/// neighbours, mode 1 the first half with the second. What turns is multiplied by the magnitude.
 pub(super) fn rope(
     x: &RefTensor,
     positions: &RefTensor,
@@ -14,8 +14,7 @@ pub(super) fn rope(
     params: &[u32],
 ) -> Vec<f64> {
     let (n_dims, neighbours) = (params[0] as usize, params[1] == 0);
-    let (base, scale) =
-        (f64::from(f32::from_bits(params[2])), f64::from(f32::from_bits(params[3])));
+    let [base, scale, magnitude] = [2, 3, 4].map(|i| f64::from(f32::from_bits(params[i])));
     let (heads, head) = (x.shape[1], x.shape[2]);
     let mut out = x.data.clone();
     for row in 0..x.rows() {
@@ -23,6 +22,7 @@ pub(super) fn rope(
         for pair in 0..n_dims / 2 {
             let frequency = base.powf(-2.0 * pair as f64 / n_dims as f64) / factors.data[pair];
             let (sin, cos) = (position * scale * frequency).sin_cos();
+            let (sin, cos) = (magnitude * sin, magnitude * cos);
             let (first, second) =
                 if neighbours { (2 * pair, 2 * pair + 1) } else { (pair, pair + n_dims / 2) };
             let (a, b) = (x.row(row)[first], x.row(row)[second]);

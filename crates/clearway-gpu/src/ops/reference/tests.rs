@@ -171,7 +171,7 @@ fn products_that_rotate_and_go_into_a_cache_are_the_plain_ones_in_turn() {
         [2.0, 3.0, 5.0, 12.0],
         [2.0 * c - 3.0 * s, 2.0 * s + 3.0 * c, 5.0 * c - 12.0 * s, 5.0 * s + 12.0 * c],
     ];
-    let params = [bits(3.5), 2, 0, bits(1e4), bits(1.0 / 3.0)];
+    let params = [bits(3.5), 2, 0, bits(1e4), bits(1.0 / 3.0), bits(1.0)];
     let close = |found: &[f64], expected: &[f64]| {
         // The scale is no third, but the nearest float.
         let near = |(f, e): (&f64, &f64)| (f - e).abs() < 1e-5;
@@ -256,10 +256,13 @@ fn rope_turns_pairs_of_either_layout() {
     let x = t(&[1, 1, 5], &[1.0, 2.0, 3.0, 4.0, 9.0]);
     let at = |position: f64| ids(&[1], &[position]);
     let factors = t(&[2], &[1.0, 4.0]);
-    let turn = |mode, position| {
+    let scaled = |mode, position, magnitude| {
         let operands = [x.clone(), at(position), factors.clone(), y(&[1, 1, 5])];
-        one(Kind::Rope, &operands, &[4, mode, bits(16.0), bits(0.5)])
+        one(Kind::Rope, &operands, &[4, mode, bits(16.0), bits(0.5), bits(magnitude)])
     };
+    let turn = |mode, position| scaled(mode, position, 1.0);
+    // What does not turn stays as it is.
+    assert_eq!(scaled(0, 0.0, 1.5), [1.5, 3.0, 4.5, 6.0, 9.0]);
     assert_eq!(turn(0, 0.0), x.data);
     // Position 2 at half scale: angles 1 and 16^(-2/4) / 4 = 1/16.
     let (s0, c0) = 1.0_f64.sin_cos();
@@ -282,7 +285,7 @@ fn the_cache_keeps_rows_that_are_not_written() {
     assert_eq!(written, [9.0, 9.0, 9.0, 9.0, 1.0, 2.0]);
     // Turned by position 0, which changes nothing, and written to rows of another tensor.
     let operands = [x, ids(&[2], &[0.0, 0.0]), t(&[1], &[1.0]), ids(&[2], &[1.0, 0.0]), cache];
-    let written = one(Kind::RopeKvWrite, &operands, &[2, 0, bits(1e4), bits(1.0)]);
+    let written = one(Kind::RopeKvWrite, &operands, &[2, 0, bits(1e4), bits(1.0), bits(1.0)]);
     assert_eq!(written, [3.0, 4.0, 1.0, 2.0, 9.0, 9.0]);
 }
 

@@ -51,13 +51,14 @@ impl<'a> Heads<'a> {
         Ok(results.into_iter().next_back().map(|result| result.data).unwrap_or_default())
     }
 
-    /// Bounds of the product's elements as bounds of the result's. A turn keeps the length of a pair,
+    /// Bounds of the product's elements as bounds of the result's. A turn keeps the length of a pair but for the magnitude,
     /// so that neither of the two is beyond that of their bounds.
     pub(super) fn bounds(&self, mut product: Vec<f64>) -> Result<Vec<f64>, String> {
         let result = &self.operands[self.operands.len() - 1];
         let (heads, head) = (result.shape[1], result.cols());
         if let Some(params) = self.turn {
             let (n_dims, neighbours) = (params[0] as usize, params[1] == 0);
+            let magnitude = f64::from(f32::from_bits(params[4]).abs());
             for head in product.chunks_mut(head) {
                 for pair in 0..n_dims / 2 {
                     let (a, b) = if neighbours {
@@ -65,7 +66,7 @@ impl<'a> Heads<'a> {
                     } else {
                         (pair, pair + n_dims / 2)
                     };
-                    let length = head[a].hypot(head[b]);
+                    let length = magnitude * head[a].hypot(head[b]);
                     (head[a], head[b]) = (length, length);
                 }
             }
@@ -125,7 +126,9 @@ mod tests {
         let product = vec![3.0, 5.0, 4.0, 12.0, 7.0, 1.0, 1.0, 0.0, 0.0, 2.0];
         let turn = [ids(&[0.0, 8.0]), t(&[2], &[1.0, 0.5])];
         let in_front = [&[x, g, w], &turn[..]].concat();
-        let at = |mode, scale: f32| [0, 4, mode, 16.0_f32.to_bits(), scale.to_bits()];
+        let at = |mode, magnitude: f32| {
+            [0, 4, mode, 16.0_f32.to_bits(), 1.0_f32.to_bits(), magnitude.to_bits()]
+        };
 
         let operands = [&in_front[..], &[RefTensor::output(DType::F32, &[2, 1, 5])]].concat();
         let params = at(1, 1.0);
@@ -133,6 +136,10 @@ mod tests {
         assert_eq!(heads.product().shape, [2, 5]);
         let pairs = [5.0, 13.0, 5.0, 13.0, 7.0, 1.0, 1.0, 1.0, 1.0, 2.0];
         assert_eq!(heads.bounds(product.clone()).unwrap(), pairs);
+        let params_longer = at(1, 2.0);
+        let longer = Heads::of(kind("norm_matmul_rope"), &operands, &params_longer).unwrap();
+        let twice = [10.0, 26.0, 10.0, 26.0, 7.0, 2.0, 2.0, 2.0, 2.0, 2.0];
+        assert_eq!(longer.bounds(product.clone()).unwrap(), twice);
         // Position 8 by a frequency of 1 at most.
         let limit = tolerance(Kind::Rope, DType::F32, Weights::None).unwrap().limit;
         assert_eq!(heads.turn_limit(), 9.0 * limit);

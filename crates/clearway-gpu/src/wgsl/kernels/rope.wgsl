@@ -1,6 +1,7 @@
 // Angles are counted in turns and kept in two parts, high and low, so that positions of a million
 // are as exact as small ones. `parts` gives the turns of pair 0 at position 1, then the ratio of frequencies
-// of pairs that are 1, 2, 4, 8, ... apart; `bits_of` at least the bits of the number of a pair.
+// of pairs that are 1, 2, 4, 8, ... apart; `bits_of` at least the bits of the number of a pair; `magnitude` what sine
+// and cosine are multiplied by.
 
 // The upper half of the digits, so that products of halves are exact. By bits: what a compiler knows
 // of sums it may simplify, and what it does not fuse in an `fma` would be lost.
@@ -43,7 +44,7 @@ fn turns_of(position: f32, frequency: vec2<f32>) -> f32 {
     return fma(position, frequency.y, (a - round(a)) + (b - round(b)));
 }
 
-// Sine and cosine of a pair at a position, its frequency divided by a factor.
+// Sine and cosine of a pair at a position, its frequency divided by a factor, times the magnitude.
 fn angle_of(pair: u32, position: u32, factor: f32) -> vec2<f32> {
     var frequency = parts(0u);
     for (var k = 0u; k < bits_of(pair); k++) {
@@ -56,5 +57,5 @@ fn angle_of(pair: u32, position: u32, factor: f32) -> vec2<f32> {
     let turns = turns_of(f32(position & 0xfffu), frequency)
         + turns_of(f32(position & 0xfff000u), frequency)
         + turns_of(f32(position & 0xff000000u), frequency);
-    return sin_cos_of(turns);
+    return sin_cos_of(turns) * magnitude();
 }

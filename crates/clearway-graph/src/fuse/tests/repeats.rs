@@ -388,9 +388,9 @@ fn products_of_a_norm_rotate_and_go_into_caches() {
     let members: Vec<Vec<u32>> =
         graph.dispatches().map(|d| d.origins.iter().map(|id| id.0).collect()).collect();
     assert_eq!(members, [vec![0, 1, 2, 5], vec![0, 1, 3, 6, 7], vec![0, 1, 4, 8]]);
-    let rotation = [4, 1, 10_000f32.to_bits(), 1f32.to_bits()];
+    let rotation = [4, 1, 10_000f32.to_bits(), 1f32.to_bits(), 1f32.to_bits()];
     let eps = 1e-5f32.to_bits();
-    for (dispatch, constants) in graph.dispatches().zip([5, 5, 1]) {
+    for (dispatch, constants) in graph.dispatches().zip([6, 6, 1]) {
         assert_eq!(dispatch.bindings[0], x);
         let all = [&[eps], &rotation[..]].concat();
         assert_eq!(dispatch.params.to_vec(), all[..constants]);

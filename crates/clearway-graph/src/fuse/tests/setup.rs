@@ -32,7 +32,7 @@ impl Step {
         let params = params.map(|param| match param.name {
             "eps" => 1e-5f32.to_bits(),
             "n_dims" => 4,
-            "scale" => 1f32.to_bits(),
+            "scale" | "magnitude" => 1f32.to_bits(),
             "base" => 10_000f32.to_bits(),
             _ => 1,
         });

@@ -94,6 +94,7 @@ impl DeviceRunner {
             return Err(EngineError::Context { wanted: engine.context() });
         }
         let context = context.min(engine.context() / block * block);
+        engine.stretch_for(context)?;
         let entries = context.div_ceil(block);
         let tables = Tables::new(&engine, slots, block, entries)?;
         Ok(Self {

@@ -9,7 +9,10 @@ use super::{
     tile::Fill,
     vocabulary,
 };
-use crate::model::{Arch, Experts, ModelShape};
+use crate::model::{
+    Arch, Experts, FAMILIES, FeedForward, HeadNorms, LONG_FACTORS, ModelShape, NormPlace,
+    SHORT_FACTORS, Stretch,
+};
 
 /// A tensor to be written.
 pub(super) struct Planned {
@@ -34,15 +37,7 @@ impl Planned {
 
 /// `general.architecture` of a family.
 pub(super) fn architecture(arch: Arch) -> Option<&'static str> {
-    match arch {
-        Arch::Llama => Some("llama"),
-        Arch::Qwen2 => Some("qwen2"),
-        Arch::Qwen3 => Some("qwen3"),
-        Arch::Qwen3Moe => Some("qwen3moe"),
-        Arch::Gemma2 => Some("gemma2"),
-        Arch::Gemma3 => Some("gemma3"),
-        Arch::MoeShared => None,
-    }
+    FAMILIES.iter().find(|family| family.arch == arch).map(|family| family.name)
 }
 
 impl Synth {
@@ -64,7 +59,7 @@ impl Synth {
         writer.set(&key("attention.head_count_kv"), &size(shape.kv_heads))?;
         writer.set(&key("attention.layer_norm_rms_epsilon"), &shape.norm_eps)?;
         writer.set(&key("rope.freq_base"), &shape.rope_base)?;
-        writer.set(&key("rope.dimension_count"), &size(shape.head_dim))?;
+        writer.set(&key("rope.dimension_count"), &size(shape.rope_dims))?;
         writer.set(&key("vocab_size"), &size(shape.vocab))?;
         if shape.heads * shape.head_dim != shape.embd {
             writer.set(&key("attention.key_length"), &size(shape.head_dim))?;
@@ -74,6 +69,7 @@ impl Synth {
             writer.set(&key("rope.scaling.type"), "linear")?;
             writer.set(&key("rope.scaling.factor"), &(1.0 / shape.rope_scale))?;
         }
+        self.add_stretch(writer)?;
         for (name, cap) in [
             ("attn_logit_softcapping", shape.attention_softcap),
             ("final_logit_softcapping", shape.logit_softcap),
@@ -89,6 +85,9 @@ impl Synth {
             writer.set(&key("expert_count"), &size(experts.count))?;
             writer.set(&key("expert_used_count"), &size(experts.used))?;
             writer.set(&key("expert_feed_forward_length"), &size(experts.ff))?;
+            if let Some(ff) = experts.shared_ff {
+                writer.set(&key("expert_shared_feed_forward_length"), &size(ff))?;
+            }
         }
         if !self.vocab {
             return writer.set("tokenizer.ggml.model", "no_vocab");
@@ -107,6 +106,35 @@ impl Synth {
         vocabulary::add(writer, shape.vocab)
     }
 
+    /// How rotary frequencies are stretched, and the scales of Granite.
+    fn add_stretch(&self, writer: &mut GgufWriter<'_>) -> Result<(), GgufError> {
+        let shape = self.shape.shape();
+        let prefix = architecture(shape.arch).unwrap_or_default();
+        let key = |key: &str| format!("{prefix}.{key}");
+        let original = |writer: &mut GgufWriter<'_>, context: usize| {
+            writer.set(&key("rope.scaling.original_context_length"), &(context as u32))
+        };
+        match shape.stretch {
+            Stretch::None => {}
+            Stretch::Long { original_context } => {
+                original(writer, original_context)?;
+                writer.set(&key("rope.scaling.attn_factor"), &shape.rope_magnitude)?;
+            }
+            Stretch::Yarn(yarn) => {
+                writer.set(&key("rope.scaling.type"), "yarn")?;
+                writer.set(&key("rope.scaling.factor"), &yarn.factor)?;
+                original(writer, yarn.original_context)?;
+            }
+        }
+        if shape.arch == Arch::Granite {
+            writer.set(&key("embedding_scale"), &shape.embedding_scale)?;
+            writer.set(&key("residual_scale"), &shape.residual_scale)?;
+            writer.set(&key("logit_scale"), &(1.0 / shape.logit_scale))?;
+            writer.set(&key("attention.scale"), &shape.attention_scale)?;
+        }
+        Ok(())
+    }
+
     /// Tensors in file order.
     pub(super) fn tensors(&self) -> Vec<Planned> {
         let shape = self.shape.shape();
@@ -116,6 +144,11 @@ impl Synth {
         if shape.tied && shape.arch == Arch::Llama {
             // As the reference script has it.
             list.retype(DType::Q8_0);
+        }
+        if let Stretch::Long { .. } = shape.stretch {
+            for name in [SHORT_FACTORS, LONG_FACTORS] {
+                list.plain(name.to_owned(), &[shape.rope_dims / 2], true);
+            }
         }
         for layer in 0..shape.layers {
             list.layer(layer);
@@ -142,38 +175,69 @@ impl List<'_> {
         let shape = self.shape;
         let (embd, ff) = (shape.embd, shape.ff);
         let [q, kv] = [shape.heads, shape.kv_heads].map(|heads| heads * shape.head_dim);
-        let head_norms = matches!(shape.arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3);
-        let post_norms = matches!(shape.arch, Arch::Gemma2 | Arch::Gemma3);
+        let norms = |places: [NormPlace; 2]| places.contains(&shape.norm_place);
+        let pre_norms = norms([NormPlace::Before, NormPlace::Around]);
+        let post_norms = norms([NormPlace::After, NormPlace::Around]);
         let name = |part: &str| format!("blk.{layer}.{part}");
 
-        self.norm(&name("attn_norm"), embd);
-        self.matrix(&name("attn_q"), &[embd, q], Role::Other);
-        self.matrix(&name("attn_k"), &[embd, kv], Role::Other);
-        self.matrix(&name("attn_v"), &[embd, kv], Role::Values);
-        if shape.arch == Arch::Qwen2 {
-            for (part, width) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
+        if pre_norms {
+            self.norm(&name("attn_norm"), embd);
+        }
+        let parts = if shape.arch.joins_qkv() {
+            self.matrix(&name("attn_qkv"), &[embd, q + 2 * kv], Role::Values);
+            vec![("attn_qkv", q + 2 * kv)]
+        } else {
+            self.matrix(&name("attn_q"), &[embd, q], Role::Other);
+            self.matrix(&name("attn_k"), &[embd, kv], Role::Other);
+            self.matrix(&name("attn_v"), &[embd, kv], Role::Values);
+            vec![("attn_q", q), ("attn_k", kv), ("attn_v", kv)]
+        };
+        if shape.biases.qkv {
+            for (part, width) in parts {
                 self.plain(format!("{}.bias", name(part)), &[width], false);
             }
         }
-        if head_norms {
-            self.norm(&name("attn_q_norm"), shape.head_dim);
-            self.norm(&name("attn_k_norm"), shape.head_dim);
+        let head_norms = match shape.head_norms {
+            HeadNorms::None => None,
+            HeadNorms::Each => Some([shape.head_dim; 2]),
+            HeadNorms::Row => Some([q, kv]),
+        };
+        if let Some([q, k]) = head_norms {
+            self.norm(&name("attn_q_norm"), q);
+            self.norm(&name("attn_k_norm"), k);
         }
         self.matrix(&name("attn_output"), &[q, embd], Role::Attended);
         if post_norms {
             self.norm(&name("post_attention_norm"), embd);
         }
-        self.norm(&name("ffn_norm"), embd);
+        if pre_norms {
+            self.norm(&name("ffn_norm"), embd);
+        }
         match shape.experts {
-            Some(Experts { count, ff, .. }) => {
+            Some(Experts { count, ff, shared_ff, shared_gate, .. }) => {
                 // The router is never quantised.
                 self.plain(format!("{}.weight", name("ffn_gate_inp")), &[embd, count], false);
                 self.matrix(&name("ffn_gate_exps"), &[embd, ff, count], Role::Other);
                 self.matrix(&name("ffn_up_exps"), &[embd, ff, count], Role::Other);
                 self.matrix(&name("ffn_down_exps"), &[ff, embd, count], Role::Down);
+                if let Some(ff) = shared_ff {
+                    self.matrix(&name("ffn_gate_shexp"), &[embd, ff], Role::Other);
+                    self.matrix(&name("ffn_up_shexp"), &[embd, ff], Role::Other);
+                    self.matrix(&name("ffn_down_shexp"), &[ff, embd], Role::Down);
+                }
+                if shared_gate {
+                    let gate = format!("{}.weight", name("ffn_gate_inp_shexp"));
+                    self.plain(gate, &[embd], false);
+                }
+            }
+            None if shape.arch.joins_gate_and_up() => {
+                self.matrix(&name("ffn_up"), &[embd, 2 * ff], Role::Other);
+                self.matrix(&name("ffn_down"), &[ff, embd], Role::Down);
             }
             None => {
-                self.matrix(&name("ffn_gate"), &[embd, ff], Role::Other);
+                if shape.feed_forward != FeedForward::Gelu {
+                    self.matrix(&name("ffn_gate"), &[embd, ff], Role::Other);
+                }
                 self.matrix(&name("ffn_up"), &[embd, ff], Role::Other);
                 self.matrix(&name("ffn_down"), &[ff, embd], Role::Down);
             }

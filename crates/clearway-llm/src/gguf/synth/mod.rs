@@ -53,9 +53,13 @@ impl SynthShape {
     /// A shape of any size.
     ///
     /// # Errors
-    /// A family that GGUF files have no name for.
+    /// A family that GGUF files have no name for, and encoders.
     pub fn new(shape: ModelShape) -> Result<Self, GgufError> {
         match layout::architecture(shape.arch) {
+            Some(_) if shape.arch.is_encoder() => Err(GgufError::NoSynth {
+                shape: shape.name,
+                reason: "it is an encoder, which writes no text to measure".into(),
+            }),
             Some(_) => Ok(Self { shape, short_name: None }),
             None => Err(GgufError::NoSynth {
                 shape: shape.name,

@@ -10,7 +10,7 @@ use clearway_gpu::quant;
 use super::{Synth, SynthQuant, SynthShape};
 use crate::engine::{Engine, EngineOptions, model_shape};
 use crate::gguf::{Gguf, GgufError};
-use crate::model::{Arch, Experts, ModelShape, Window};
+use crate::model::{Arch, Experts, ModelShape, Stretch, Window, Yarn};
 use crate::output::OutputFile;
 use crate::text::{DecodeOptions, EncodeOptions};
 use crate::{End, Model, Sampling};
@@ -49,6 +49,11 @@ fn narrow(shape: &ModelShape) -> ModelShape {
         heads: 4,
         kv_heads: 2,
         head_dim: 64,
+        rope_dims: shape.rope_dims * 64 / shape.head_dim,
+        embedding_scale: match shape.arch {
+            Arch::Gemma2 | Arch::Gemma3 => 16.0,
+            _ => shape.embedding_scale,
+        },
         vocab: 300,
         attention_scale: 0.125,
         experts: shape.experts.map(|experts| Experts { count: 8, used: 2, ff: 256, ..experts }),
@@ -67,6 +72,45 @@ fn all_families() -> Vec<ModelShape> {
         logit_softcap: 30.0,
         tied: true,
         ..narrow(&family(Arch::Gemma2))
+    });
+    all.push(ModelShape {
+        name: "granite".into(),
+        embedding_scale: 12.0,
+        residual_scale: 0.5,
+        logit_scale: 0.5,
+        ..narrow(&family(Arch::Granite))
+    });
+    all.push(ModelShape { name: "olmo2".into(), ..narrow(&family(Arch::Olmo2)) });
+    let glm4 = ModelShape { rope_dims: 32, ..family(Arch::Glm4) };
+    all.push(ModelShape { name: "glm4".into(), ..narrow(&glm4) });
+    all.push(ModelShape {
+        name: "qwen2moe".into(),
+        experts: Some(Experts {
+            count: 8,
+            used: 2,
+            ff: 256,
+            shared_ff: Some(512),
+            shared_gate: true,
+            renormalise: false,
+        }),
+        ..family(Arch::Qwen2Moe)
+    });
+    all.push(ModelShape {
+        name: "gemma2-27b".into(),
+        layers: 46,
+        heads: 2,
+        kv_heads: 1,
+        // Of the embedding over the heads, not of a head.
+        attention_scale: (2.0_f32 / 256.0).sqrt(),
+        tied: true,
+        ..narrow(&family(Arch::Gemma2))
+    });
+    let yarn = Yarn::new(4.0, 2048);
+    all.push(ModelShape {
+        name: "yarn".into(),
+        stretch: Stretch::Yarn(yarn),
+        rope_magnitude: yarn.magnitude(),
+        ..narrow(&family(Arch::Qwen3))
     });
     all
 }
@@ -197,7 +241,15 @@ fn files_of_real_size_have_the_built_in_shapes() {
     let names: Vec<_> = all.iter().map(SynthShape::name).collect();
     assert_eq!(
         names,
-        ["smollm2-135m", "llama-1b", "llama-8b", "qwen3-0.6b", "qwen3-30b-a3b", "gemma3-4b"]
+        [
+            "smollm2-135m",
+            "llama-1b",
+            "llama-8b",
+            "qwen3-0.6b",
+            "qwen3-30b-a3b",
+            "gemma3-4b",
+            "phi4-mini"
+        ]
     );
     for shape in all {
         for quant in [SynthQuant::BF16, SynthQuant::Q5_K_M] {
@@ -222,6 +274,8 @@ fn a_family_without_a_name_in_files_is_refused() {
         error.to_string(),
         "no synthetic model of shape \"family\": GGUF files have no name for its family"
     );
+    let error = SynthShape::new(family(Arch::Bert)).unwrap_err().to_string();
+    assert!(error.contains("encoder"), "{error}");
 }
 
 #[test]

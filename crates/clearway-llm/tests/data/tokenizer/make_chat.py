@@ -139,6 +139,80 @@ TEMPLATES = {
     "{{ messages | map(attribute='role') | unique | sort | join('+') }}{{ (messages | last).role if messages }}",
     "fails": "{{ messages[0].content }}{{ messages[0].nothing.deeper }}",
     "wrong types": "{{ 'a' + 1 }}",
+    "phi 3": "{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{'<|system|>\\n' +"
+    " message['content'] + '<|end|>\\n'}}{% elif message['role'] == 'user' %}{{'<|user|>\\n' + message['content'] + '<|end|>\\n'}}"
+    "{% elif message['role'] == 'assistant' %}{{'<|assistant|>\\n' + message['content'] + '<|end|>\\n'}}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}",
+    "phi 4": "{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + message['content']"
+    " + '<|im_end|>'}}{% elif (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}"
+    "{% elif (message['role'] == 'assistant') %}{{'<|im_start|>assistant<|im_sep|>' + message['content'] + '<|im_end|>'}}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}",
+    "granite": """{%- if messages and messages[0]['role'] == 'system' %}
+  {%- set system_message = messages[0]['content'] %}
+  {%- set loop_messages = messages[1:] %}
+{%- else %}
+  {%- set system_message = 'Today is ' + strftime_now('%B %d, %Y') + '.' %}
+  {%- if tools and documents %}
+    {%- set system_message = system_message + ' Tools and documents.' %}
+  {%- elif tools %}
+    {%- set system_message = system_message + ' Tools.' %}
+  {%- endif %}
+  {%- set loop_messages = messages %}
+{%- endif %}
+{{- '<|start_of_role|>system<|end_of_role|>' + system_message + '<|end_of_text|>\n' }}
+{%- if tools %}
+  {{- '<|start_of_role|>available_tools<|end_of_role|>' }}
+  {{- tools | tojson(indent=4) }}
+  {{- '<|end_of_text|>\n' }}
+{%- endif %}
+{%- for message in loop_messages %}
+  {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + '<|end_of_text|>\n' }}
+  {%- if loop.last and add_generation_prompt %}
+    {{- '<|start_of_role|>assistant' }}
+    {%- if enable_thinking %}{{- ' ' + {'thinking': true} | tojson }}{%- endif %}
+    {{- '<|end_of_role|>' }}
+  {%- endif %}
+{%- endfor %}""",
+    "olmo 2": "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\\n' + message['content'] +"
+    " '\\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\\n' + message['content'] + '\\n' }}{% elif message['role'] == 'assistant' %}"
+    "{% if not loop.last %}{{ '<|assistant|>\\n'  + message['content'] + eos_token + '\\n' }}{% else %}{{ '<|assistant|>\\n'  +"
+    " message['content'] + eos_token }}{% endif %}{% endif %}{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\\n' }}"
+    "{% endif %}{% endfor %}",
+    "glm 4": """[gMASK]<sop>
+{%- if tools -%}
+<|system|>
+# Tools{% for tool in tools %}{%- set function = tool.function if tool.get("function") else tool %}
+
+## {{ function.name }}
+
+{{ function | tojson(indent=4, ensure_ascii=False) }}{%- endfor %}
+{%- endif -%}
+{%- for msg in messages %}
+    {%- if msg.role == 'system' %}
+<|system|>
+{{ msg.content }}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages if message.role != 'system' %}
+    {%- set role = message['role'] %}
+    {%- set content = message['content'] %}
+    {%- set visible = content.split('</think>')[-1].strip() %}
+    {%- set meta = message.get("metadata", "") %}
+    {%- if role == 'user' %}
+<|user|>
+{{ visible }}
+    {%- elif role == 'assistant' and not meta %}
+<|assistant|>
+{{ visible }}
+    {%- elif role == 'assistant' and meta %}
+<|assistant|>{{ meta }}
+{{ visible }}
+    {%- elif role == 'observation' %}
+<|observation|>
+{{ visible }}
+    {%- endif %}
+{%- endfor %}
+{% if add_generation_prompt %}<|assistant|>{% endif %}""",
     "recursive loop": "{% for x in [[1, [2]], [3]] recursive %}{% if x is number %}{{ x }}{% else %}({{ loop(x) }}){% endif %}{% endfor %}",
 }
 

@@ -109,7 +109,8 @@ fn rotation_and_cache_write() {
             let positions: Vec<u32> = (0..tokens as u32).map(|t| t * 41 % 103).collect();
             let at = rig.u32(&positions, &[tokens]);
             let factors = rig.f32(&vec![1.25; dims / 2], &[dims / 2]);
-            let params = [dims as u32, mode, 10_000f32.to_bits(), 0.5f32.to_bits()];
+            let params =
+                [dims as u32, mode, 10_000f32.to_bits(), 0.5f32.to_bits(), 1.25f32.to_bits()];
             let rotated = rig.output(DType::F32, &[tokens, heads, head]);
             let (expected, fused) = (
                 rig.output(cache, &[cache_rows, heads, head]),

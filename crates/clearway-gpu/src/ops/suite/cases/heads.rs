@@ -95,7 +95,7 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
         };
         let operands: Vec<_> = product.slots().iter().map(operand).collect();
         let params = &turn[usize::from(!product.is_normed())..];
-        let params = if epilogue.rope { params } else { &params[..params.len() - 4] };
+        let params = if epilogue.rope { params } else { &params[..params.len() - 5] };
         list.push_strided_and(Kind::Product(product), &operands, params, place);
     }
 }

@@ -29,10 +29,11 @@ const HEADS: [(usize, usize, usize, u32, u32); 9] = [
 pub(super) const NO_FACTORS: Fill = Fill::Uniform { low: 1.0, high: 1.0 };
 pub(super) const FACTORS: Fill = Fill::Uniform { low: 1.0, high: 8.0 };
 
-/// Constants of a rotation: the usual ones, those of long contexts, and a stretched one.
-pub(super) fn rotation(index: usize, n_dims: u32, mode: u32) -> [u32; 4] {
-    let (base, scale) = [(1e4_f32, 1.0_f32), (5e5, 1.0), (1e4, 0.25)][index % 3];
-    [n_dims, mode, base.to_bits(), scale.to_bits()]
+/// Constants of a rotation: the usual ones, those of long contexts, and a stretched one that is longer too.
+pub(super) fn rotation(index: usize, n_dims: u32, mode: u32) -> [u32; 5] {
+    let (base, scale, magnitude) =
+        [(1e4_f32, 1.0_f32, 1.0_f32), (5e5, 1.0, 1.0), (1e4, 0.25, 1.19)][index % 3];
+    [n_dims, mode, base.to_bits(), scale.to_bits(), magnitude.to_bits()]
 }
 
 fn rope(list: &mut List) {
