@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 
-# A busy machine takes long to start a node.
+# A busy machine takes long to start a node. Ray runs workers with the lowest priority but for four; there they would get no time.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
 from ray import serve

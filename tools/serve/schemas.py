@@ -75,7 +75,7 @@ def ask(number):
         f"{URL}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=300) as answer:
+        with urllib.request.urlopen(request, timeout=1200) as answer:
             choice = json.load(answer)["choices"][0]
     except urllib.error.HTTPError as error:
         message = json.load(error)["error"]["message"]
