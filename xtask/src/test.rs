@@ -73,6 +73,11 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
         serve::steps(&root, |name, command| outcome.step(Part::Serve, name, command))?;
     }
     if wants(Part::Python) && model.is_some() && outcome.demanded(&needs).contains(&Need::Python) {
+        if wants(Part::Build) {
+            // All else is linted by now.
+            let mut clippy = python::clippy(&root)?;
+            outcome.step(Part::Build, "clippy of the Python package", &mut clippy);
+        }
         outcome.step(Part::Build, "build of the Python package", &mut python::build(&root)?);
         outcome.step(Part::Python, "Python package", &mut python::tests(&root)?);
     }
