@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-# A busy machine takes long to start a node. Ray runs workers with the lowest priority but for four; there they would get no time.
+# A busy machine takes long to start a node, and workers, which Ray runs at `nice` 15, would get hardly any time there.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
