@@ -17,6 +17,7 @@ import json
 import random
 import re
 import selectors
+import signal
 import socket
 import statistics
 import subprocess
@@ -162,6 +163,8 @@ def main():
     in_flight = [int(number) for number in args.in_flight.split(",")]
     most, tokens = max(in_flight), args.tokens
     alone = bench(args.program, model, device, tokens, in_flight)
+    # Whoever ends this program ends the server with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     server, address = start(args.program, model, device, tokens, most)
     try:
         with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/v1/models") as answer:
