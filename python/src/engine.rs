@@ -226,9 +226,8 @@ impl Engine {
         }
         let vectors = service.embed(texts).map_err(|why| error::refusal(&why))?;
         let mut vectors = Box::pin(vectors);
-        let found = stream::wait(py, |waker| {
-            vectors.as_mut().poll(&mut Context::from_waker(waker))
-        })?;
+        let found =
+            stream::wait(py, |waker| vectors.as_mut().poll(&mut Context::from_waker(waker)))?;
         found.map_err(|failure| error::failure(&TextFailure::Tokens(failure)))
     }
 

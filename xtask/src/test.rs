@@ -137,6 +137,8 @@ const FEATURES: [(&str, &[&str]); 3] = [
 fn lint(root: &Path, outcome: &mut Outcome) {
     let everything = ["--workspace", "--all-targets", "--all-features"];
     outcome.step(Part::Build, "formatting", &mut cargo(root, &["fmt", "--all", "--check"]));
+    let own = ["fmt", "--check", "--manifest-path", "python/Cargo.toml"];
+    outcome.step(Part::Build, "formatting of the Python package", &mut cargo(root, &own));
     dependencies(root, outcome);
     let mut clippy = cargo(root, &["clippy"]);
     clippy.args(everything).args(["--", "--deny", "warnings"]);
