@@ -26,7 +26,7 @@ from .errors import (
     QueueFullError,
 )
 from .llm import LLM, TextStream
-from .outputs import CompletionOutput, Logprob, Piece, RequestOutput
+from .outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, Piece, RequestOutput
 from .sampling import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ __all__ = [
     "CompletionOutput",
     "Device",
     "DeviceError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "FetchError",
     "GenerationError",
     "GrammarError",

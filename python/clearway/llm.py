@@ -8,7 +8,7 @@ from typing import Any, Union
 from . import _clearway
 from ._progress import Bar
 from .errors import PromptError
-from .outputs import CompletionOutput, Logprob, Piece, RequestOutput
+from .outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, Piece, RequestOutput
 from .sampling import SamplingParams, _Native
 
 __all__ = ["LLM", "TextStream"]
@@ -153,6 +153,23 @@ class LLM:
             return self._begin(text, self._engine.encode_chat(text), row)
         given, tokens = self._encode(prompt)
         return self._begin(given, tokens, row)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingRequestOutput]:
+        """The vectors of texts, each of length 1: the mean over a text's tokens or the last of them, as the file says.
+
+        >>> llm = LLM("smollm2:135m", device="cpu")
+        >>> cat, kitten, tax = (output.outputs.embedding for output in llm.embed(["a cat", "a kitten", "the tax of 1913"]))
+        >>> similar = lambda one, other: sum(a * b for a, b in zip(one, other))
+        >>> similar(cat, kitten) > similar(cat, tax)
+        True
+        """
+        asked = [self._encode(prompt)[1] for prompt in _prompts(prompts)]
+        if not asked:
+            return []
+        return [
+            EmbeddingRequestOutput(EmbeddingOutput(vector), tokens)
+            for vector, tokens in zip(self._engine.embed(asked), asked)
+        ]
 
     def apply_chat_template(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["CompletionOutput", "Logprob", "Piece", "RequestOutput"]
+__all__ = ["CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "Logprob", "Piece", "RequestOutput"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,31 @@ class RequestOutput:
     def finished(self) -> bool:
         """Whether all texts have ended."""
         return all(output.finish_reason is not None for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """The vector of a text, of length 1."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers it has."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """The vector of one text, and its tokens."""
+
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+
+    @property
+    def finished(self) -> bool:
+        """True: a vector comes at once or not at all."""
+        return True
 
 
 @dataclass(frozen=True)

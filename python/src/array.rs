@@ -165,7 +165,10 @@ impl Array {
         self.check_length(host.bytes, self.bytes(), "bytes")?;
         let written = py.detach(|| match self.overlaps(&host) {
             // The source may be a view of this very array.
-            true => self.buffer.write(self.offset, &host.slice().to_vec()),
+            true => {
+                let copy: Box<[u8]> = host.slice().into();
+                self.buffer.write(self.offset, &copy)
+            }
             false => self.buffer.write(self.offset, host.slice()),
         });
         written.map_err(|problem| error::gpu(&problem))

@@ -2,14 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use clearway::{DType, Device};
 use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
 use clearway_llm::batch::request::Request;
 use clearway_llm::batch::service::{Histogram, Service, ServiceOptions};
-use clearway_llm::batch::text::TextStream;
-use clearway_llm::engine::{self, EngineOptions, Footprint};
+use clearway_llm::batch::text::{TextFailure, TextStream};
+use clearway_llm::engine::{self, EngineOptions, Footprint, Pooling};
 use clearway_llm::fetch::{Cache, ModelName, Watch};
 use clearway_llm::gguf::Gguf;
 use clearway_llm::grammar::Grammars;
@@ -22,7 +23,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::error::{self, exception};
 use crate::params::Params;
-use crate::stream::Stream;
+use crate::stream::{self, Stream};
 
 /// Tokens of a block of the cache.
 const BLOCK: usize = 32;
@@ -54,6 +55,8 @@ pub struct Engine {
     service: Mutex<Option<Service>>,
     tokenizer: Arc<Tokenizer>,
     template: Result<ChatTemplate, String>,
+    /// Why the model gives no vectors of texts, if it gives none.
+    no_vectors: Option<String>,
     grammars: OnceLock<Result<Grammars, String>>,
     context: usize,
     device: (String, String),
@@ -105,11 +108,13 @@ impl Engine {
         let tokenizer = Arc::new(engine::tokenizer(&file).map_err(failed)?);
         let template =
             engine::chat_template(&file, &tokenizer).map_err(|problem| problem.to_string());
+        let no_vectors = Pooling::of(&file).err().map(|problem| problem.to_string());
         let context = service.limits().context;
         Ok(Self {
             service: Mutex::new(Some(service)),
             tokenizer,
             template,
+            no_vectors,
             grammars: OnceLock::new(),
             context,
             device: (info.name, info.description),
@@ -211,6 +216,19 @@ impl Engine {
             });
             Ok(Stream::new(texts.collect::<PyResult<_>>()?))
         })
+    }
+
+    /// The vectors of texts of tokens, each of length 1.
+    fn embed(&self, py: Python<'_>, texts: Vec<Vec<u32>>) -> PyResult<Vec<Vec<f32>>> {
+        let service = self.service()?;
+        if let Some(why) = &self.no_vectors {
+            return Err(exception("ModelError", why, &[]));
+        }
+        let vectors = service.embed(texts).map_err(|why| error::refusal(&why))?;
+        let mut vectors = Box::pin(vectors);
+        let found =
+            stream::wait(py, |waker| vectors.as_mut().poll(&mut Context::from_waker(waker)))?;
+        found.map_err(|failure| error::failure(&TextFailure::Tokens(failure)))
     }
 
     /// Text to tokens.

@@ -15,6 +15,9 @@ use crate::wake::{Callback, Unpark};
 /// How often a thread that waits looks for signals.
 const SIGNALS: Duration = Duration::from_millis(50);
 
+/// A token, its log probability, and the likeliest tokens with theirs.
+type LogProbsRow = (u32, f32, Vec<(u32, f32)>);
+
 /// What `for` and `async for` get: text, tokens, log probabilities, and at the end the reason.
 #[pyclass(frozen, get_all, module = "clearway._clearway")]
 pub struct Event {
@@ -25,7 +28,7 @@ pub struct Event {
     /// Tokens since the last event.
     token_ids: Vec<u32>,
     /// For each of them its log probability and the likeliest tokens with theirs.
-    logprobs: Vec<(u32, f32, Vec<(u32, f32)>)>,
+    logprobs: Vec<LogProbsRow>,
     /// `stop`, `length` or `abort` at the end.
     finish_reason: Option<&'static str>,
     /// The string or the token that ended it.
@@ -108,22 +111,30 @@ impl Stream {
         if over { Poll::Ready(None) } else { Poll::Pending }
     }
 
-    /// Waits without the interpreter, and looks for signals.
     fn wait(&self, py: Python<'_>) -> PyResult<Option<(usize, TextOutput)>> {
-        loop {
-            let polled = py.detach(|| {
-                let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-                let polled = self.poll(&waker);
-                if polled.is_pending() {
-                    std::thread::park_timeout(SIGNALS);
-                    return self.poll(&waker);
-                }
-                polled
-            });
-            match polled {
-                Poll::Ready(output) => return Ok(output),
-                Poll::Pending => py.check_signals()?,
+        wait(py, |waker| self.poll(waker))
+    }
+}
+
+/// Waits without the interpreter. Signals are seen before each look, however soon there is something: otherwise a call that
+/// reads token after token would end before it sees one.
+pub fn wait<T: Send>(
+    py: Python<'_>,
+    mut poll: impl FnMut(&Waker) -> Poll<T> + Send,
+) -> PyResult<T> {
+    loop {
+        py.check_signals()?;
+        let polled = py.detach(|| {
+            let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+            let polled = poll(&waker);
+            if polled.is_pending() {
+                std::thread::park_timeout(SIGNALS);
+                return poll(&waker);
             }
+            polled
+        });
+        if let Poll::Ready(found) = polled {
+            return Ok(found);
         }
     }
 }

@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 
-# A busy machine takes long to start a node.
+# A busy machine takes long to start a node, and workers, which Ray runs at `nice` 15, would get hardly any time there.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
 from ray import serve

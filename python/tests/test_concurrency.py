@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import tiny
 
 from clearway import LLM, SamplingParams
 
@@ -100,21 +101,30 @@ def test_a_stream_that_is_left_is_cancelled(small: LLM):
 INTERRUPTED = """
 import sys, threading, time
 from clearway import LLM, SamplingParams
-llm = LLM("smollm2:135m", device="cpu", max_model_len=4096, progress=False)
+length = int(sys.argv[2])
+llm = LLM(sys.argv[1], device="cpu", max_model_len=length, max_num_seqs=2, progress=False)
 print("ready", flush=True)
-long = SamplingParams(max_tokens=4000, ignore_eos=True)
+# Every token is text, so that no look for one is in vain.
+letters = [token for letter in "abcdefgh" for token in llm.encode(letter)]
+long = SamplingParams(max_tokens=length - 10, ignore_eos=True, allowed_token_ids=letters)
 for call in (lambda: llm.generate(["a", "b"], long), lambda: [None for _ in llm.stream("c", long)]):
     try:
         call()
         print("ended", flush=True)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
+    while llm.stats()["decoding"] or llm.stats()["reading"]:
+        time.sleep(0.001)
 print(len(llm.generate("again", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids), flush=True)
 """
 
 
-def test_ctrl_c_ends_a_call_and_nothing_else():
-    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(("name", "length"), [("smollm2:135m", 4096), ("tiny", 200_000)])
+def test_ctrl_c_ends_a_call_and_nothing_else(name, length, tmp_path):
+    # Tokens of the tiny model come so soon that a call never waits for one.
+    model = str(tiny.write(tmp_path / "tiny.gguf", context=length)) if name == "tiny" else name
+    command = [sys.executable, "-c", INTERRUPTED, model, str(length)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     for _ in range(2):

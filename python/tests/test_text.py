@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import operator
 
 import pytest
 
-from clearway import LLM, SamplingParams, StructuredOutputsParams
+from clearway import LLM, PromptError, SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 SKY = "Why is the sky blue?"
@@ -73,6 +74,26 @@ def test_stop_strings_and_tokens_end_a_text(llm):
     [ended] = llm.generate("One, two, three,", GREEDY.replace(stop_token_ids=[token]))
     assert ended.outputs[0].token_ids == free.outputs[0].token_ids[: free.outputs[0].token_ids.index(token)]
     assert (ended.outputs[0].finish_reason, ended.outputs[0].stop_reason) == ("stop", token)
+
+
+def test_vectors_are_of_length_one_and_of_their_text_alone(llm):
+    texts = ["The cat sat on the mat.", "A kitten lay on the rug.", llm.encode("Taxes rose by three percent in 1913.")]
+    together = llm.embed(texts)
+    cat, kitten, taxes = (output.outputs.embedding for output in together)
+    for output, text in zip(together, texts):
+        vector = output.outputs.embedding
+        assert len(vector) == output.outputs.hidden_size == 576
+        assert sum(x * x for x in vector) == pytest.approx(1, abs=1e-4)
+        assert output.prompt_token_ids == (llm.encode(text) if isinstance(text, str) else text)
+        [alone] = llm.embed(text)
+        assert alone.outputs.embedding == vector
+    assert sum(map(operator.mul, cat, kitten)) > sum(map(operator.mul, cat, taxes))
+    assert llm.embed([]) == []
+    with pytest.raises(PromptError):
+        llm.embed("")
+    with pytest.raises(PromptError) as refused:
+        llm.embed([[5] * 600])
+    assert (refused.value.tokens, refused.value.context) == (600, 512)
 
 
 def test_log_probabilities_belong_to_their_tokens(llm):

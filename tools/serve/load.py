@@ -17,11 +17,13 @@ import json
 import random
 import re
 import selectors
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 
 
 TOKENS = re.compile(rb'"token_ids":\[([0-9,]+)\]')
@@ -60,15 +62,17 @@ class Request:
         self.socket.close()
         return True
 
-    def check(self, tokens):
-        if b"data: [DONE]" not in self.received or f'"completion_tokens":{tokens}'.encode() not in self.received:
-            sys.exit(f"a request failed: {self.received!r}")
+    def failed(self, tokens):
+        """Whether it did not end as it should."""
+        complete = b"data: [DONE]" in self.received and f'"completion_tokens":{tokens}'.encode() in self.received
+        return not complete or sum(self.counts) != tokens
 
 
 class Load:
     def __init__(self, address, vocabulary, tokens):
         self.address, self.vocabulary, self.tokens = address, vocabulary, tokens
         self.random = random.Random(1)
+        self.errors = 0
 
     def body(self):
         prompt = [self.random.randrange(10, self.vocabulary) for _ in range(self.tokens)]
@@ -78,12 +82,12 @@ class Load:
         }).encode()
 
     def run(self, count, in_flight, arrivals=None):
-        """Sends requests, at most so many at once, or at given times; all of them, and the seconds they took."""
+        """Sends requests, at most so many at once, or at given times; those without errors, and the seconds all took."""
         selector = selectors.DefaultSelector()
         bodies = [self.body() for _ in range(count)]
-        done, sent, live = [], 0, 0
+        done, sent, live, errors = [], 0, 0, 0
         start = time.perf_counter()
-        while len(done) < count:
+        while len(done) + errors < count:
             now = time.perf_counter()
             while sent < count and live < in_flight and (arrivals is None or start + arrivals[sent] <= now):
                 request = Request(self.address, bodies[sent], now if arrivals is None else start + arrivals[sent])
@@ -97,9 +101,15 @@ class Load:
                 fd = request.socket
                 if request.read():
                     selector.unregister(fd)
-                    request.check(self.tokens)
-                    done.append(request)
                     live -= 1
+                    if request.failed(self.tokens):
+                        errors += 1
+                        print(f"a request failed: {request.received!r}", file=sys.stderr)
+                    else:
+                        done.append(request)
+        self.errors += errors
+        if not done:
+            sys.exit("no request was answered")
         return done, time.perf_counter() - start
 
 
@@ -153,10 +163,10 @@ def main():
     in_flight = [int(number) for number in args.in_flight.split(",")]
     most, tokens = max(in_flight), args.tokens
     alone = bench(args.program, model, device, tokens, in_flight)
+    # Whoever ends this program ends the server with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     server, address = start(args.program, model, device, tokens, most)
     try:
-        import urllib.request
-
         with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/v1/models") as answer:
             vocabulary = json.load(answer)["data"][0]["meta"]["n_vocab"]
         load = Load(address, vocabulary, tokens)
@@ -167,7 +177,10 @@ def main():
 
         if 1 in alone:
             requests, _ = load.run(8, 1)
-            rates = [(sum(r.counts) - r.counts[0]) / (r.times[-1] - r.times[0]) for r in requests]
+            # A model so small that an answer comes in one piece has no rate.
+            rates = [(sum(r.counts) - r.counts[0]) / (r.times[-1] - r.times[0]) for r in requests if len(r.times) > 1]
+            if not rates:
+                sys.exit("answers come in one piece: --tokens is too small to measure a rate")
             first = [r.times[0] - r.started for r in requests]
             own = (tokens - 1) / alone[1]["t_tg_s"]
             single = {
@@ -202,22 +215,26 @@ def main():
         for _ in range(max(32, 2 * args.rounds * most)):
             at += load.random.expovariate(wanted)
             arrivals.append(at)
+        before = load.errors
         requests, seconds = load.run(len(arrivals), len(arrivals), arrivals)
+        errors = load.errors - before
         first = [1e3 * (r.times[0] - r.started) for r in requests]
         gaps = [1e3 * gap for gap in between(requests)]
         poisson = {
-            "requests": len(requests), "rate": wanted, "seconds": seconds, "errors": 0,
+            "requests": len(requests), "rate": wanted, "seconds": seconds, "errors": errors,
             "first_p50_ms": quantile(first, 0.5), "first_p99_ms": quantile(first, 0.99),
             "between_p50_ms": quantile(gaps, 0.5), "between_p99_ms": quantile(gaps, 0.99),
         }
-        figures["poisson"] = poisson
-        print(f"\nPoisson, {wanted:.2f} requests/s, {len(requests)} requests, 0 errors: first token p50 "
+        figures["poisson"], figures["errors"] = poisson, load.errors
+        print(f"\nPoisson, {wanted:.2f} requests/s, {len(arrivals)} requests, {errors} errors: first token p50 "
               f"{poisson['first_p50_ms']:.1f} ms, p99 {poisson['first_p99_ms']:.1f} ms; between tokens p50 "
               f"{poisson['between_p50_ms']:.2f} ms, p99 {poisson['between_p99_ms']:.2f} ms, "
               f"{poisson['between_p99_ms'] / poisson['between_p50_ms']:.2f} times")
         if args.out:
             with open(args.out, "w") as out:
                 json.dump(figures, out, indent=1)
+        if load.errors:
+            sys.exit(f"{load.errors} requests failed")
     finally:
         server.terminate()
         server.wait()

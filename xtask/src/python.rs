@@ -2,6 +2,10 @@
 //!
 //! The package that is tested is made of its Python files and of the library that cargo built, in a folder below the target
 //! folder. `pip install ./python` makes the same with maturin.
+//!
+//! The package is a workspace of its own. There cargo would build every crate again, so the tests build it in `workspace`.
+
+mod workspace;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,13 +24,27 @@ pub fn missing(root: &Path) -> Option<String> {
 }
 
 /// Builds the native part.
-pub fn build(root: &Path) -> Command {
-    let mut command = cargo(root, &["build", "--locked", "--manifest-path", "python/Cargo.toml"]);
-    // With all features the library crates are those that the tests were built with.
-    command.arg("--all-features");
+pub fn build(root: &Path) -> Result<Command> {
+    // All crates with all features and those of tests, as `cargo test` builds them.
+    cargo_of_package(root, &["build", "--workspace", "--all-features", "--lib", "--test", "plan"])
+}
+
+/// Lints the native part.
+pub fn clippy(root: &Path) -> Result<Command> {
+    let mut command =
+        cargo_of_package(root, &["clippy", "--workspace", "--all-targets", "--all-features"])?;
+    command.args(["--", "--deny", "warnings"]);
+    Ok(command)
+}
+
+/// Cargo in the workspace that has the package in it.
+fn cargo_of_package(root: &Path, args: &[&str]) -> Result<Command> {
+    let manifest = workspace::make(root, &target(root).join("python/workspace"))?;
+    let mut command = cargo(root, args);
+    command.arg("--manifest-path").arg(manifest);
     // As maturin does: a module has what it needs of Python from the program that loads it.
     command.env("CARGO_TARGET_DIR", target(root)).env("PYO3_BUILD_EXTENSION_MODULE", "1");
-    command
+    Ok(command)
 }
 
 /// The tests of the package, which compare texts with those of the command line.
@@ -44,7 +62,7 @@ pub fn tests(root: &Path) -> Result<Command> {
 pub fn ray(rows: usize) -> Result<bool> {
     let root = crate::root()?;
     let folder = python(&root, "ray", &RAY)?;
-    if !step("build of the Python package", &mut build(&root)) {
+    if !step("build of the Python package", &mut build(&root)?) {
         bail!("the build failed");
     }
     let mut good = true;

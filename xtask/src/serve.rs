@@ -29,7 +29,7 @@ const FRAMES: [(&str, &str); 3] = [
     ("pydantic_ai", "pydantic-ai-slim[openai]==2.66.0"),
     ("instructor", "instructor==1.17.0"),
 ];
-const LITELLM: [&str; 1] = ["litellm[proxy]==1.108.4"];
+const LITELLM: [&str; 1] = ["litellm[proxy]==1.102.4"];
 const ROUTER: [&str; 1] = ["vllm-router==0.1.16"];
 const MANIFESTS: [&str; 2] = ["kubernetes-validate==1.37.0", "pyyaml==6.0.3"];
 /// Seconds of schemathesis in the test command.

@@ -33,7 +33,7 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     let seed = seed()?;
     println!("CLEARWAY_SEED={seed}");
     let mut outcome = Outcome::new(allowed);
-    let wanted = |part: &Part| only.map_or(!part.is_asked_for(), |only| only == *part);
+    let wanted = |part: &Part| only.is_none_or(|only| only == *part);
     let parts: Vec<Part> = Part::ALL.into_iter().filter(wanted).collect();
     let wants = |part| parts.contains(&part);
     let mut needs: Vec<Need> = parts.iter().flat_map(|part| part.needs()).copied().collect();
@@ -73,7 +73,12 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
         serve::steps(&root, |name, command| outcome.step(Part::Serve, name, command))?;
     }
     if wants(Part::Python) && model.is_some() && outcome.demanded(&needs).contains(&Need::Python) {
-        outcome.step(Part::Build, "build of the Python package", &mut python::build(&root));
+        if wants(Part::Build) {
+            // All else is linted by now.
+            let mut clippy = python::clippy(&root)?;
+            outcome.step(Part::Build, "clippy of the Python package", &mut clippy);
+        }
+        outcome.step(Part::Build, "build of the Python package", &mut python::build(&root)?);
         outcome.step(Part::Python, "Python package", &mut python::tests(&root)?);
     }
     for (part, example) in examples(&root)? {
@@ -93,9 +98,6 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     println!("\n{}", size::summary(&root)?);
     outcome.demand(&needs);
     print!("{}", outcome.text());
-    for part in Part::ALL.into_iter().filter(|part| only.is_none() && part.is_asked_for()) {
-        println!("not part of this run: `cargo xtask test --part {}`", part.facts().0);
-    }
     Ok(outcome.failed == 0)
 }
 
@@ -135,6 +137,8 @@ const FEATURES: [(&str, &[&str]); 3] = [
 fn lint(root: &Path, outcome: &mut Outcome) {
     let everything = ["--workspace", "--all-targets", "--all-features"];
     outcome.step(Part::Build, "formatting", &mut cargo(root, &["fmt", "--all", "--check"]));
+    let own = ["fmt", "--check", "--manifest-path", "python/Cargo.toml"];
+    outcome.step(Part::Build, "formatting of the Python package", &mut cargo(root, &own));
     dependencies(root, outcome);
     let mut clippy = cargo(root, &["clippy"]);
     clippy.args(everything).args(["--", "--deny", "warnings"]);

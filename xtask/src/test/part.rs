@@ -33,12 +33,6 @@ impl Part {
         Self::Python,
     ];
 
-    /// Whether the part runs only where it is named. The Python package is a workspace of its own, which shares too little of what
-    /// is built here: its build takes five minutes, which the run does not have.
-    pub const fn is_asked_for(self) -> bool {
-        matches!(self, Self::Python)
-    }
-
     /// The part of this name on the command line.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|part| part.facts().0 == name)
@@ -83,7 +77,7 @@ impl Part {
             Self::Browser => &["--workspace", "--test", "browser*"],
             Self::Serve => &["--workspace", "--test", "serve*"],
             // The smallest that builds the command line, which texts are compared with.
-            Self::Python => &["--package", "clearway-cli", "--test", "plan"],
+            Self::Python => &["--workspace", "--test", "plan"],
         }
     }
 
