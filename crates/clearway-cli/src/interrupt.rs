@@ -114,6 +114,8 @@ pub fn at_prompt<T>(read: impl FnOnce() -> T) -> T {
 /// What a signal does; runs on a thread of its own, not inside the handler.
 fn received(status: u8) {
     let now = now_ms();
+    // Before the flag: whoever sees it may be back at the prompt at once.
+    let is_caught = CAUGHT.load(Ordering::SeqCst) && !AT_PROMPT.load(Ordering::SeqCst);
     let again = WANTED.swap(true, Ordering::SeqCst);
     if !again {
         FIRST_MS.store(now, Ordering::SeqCst);
@@ -126,16 +128,15 @@ fn received(status: u8) {
         }
         return;
     }
-    let is_caught = || CAUGHT.load(Ordering::SeqCst) && !AT_PROMPT.load(Ordering::SeqCst);
     if status == INTERRUPTED {
         // At a prompt Ctrl-C is a key, so a signal came from elsewhere and means the end.
-        if !is_caught() || (again && waited > PATIENCE_MS) {
+        if !is_caught || (again && waited > PATIENCE_MS) {
             end(status);
         }
         return;
     }
     let _ = ENDING.compare_exchange(0, status, Ordering::SeqCst, Ordering::SeqCst);
-    if is_caught() {
+    if is_caught {
         std::thread::sleep(GRACE);
     }
     end(status)
