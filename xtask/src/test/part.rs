@@ -33,6 +33,11 @@ impl Part {
         Self::Python,
     ];
 
+    /// Whether it runs without being named. The build of the Python package has not been held to the time of the default run.
+    pub fn is_default(self) -> bool {
+        self != Self::Python
+    }
+
     /// The part of this name on the command line.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|part| part.facts().0 == name)

@@ -198,8 +198,14 @@ impl<'a> Source<'a> {
             );
         }
         text.push_str(&self.constants);
-        let bounds: Vec<_> = self.bounds.iter().map(|(name, value)| (&**name, *value)).collect();
-        text.push_str(&unroll(&self.body, &bounds));
+        // A user's text stays as it is.
+        if self.trust == Trust::Own {
+            let bounds: Vec<_> =
+                self.bounds.iter().map(|(name, value)| (&**name, *value)).collect();
+            text.push_str(&unroll(&self.body, &bounds));
+        } else {
+            text.push_str(&self.body);
+        }
         let words = self.words();
         let (again, scratch, trust) = (self.again, self.scratch, self.trust);
         Kernel { source: text, groups, words, again, scratch, trust }
