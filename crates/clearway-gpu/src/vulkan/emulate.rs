@@ -10,7 +10,7 @@ use std::borrow::Cow;
 const ENABLE: &str = "enable wgpu_cooperative_matrix;";
 
 /// What stands in the text, and what takes its place.
-const REPLACED: [(&str, &str); 9] = [
+const REPLACED: [(&str, &str); 10] = [
     (ENABLE, ""),
     ("coop_mat16x16<f32, C>()", "MatrixC()"),
     ("coopLoadT<coop_mat16x16<f16, A>>(&staged[", "load_a(lid, "),
@@ -18,7 +18,9 @@ const REPLACED: [(&str, &str); 9] = [
     ("coopMultiplyAdd(", "multiply_add("),
     ("], ROW)", ", ROW)"),
     ("coopStoreT(", "store_c(lid, "),
-    ("&staged[mine]", "mine"),
+    // What is left are stores of results.
+    ("&staged[", ""),
+    ("], RESULT_ROW)", ", RESULT_ROW)"),
     ("subgroupBarrier()", "workgroupBarrier()"),
 ];
 

@@ -422,8 +422,12 @@ fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Cut {
         Way::OtherRows => 16,
     };
     let widest = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
-    // A lane for each row of activations.
+    // A lane for each row of activations, and two slices of them with a chunk of results in workgroup memory.
     let mut team = team.max(shape.cols.next_power_of_two()).min(widest);
+    let bytes = |team: u32| shape.cols * (2 * CHUNK_BYTES * team + 4 * CHUNK as u32) + 256;
+    while team > 1 && bytes(team) > target.shared_bytes {
+        team /= 2;
+    }
     if epilogue::rounds(job) {
         // As many teams as make a chunk, in whole subgroups.
         let mut rows = rows;

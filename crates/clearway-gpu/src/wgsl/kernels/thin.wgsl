@@ -11,6 +11,8 @@ const TILE_N = 16u * SUBGROUPS;
 const CHUNK = 5u; // 16-byte units of 32 f16, and one against conflicts of banks
 const ROW = BLOCK * CHUNK + 1u;
 const RESULT_ROW = 5u;
+// Results of a subgroup take the place of its weights.
+const_assert DOWN * RESULT_ROW <= ROW;
 
 // Matrices of f16, as bits; results as f32.
 var<workgroup> staged: array<vec4<f32>, (TILE_T + TILE_N) * ROW>;
