@@ -45,6 +45,9 @@ pub struct DeviceArgs {
     /// Let idle groups of a GPU read no weights ahead.
     #[arg(long, env = "CLEARWAY_NO_READ_AHEAD", help_heading = OFF, value_parser = Falsey::new())]
     no_read_ahead: bool,
+    /// Put barriers between all groups of a step on a GPU, where workgroups could wait for counters.
+    #[arg(long, env = "CLEARWAY_NO_COUNTERS", help_heading = OFF, value_parser = Falsey::new())]
+    no_counters: bool,
     /// Round no activations to 8 bits for products with block weights: slower, to find out whether
     /// rounding is to blame.
     #[arg(long, env = "CLEARWAY_FLOAT_ACTIVATIONS", help_heading = OFF, value_parser = Falsey::new())]
@@ -57,8 +60,15 @@ pub struct DeviceArgs {
 impl DeviceArgs {
     /// A device as it comes.
     pub fn new(device: DeviceName, threads: Option<u32>) -> Self {
-        let [no_tune, no_read_ahead, float_activations, statistics] = [false; 4];
-        Self { device, threads, no_tune, no_read_ahead, float_activations, statistics }
+        Self {
+            device,
+            threads,
+            no_tune: false,
+            no_read_ahead: false,
+            no_counters: false,
+            float_activations: false,
+            statistics: false,
+        }
     }
 
     /// Opens the device. Where the choice was ours, one line on stderr says what it was.
@@ -66,6 +76,7 @@ impl DeviceArgs {
         let options = vulkan::Options {
             no_tune: self.no_tune,
             no_read_ahead: self.no_read_ahead,
+            no_counters: self.no_counters,
             float_activations: self.float_activations,
             statistics: self.statistics,
         };

@@ -29,6 +29,16 @@ pub fn print(load: Duration, usage: &Usage, device: &dyn Device) {
     line("device", format!("  {}", describe(device)));
 }
 
+/// Says that steps were done again, where that happened: generation is slower from then on.
+pub fn print_stall(engine: &Engine) {
+    if engine.has_stalled() {
+        note!(
+            "the device did not start workgroups in order: steps were done again, and barriers stand between all groups \
+             since then; --no-counters does without from the start"
+        );
+    }
+}
+
 /// What the decode step is made of, once it is compiled.
 pub fn print_step(engine: &Engine) {
     let Some(stats) = engine.decode_stats() else { return };

@@ -14,6 +14,8 @@ pub struct Options {
     pub no_tune: bool,
     /// Let idle groups read no weights ahead.
     pub no_read_ahead: bool,
+    /// Put barriers between all groups.
+    pub no_counters: bool,
     /// Keep activations float.
     pub float_activations: bool,
     /// Keep what the driver says of each kernel.
@@ -23,7 +25,7 @@ pub struct Options {
 #[cfg(feature = "vulkan")]
 mod with {
     use super::*;
-    use clearway::vulkan::{Tuning, VulkanDevice, VulkanDeviceInfo, VulkanOptions};
+    use clearway::vulkan::{Counting, Tuning, VulkanDevice, VulkanDeviceInfo, VulkanOptions};
 
     use crate::device::DeviceName;
     use crate::preference::{Kind, Via};
@@ -33,6 +35,7 @@ mod with {
             Self {
                 tuning: if options.no_tune { Tuning::Never } else { Tuning::default() },
                 read_ahead: options.no_read_ahead.then_some(0),
+                counting: if options.no_counters { Counting::Never } else { Counting::default() },
                 float_activations: options.float_activations,
                 statistics: options.statistics,
                 ..Self::default()

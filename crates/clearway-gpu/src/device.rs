@@ -180,6 +180,10 @@ pub struct Buffer {
 /// Where encoded work goes on a device. Dispatches name buffers by identity; the encoder finds
 /// and keeps them.
 pub trait Encoder: CommandEncoder<Error = GpuError> + Send {
+    /// Lets barriers of dispatches that come after this call become counters that workgroups wait for, where the device can do
+    /// that. Runs may then fail with [`GpuError::Stalled`], and the caller must be able to run them again.
+    fn use_counters(&mut self) {}
+
     /// Waits until everything committed has finished.
     ///
     /// # Errors

@@ -227,6 +227,15 @@ pub enum GpuError {
         /// The call that found out.
         call: &'static str,
     },
+    /// Workgroups waited in vain for others of the same list, which no device promises to start in order. What the last runs
+    /// computed is not to be used. The program does without such waits from now on: run them again.
+    #[error(
+        "device `{device}` did not start workgroups in order; the last runs must be done again"
+    )]
+    Stalled {
+        /// Device name.
+        device: String,
+    },
     /// The device did not finish in time.
     #[error("device `{device}` did not finish within {seconds} s")]
     Timeout {

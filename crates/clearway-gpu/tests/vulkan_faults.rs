@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clearway_gpu::cpu::CpuDevice;
-use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
+use clearway_gpu::vulkan::{Counting, Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::{
     Buffer, CustomKernel, Device, GpuError, KernelRegistry, Result, Upload, record,
 };
@@ -22,6 +22,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     max_binding: None,
     processors: None,
     read_ahead: None,
+    counting: Counting::Never,
     tuning: Tuning::Hardware,
     statistics: false,
     float_activations: false,

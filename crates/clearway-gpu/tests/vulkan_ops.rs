@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use clearway_gpu::Device;
 use clearway_gpu::ops::OPS;
 use clearway_gpu::ops::suite::{self, DEFAULT_SEED, OpCase};
-use clearway_gpu::vulkan::{VulkanDevice, VulkanOptions};
+use clearway_gpu::vulkan::{Counting, VulkanDevice, VulkanOptions};
 use clearway_graph::testkit::say;
 
 #[path = "common/scope.rs"]
@@ -73,6 +73,18 @@ fn products_with_float_activations_are_exact() {
     println!("{summary}");
     assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
     assert!(summary.passed >= 100, "{} of {} cases", summary.passed, blocks.len());
+}
+
+#[test]
+fn kernels_that_are_counted_agree_too() {
+    let options =
+        VulkanOptions { disk_cache: false, counting: Counting::Always, ..VulkanOptions::default() };
+    let Some(device) = open(options) else { return };
+    let few = |case: &OpCase| case.operands[0].shape.iter().rev().skip(1).product::<usize>() == 1;
+    let some: Vec<OpCase> = Scope::from_env().cases(2).into_iter().filter(few).collect();
+    let summary = suite::run_cases(&device, &some);
+    assert!(summary.failed.is_empty(), "{summary}");
+    assert!(device.kernels_with("b_counters") >= 20, "{summary}");
 }
 
 #[test]

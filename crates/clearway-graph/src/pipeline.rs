@@ -27,6 +27,9 @@ pub struct CompileOptions {
     pub reuse: bool,
     /// The list will run again and again.
     pub replay: bool,
+    /// Barriers may become counters that workgroups wait for, where the device can do that. A run may then fail because
+    /// they waited in vain, and must be done again: the caller keeps what it needs for that.
+    pub counters: bool,
     /// Alignment of values, in bytes.
     pub align: u64,
     /// Bytes of the largest slab: the device's largest buffer.
@@ -46,6 +49,7 @@ impl Default for CompileOptions {
             elide: true,
             reuse: true,
             replay: true,
+            counters: false,
             align: 256,
             max_slab_bytes: u64::MAX,
             slab_rule: SlabRule::Any,

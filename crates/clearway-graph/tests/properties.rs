@@ -339,6 +339,7 @@ fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
             elide: rng.chance(80),
             reuse: rng.chance(80),
             replay: rng.chance(50),
+            counters: false,
             align,
             max_slab_bytes: match one_slab {
                 true => u64::MAX,

@@ -5,18 +5,16 @@ use std::sync::Arc;
 
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::VulkanOptions;
-use clearway::{
-    Buffer, DType, Device, DeviceInfo, Encoder, GpuError, KernelRegistry, Layout, quant,
-};
+use clearway::{Buffer, DType, Device, DeviceInfo, Encoder, GpuError, KernelRegistry, Layout};
 use clearway_graph::FusedRequest;
 use clearway_llm::engine::{
     Engine, EngineError, EngineOptions, Rows, Sampler, Sampling, tokenizer,
 };
-use clearway_llm::gguf::{Gguf, GgufWriter};
+use clearway_llm::gguf::Gguf;
 use clearway_llm::model::{Arch, ModelShape, ROPE_FACTORS};
 
 mod tiny;
-use tiny::{assert_close, file, file_shapes, golden, rope_factors, shapes};
+use tiny::{assert_close, file, file_shapes, golden, quantised, rope_factors, shapes};
 
 fn cpu() -> Arc<dyn Device> {
     Arc::new(CpuDevice::with_threads(2))
@@ -288,26 +286,6 @@ fn an_adapter_is_refused() {
 fn types_without_kernels_are_converted_and_said_so() {
     let (_, shape) = &shapes()[0];
     let plain = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
-    let quantised = |dtype: DType| {
-        let mut writer = GgufWriter::new();
-        for (key, value) in plain.metadata().iter() {
-            writer.set_value(key, value).unwrap();
-        }
-        for tensor in plain.tensors() {
-            // Norms stay f32, and so do rows that are no whole blocks.
-            let whole = tensor.dims().len() > 1 && tensor.dims()[0] % dtype.block_elems() == 0;
-            let dtype = if whole { dtype } else { DType::F32 };
-            let (words, _) = tensor.bytes().as_chunks::<4>();
-            let values: Vec<f32> = words.iter().map(|&word| f32::from_le_bytes(word)).collect();
-            let mut bytes = vec![0; quant::row_bytes(dtype, values.len()).unwrap()];
-            quant::encode(dtype, &values, &mut bytes).unwrap();
-            let write = move |out: &mut dyn std::io::Write| out.write_all(&bytes);
-            writer.tensor(tensor.name(), dtype, tensor.dims(), write).unwrap();
-        }
-        let mut bytes = Vec::new();
-        writer.write_to(&mut bytes).unwrap();
-        Gguf::from_bytes(bytes).unwrap()
-    };
     for (from, to, exact) in [
         (DType::Q4_0, DType::Q8_0, true),
         (DType::Q5_0, DType::Q8_0, true),
@@ -315,7 +293,7 @@ fn types_without_kernels_are_converted_and_said_so() {
         (DType::Q4_1, DType::F16, false),
         (DType::BF16, DType::F32, true),
     ] {
-        let gguf = quantised(from);
+        let gguf = quantised(&plain, from);
         let logits = |device: Arc<dyn Device>| {
             let mut engine = Engine::new(&gguf, device, options()).unwrap();
             let notes = engine.conversions().to_vec();

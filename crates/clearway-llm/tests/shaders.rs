@@ -37,7 +37,7 @@ struct Machine {
 }
 
 /// Devices that differ in all that kernels depend on.
-fn machines() -> [Machine; 5] {
+fn machines() -> [Machine; 6] {
     let machine =
         |name, subgroup, invocations, kib: u32, binding, cooperative, processors, align| {
             let target = Target {
@@ -50,11 +50,15 @@ fn machines() -> [Machine; 5] {
                 cooperative,
                 halves: true,
                 tickets: true,
+                counters: false,
                 processors,
             };
             Machine { name, target, align }
         };
+    let mut counted = machine("counted", 32, 1024, 48, u64::from(u32::MAX), true, 132, 16);
+    counted.target.counters = true;
     [
+        counted,
         machine("large", 32, 1024, 48, u64::from(u32::MAX), true, 132, 16),
         machine("small", 32, 1024, 48, 1 << 30, true, 8, 64),
         machine("wide", 64, 1024, 64, u64::from(u32::MAX), false, 60, 16),
@@ -77,6 +81,7 @@ fn portable_machines() -> [Machine; 3] {
             cooperative: false,
             halves,
             tickets: false,
+            counters: false,
             processors: 16,
         };
         Machine { name, target, align: 256 }

@@ -57,6 +57,9 @@ impl Executable {
         let arena = arena.ok_or(Error::Compile(CompileError::Graph(missing_plan())))?;
         let started = Instant::now();
         let mut encoder = device.encoder(&kernels);
+        if options.counters {
+            encoder.use_counters();
+        }
         compiled.graph().encode_sequential(&mut *encoder)?;
         let program = encoder.into_program()?;
         let encode_time = started.elapsed();

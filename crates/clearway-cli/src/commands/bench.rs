@@ -146,6 +146,7 @@ pub fn run(args: &Args) -> Result<()> {
             None => objects.push(about.object(&measured)),
         }
     }
+    crate::stats::print_stall(&engine);
     match table {
         Some(table) => table.end(),
         None => out::json(&objects.into()),

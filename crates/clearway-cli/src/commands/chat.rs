@@ -113,6 +113,7 @@ pub fn run(args: &Args) -> Result<()> {
             }
         }
     }
+    stats::print_stall(chat.chat.model().engine());
     if let Some(history) = &history {
         // Losing the history of the prompt is no reason to fail.
         let _ = history.parent().map(std::fs::create_dir_all);

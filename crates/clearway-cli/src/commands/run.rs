@@ -76,6 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
         note!("stopped: {full}; raise it with -c");
     }
     stats::print(load, &usage, &*device);
+    stats::print_stall(model.engine());
     if args.stats {
         stats::print_step(model.engine());
     }

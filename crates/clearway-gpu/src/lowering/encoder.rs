@@ -16,7 +16,7 @@ use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::registry::{KernelRegistry, declared_bytes};
-use crate::wgsl::{self, Facts, Job, Kernel, Operand, Packing, Scratch, Trust, parts};
+use crate::wgsl::{self, Facts, Job, Kernel, Operand, Packing, Scratch, Target, Trust, parts};
 
 /// Lowers dispatches as they come. Nothing is submitted before the whole list is proven.
 pub(crate) struct ListEncoder<B: Backend> {
@@ -29,6 +29,8 @@ pub(crate) struct ListEncoder<B: Backend> {
     /// Committed, perhaps not done.
     running: Vec<B::Program>,
     proven: bool,
+    /// Barriers may become counters.
+    counters: bool,
 }
 
 impl<B: Backend> ListEncoder<B> {
@@ -41,6 +43,7 @@ impl<B: Backend> ListEncoder<B> {
             memory: FxHashMap::default(),
             running: Vec::new(),
             proven: true,
+            counters: false,
         }
     }
 
@@ -108,7 +111,7 @@ impl<B: Backend> ListEncoder<B> {
         let bound = self.bind(dispatch, part)?;
         let (operands, ranges): (Vec<Operand>, SmallVec<_>) = bound.into_iter().unzip();
         reject_overlap(dispatch, &operands)?;
-        let target = backend.target();
+        let target = &Target { counters: self.counters, ..backend.target().clone() };
         let params = &dispatch.params;
         let mut job = Job { kind: dispatch.kind, operands, params, target, choice: 0 };
         let indices = |has: fn(&Operand) -> bool| {
@@ -376,6 +379,10 @@ impl<B: Backend> CommandEncoder for ListEncoder<B> {
 }
 
 impl<B: Backend> Encoder for ListEncoder<B> {
+    fn use_counters(&mut self) {
+        self.counters = self.backend.counters();
+    }
+
     fn wait(&mut self) -> Result<()> {
         self.running.drain(..).try_for_each(|mut program| program.wait())
     }

@@ -58,6 +58,10 @@ pub(crate) struct Step<R> {
     /// Where its scratch and its tickets start, and their bytes.
     pub(crate) scratch: Option<[(u64, u64); 2]>,
     pub(crate) groups: [u32; 3],
+    /// Its kernel can wait for the group before it and be counted.
+    pub(crate) counted: bool,
+    /// Ranges that it may read before it waits.
+    pub(crate) early: Vec<usize>,
     pub(crate) role: Role,
     /// Name for debuggers.
     pub(crate) label: String,
@@ -130,7 +134,10 @@ impl<R> Lowered<R> {
             [(at.0, bytes), (at.1, tickets)]
         });
         let label = label.to_owned();
-        self.steps.push(Step { source, bound, block, scratch, groups: kernel.groups, role, label });
+        let (groups, counted) = (kernel.groups, kernel.counted.is_some());
+        let early = kernel.counted.unwrap_or_default();
+        let step = Step { source, bound, block, scratch, groups, counted, early, role, label };
+        self.steps.push(step);
     }
 
     /// What there is so far, to come back to.

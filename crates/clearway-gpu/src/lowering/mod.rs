@@ -12,6 +12,7 @@
 //! | `tune` | which way to do a product is the fastest |
 //! | `weights` | weight tensors packed into planes, in parts where one binding is too small |
 //! | `prefetch` | weights that idle groups read ahead |
+//! | `waits` | barriers as counters that workgroups wait for |
 //! | `pace` | when runs will be done |
 //! | `cache` | files that are kept on disk |
 //! | `parallel` | the same work for many things on all cores |
@@ -24,6 +25,7 @@ pub(crate) mod pace;
 pub(crate) mod parallel;
 pub(crate) mod prefetch;
 pub(crate) mod tune;
+pub(crate) mod waits;
 pub(crate) mod weights;
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -39,6 +41,8 @@ use lowered::Lowered;
 /// Storage bindings of a kernel at most: the eight operands of the largest product, and weights bound again in another
 /// view or the scratch of a user's kernel.
 pub(crate) const MAX_BINDINGS: usize = 10;
+/// With the counters of a list and its fault word.
+pub(crate) const MAX_COUNTED_BINDINGS: usize = MAX_BINDINGS + 2;
 
 /// Where bindings of every device may start: uniform blocks and scratch are cut at multiples of it.
 pub(crate) const ALIGN: u64 = 256;
@@ -84,6 +88,11 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
 
     /// What is known about the speed of kernels.
     fn tuner(&self) -> &tune::Tuner;
+
+    /// Whether barriers may become counters that workgroups wait for.
+    fn counters(self: &Arc<Self>) -> bool {
+        false
+    }
 
     /// The memory of a buffer.
     fn memory(&self, buf_id: usize) -> Result<Arc<Self::Memory>>;

@@ -16,7 +16,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    fn overlaps(&self, other: &Self) -> bool {
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.buffer == other.buffer
             && self.start < other.start + other.bytes
             && other.start < self.start + self.bytes
@@ -88,6 +88,7 @@ pub(crate) fn reader(start: u64, end: u64) -> Kernel {
         again: Vec::new(),
         scratch: None,
         trust: Trust::Own,
+        counted: None,
     }
 }
 

@@ -2,18 +2,20 @@
 
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
 use ash::{ext, khr, vk};
 use clearway_graph::place::SlabRule;
 
+use super::Counting;
 use super::counts::{Counters, VulkanCounts};
 use super::guards::Features;
 use super::handle::{Handle, Timeline};
 use super::heap::Heap;
 use super::instance::{Adapter, Instance};
 use super::memory::VulkanMemory;
+use super::order;
 use super::pipeline::Pipelines;
 use super::program::VulkanProgram;
 use super::transfer::Transfers;
@@ -45,6 +47,10 @@ pub(super) struct Context {
     lost: AtomicBool,
     /// Whether the host last waited for the device in vain.
     stuck: AtomicBool,
+    /// Whether workgroups may wait for counters, once somebody asked.
+    ordered: OnceLock<bool>,
+    /// Whether some have waited in vain.
+    stalled: AtomicBool,
     patience: Duration,
     pub(super) counters: Counters,
     /// Device memory, and memory of the host for what it looks at while work is under way.
@@ -108,6 +114,8 @@ impl Context {
             submitted: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
+            ordered: OnceLock::new(),
+            stalled: AtomicBool::new(false),
             patience: instance.options.patience.unwrap_or(PATIENCE),
             counters: Counters::default(),
             heap,
@@ -188,6 +196,16 @@ impl Context {
         let queue = self.queue.read().unwrap_or_else(PoisonError::into_inner);
         self.wait_all()?;
         Ok(Idle { _queue: queue })
+    }
+
+    /// Notes that workgroups have waited in vain: no list that is made from now on lets them wait.
+    pub(super) fn stall(&self) {
+        self.stalled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is a software driver on the CPU.
+    pub(super) fn is_software(&self) -> bool {
+        self.adapter.kind == vk::PhysicalDeviceType::CPU
     }
 
     /// Whether the device is done with what was submitted up to `value`, so that it may be freed. The host
@@ -282,6 +300,15 @@ impl Backend for Context {
 
     fn tuner(&self) -> &Tuner {
         &self.tuner
+    }
+
+    fn counters(self: &Arc<Self>) -> bool {
+        !self.stalled.load(Ordering::Relaxed)
+            && match self.instance.options.counting {
+                Counting::Never => false,
+                Counting::Always | Counting::Idle | Counting::Stalling => true,
+                Counting::Tested => *self.ordered.get_or_init(|| order::is_kept(self)),
+            }
     }
 
     fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {

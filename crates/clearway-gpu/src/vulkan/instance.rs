@@ -276,6 +276,7 @@ impl Instance {
             cooperative,
             halves: true,
             tickets: true,
+            counters: false,
             processors,
         };
         Adapter {

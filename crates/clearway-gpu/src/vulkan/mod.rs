@@ -1,7 +1,7 @@
 //! The Vulkan backend: explicit barriers on real GPUs, and on software drivers.
 //!
 //! A list is proven, lowered to WGSL kernels with exact bindings, and recorded once into a command
-//! buffer that is submitted again and again. Barriers stand exactly where the list has them.
+//! buffer that is submitted again and again. Barriers stand exactly where the list has them, or counters in their place.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -16,6 +16,7 @@
 //! | `spirv` | what the Vulkan memory model asks for, added to naga's words |
 //! | `scratch` | memory beside the operands |
 //! | `program`, `record` | the recorded commands |
+//! | `waits`, `order` | counters in place of barriers; whether a device starts workgroups in order |
 //!
 //! Bindings, checks and the proof of a list are those of `lowering`.
 
@@ -27,6 +28,7 @@ mod handle;
 mod heap;
 mod instance;
 mod memory;
+mod order;
 mod pipeline;
 mod program;
 mod record;
@@ -38,6 +40,7 @@ mod slack;
 mod spirv;
 mod statistics;
 mod transfer;
+mod waits;
 mod weights;
 
 use std::sync::{Arc, PoisonError};
@@ -76,6 +79,8 @@ pub struct VulkanOptions {
     pub processors: Option<u32>,
     /// Bytes of weights that idle groups read ahead, if not what suits the device.
     pub read_ahead: Option<u64>,
+    /// Where barriers of a list may become counters, if its owner asks for them.
+    pub counting: Counting,
     /// Where products are timed to find the fastest way to do them.
     pub tuning: Tuning,
     /// Whether the driver is asked what it made of each kernel, where it tells; see [`Device::kernel_statistics`].
@@ -86,6 +91,22 @@ pub struct VulkanOptions {
     /// How long the host waits for the device, if not ten minutes. What a device that took longer may still
     /// use is never freed.
     pub patience: Option<Duration>,
+}
+
+/// Where barriers may become counters that workgroups wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Counting {
+    /// On devices that are no software and pass a test of it, once for each driver.
+    #[default]
+    Tested,
+    /// Nowhere.
+    Never,
+    /// On every device, whether the owner of a list asks for them or not: a run may then fail with [`GpuError::Stalled`].
+    Always,
+    /// For tests: the kernels of `Always`, with barriers between all groups.
+    Idle,
+    /// For tests: on every device, and every list has a wait that never ends.
+    Stalling,
 }
 
 /// Bytes of memory from which on a device takes prompts in long batches.
@@ -100,6 +121,7 @@ impl Default for VulkanOptions {
             max_binding: None,
             processors: None,
             read_ahead: None,
+            counting: Counting::default(),
             tuning: Tuning::Hardware,
             statistics: false,
             float_activations: false,
@@ -221,9 +243,23 @@ impl VulkanDevice {
         Box::new(ListEncoder::unproven(self.context.clone(), kernels.clone()))
     }
 
+    /// Whether workgroups may wait for counters here, if a list asks for it. Found out when first asked.
+    pub fn counts_workgroups(&self) -> bool {
+        self.context.counters()
+    }
+
+    /// Whether the test that decides this passes now.
+    ///
+    /// # Errors
+    /// What the device reports.
+    #[cfg(feature = "testkit")]
+    pub fn test_counters(&self) -> Result<bool> {
+        order::test(&self.context)
+    }
+
     /// Whether it is a software driver on the CPU.
     pub fn is_software(&self) -> bool {
-        summary(&self.context.adapter).software
+        self.context.is_software()
     }
 
     /// Whether weights lie so that kernels of few rows read them. Of tensors that have no memory yet it
@@ -314,7 +350,11 @@ impl Device for VulkanDevice {
     }
 
     fn encoder(&self, kernels: &KernelRegistry) -> Box<dyn Encoder> {
-        Box::new(ListEncoder::new(self.context.clone(), kernels.clone()))
+        let mut encoder = ListEncoder::new(self.context.clone(), kernels.clone());
+        if matches!(self.context.instance.options.counting, Counting::Always | Counting::Idle) {
+            encoder.use_counters();
+        }
+        Box::new(encoder)
     }
 }
 

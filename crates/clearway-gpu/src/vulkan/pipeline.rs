@@ -17,12 +17,12 @@ use super::{emulate, spirv};
 use crate::device::KernelStatistics;
 use crate::error::{GpuError, Result};
 use crate::lowering::cache::DiskCache;
-use crate::lowering::{MAX_BINDINGS, parallel};
-use crate::wgsl::Trust;
+use crate::lowering::{MAX_COUNTED_BINDINGS, parallel};
+use crate::wgsl::{COUNTERS, Trust};
 
 /// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
 /// on disk are not taken for them.
-pub(super) const COMPILER: u32 = 4;
+pub(super) const COMPILER: u32 = 5;
 
 /// Every pipeline of a device, and what they are made from.
 pub(super) struct Pipelines {
@@ -84,7 +84,7 @@ impl Pipelines {
             options,
             disk,
             driver_cache,
-            layouts: Vec::with_capacity(MAX_BINDINGS + 1),
+            layouts: Vec::with_capacity(MAX_COUNTED_BINDINGS + 1),
             subgroup: (!adapter.fixed_subgroup).then_some(adapter.target.subgroup),
             features: Features::of(adapter),
             emulated: adapter.emulated,
@@ -92,7 +92,7 @@ impl Pipelines {
             grown: AtomicBool::new(false),
             statistics: Statistics::new(instance, raw, adapter),
         };
-        for bindings in 0..=MAX_BINDINGS {
+        for bindings in 0..=MAX_COUNTED_BINDINGS {
             let layouts = layout(raw, bindings)
                 .map_err(|e| driver_error(device, "vkCreatePipelineLayout", e))?;
             pipelines.layouts.push(layouts);
@@ -300,7 +300,7 @@ fn layout(
     let sets = [set];
     let info = vk::PipelineLayoutCreateInfo::default().set_layouts(&sets);
     // SAFETY: the set layout was just made. VUID-VkPipelineLayoutCreateInfo-descriptorType-03018: opening demands as
-    // many storage buffers in a stage as `MAX_BINDINGS`, and every device has a uniform buffer.
+    // many storage buffers in a stage as `MAX_COUNTED_BINDINGS`, and every device has a uniform buffer.
     let pipeline = unsafe { raw.create_pipeline_layout(&info, None) }.inspect_err(|_| {
         // SAFETY: it was just made, and what was to be made from it failed.
         unsafe { raw.destroy_descriptor_set_layout(set, None) };
@@ -347,7 +347,10 @@ pub(super) fn to_spirv(source: &str, guards: &Guards) -> std::result::Result<Vec
         shader_stage: naga::ShaderStage::Compute,
         entry_point: "main".into(),
     };
-    let words = spv::write_vec(&module, &info, &options, Some(&entry))
+    let mut words = spv::write_vec(&module, &info, &options, Some(&entry))
         .map_err(|error| error.to_string())?;
+    if guards.declared.is_none() && source.contains(COUNTERS) {
+        words = spirv::fences::fences(&words).map_err(|error| error.to_string())?;
+    }
     spirv::repair(words).map_err(|error| error.to_string())
 }

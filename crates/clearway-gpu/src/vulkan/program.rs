@@ -11,6 +11,7 @@ use super::context::Context;
 use super::memory::VulkanMemory;
 use super::pipeline::Wanted;
 use super::record::{Clock, Edge};
+use super::waits::Waits;
 use crate::device::{DeviceMemory, Program, Ticket};
 use crate::error::{GpuError, Result};
 use crate::lowering::lowered::{Lowered as List, Role};
@@ -32,6 +33,10 @@ pub(super) struct VulkanProgram {
     sets_pool: vk::DescriptorPool,
     pub(super) launches: Vec<Launch>,
     pub(super) groups: Vec<std::ops::Range<usize>>,
+    /// Barriers that are counters.
+    pub(super) waits: Option<Waits>,
+    /// The uniform blocks.
+    blocks: Option<Arc<VulkanMemory>>,
     /// What was handed over last.
     running: Ticket,
     pace: Pace,
@@ -67,7 +72,15 @@ impl VulkanProgram {
     ) -> Result<Self> {
         let raw = &context.raw;
         memory.extend(lowered.bind_scratch(context)?);
-        memory.extend(lowered.read_ahead(context, context.adapter.read_ahead)?.map(Arc::new));
+        // Weights that are asked for before a wait need no reading ahead.
+        let waits = lowered.bind_counters(context)?;
+        match &waits {
+            Some(waits) => memory.extend(waits.memory()),
+            None => {
+                let sink = lowered.read_ahead(context, context.adapter.read_ahead)?;
+                memory.extend(sink.map(Arc::new));
+            }
+        }
         check(context, &lowered)?;
         let wanted: Vec<Wanted<'_>> = lowered
             .sources
@@ -99,12 +112,16 @@ impl VulkanProgram {
             sets_pool: vk::DescriptorPool::null(),
             launches: Vec::with_capacity(lowered.steps.len()),
             groups: lowered.groups(),
+            waits,
+            blocks: None,
             running: Ticket::default(),
             pace: Pace::default(),
             memory: Vec::new(),
         };
         program.make_sets(&lowered, &blocks, &pipelines)?;
-        memory.push(Arc::new(blocks));
+        let blocks = Arc::new(blocks);
+        memory.push(blocks.clone());
+        program.blocks = Some(blocks);
         program.memory = memory;
         program.commands = program.allocate_commands()?;
         program.record(program.commands, 1, None)?;
@@ -198,6 +215,31 @@ impl VulkanProgram {
         self.record(many, MANY, None)?;
         self.many = Some(many);
         Ok(many)
+    }
+
+    /// Fails if workgroups have waited in vain. From then on barriers stand between all groups.
+    fn check_waits(&mut self) -> Result<()> {
+        let Some(waits) = self.waits.as_mut().filter(|waits| waits.groups.contains(&true)) else {
+            return Ok(());
+        };
+        if !waits.stalled()? {
+            return Ok(());
+        }
+        self.context.wait(self.running.clock)?;
+        if let Some(blocks) = &self.blocks {
+            waits.stop(blocks)?;
+        }
+        self.context.stall();
+        let old = [Some(self.commands), self.many.take()];
+        // SAFETY: VUID-vkFreeCommandBuffers-pCommandBuffers-00047: the last submission of this program is done, which was
+        // just waited for. They come from this pool.
+        unsafe {
+            let old: SmallVec<[vk::CommandBuffer; 2]> = old.into_iter().flatten().collect();
+            self.context.raw.free_command_buffers(self.pool, &old);
+        }
+        self.commands = self.allocate_commands()?;
+        self.record(self.commands, 1, None)?;
+        Err(GpuError::Stalled { device: self.context.info.name.clone() })
     }
 
     fn allocate_commands(&self) -> Result<vk::CommandBuffer> {
@@ -310,7 +352,8 @@ impl Submitted for VulkanProgram {
     }
 
     fn wait(&mut self) -> Result<()> {
-        self.context.wait(self.running.clock)
+        self.context.wait(self.running.clock)?;
+        self.check_waits()
     }
 }
 
@@ -344,7 +387,8 @@ impl Program for VulkanProgram {
 
     fn finish(&mut self, runs: Ticket) -> Result<()> {
         let context = &self.context;
-        self.pace.finish(runs, self.running, || context.done(), |clock| context.sleep(clock))
+        self.pace.finish(runs, self.running, || context.done(), |clock| context.sleep(clock))?;
+        self.check_waits()
     }
 
     fn run_many(&mut self, times: usize) -> Result<()> {

@@ -60,7 +60,8 @@ impl VulkanProgram {
         self.stamp(commands, clock, &mut stamp);
         let mut bound = vk::Pipeline::null();
         for (index, group) in self.groups.iter().enumerate() {
-            if index > 0 && !serialised {
+            let waits = self.waits.as_ref().is_some_and(|waits| waits.groups[index]);
+            if index > 0 && !serialised && !waits {
                 self.barrier(commands, Edge::Group);
             }
             for launch in &self.launches[group.clone()] {

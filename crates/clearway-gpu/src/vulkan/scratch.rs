@@ -85,6 +85,6 @@ impl Lowered<Info> {
     }
 }
 
-fn range_of(info: &Info) -> Range {
+pub(super) fn range_of(info: &Info) -> Range {
     Range { buffer: info.buffer.as_raw(), start: info.offset, bytes: info.range }
 }

@@ -198,6 +198,7 @@ fn describe(index: usize, raw: wgpu::Adapter, options: &WgpuOptions) -> Adapter 
         cooperative: false,
         halves: features.contains(Features::SHADER_F16),
         tickets: features.contains(Features::MEMORY_DECORATION_COHERENT),
+        counters: false,
         processors: processors.max(1),
     };
     let driver = format!("{} {}", info.driver, info.driver_info).trim().to_owned();

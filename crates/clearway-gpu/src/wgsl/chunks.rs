@@ -19,7 +19,10 @@ pub(super) fn chunk_type(dtype: DType) -> Option<String> {
     let minimum = dtype != DType::Q8_0;
     let halves = matches!(dtype, DType::Q2_K | DType::Q3_K | DType::Q6_K);
     let constants = format!("const MINIMUM = {minimum};\nconst HALVES = {halves};\n");
-    Some([piece(TEXT, "shared")?, &constants, piece(TEXT, dtype.name())?].concat())
+    let raw = piece(TEXT, dtype.name())?;
+    let first = if raw.contains("struct Raw { lo") { "lo" } else { "q" };
+    let word = format!("fn word_of(r: Raw) -> u32 {{ return r.{first}.x; }}\n");
+    Some([piece(TEXT, "shared")?, &constants, raw, &word].concat())
 }
 
 /// Text with the functions `fetch_NAME(c)` and `load_chunk_NAME(c)` for the operand of this name;

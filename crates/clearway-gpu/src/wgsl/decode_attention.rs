@@ -4,6 +4,7 @@ use clearway_graph::{DType, Layout};
 
 use super::attention::{BLOCKS, in_blocks, run, with_cache};
 use super::elementwise::MATH;
+use super::template::{fill, piece};
 use super::{Job, Kernel, Source, View};
 
 /// Rows of the cache a workgroup takes, or a multiple of it: with fewer than this many in all, nothing is left to join.
@@ -41,6 +42,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let workgroup = (waves * subgroup).min(job.target.max_invocations);
     let teams = workgroup / team;
     let pairs = tokens.checked_mul(kv_heads)?;
+    let queries = tokens.checked_mul(heads)?;
     let splits = match in_blocks(job) {
         false => rows.div_ceil(SPLIT),
         true => {
@@ -51,6 +53,10 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     if !SPLIT.is_multiple_of(teams) || splits > job.target.max_groups {
         return None;
     }
+    // Splits up to which a workgroup for each query keeps the device busier than one for all that share a head, without
+    // workgroups that long caches do not need.
+    let few = (job.target.processors * 3 / 2 / queries).min((splits / share).max(1));
+    let text = include_str!("kernels/attention_decode.wgsl");
     let q = job.dtype(0) == DType::F32
         && job.operands[0].is_aligned()
         && job.layout(0).strides4()[1..3].iter().all(|stride| stride.is_multiple_of(4));
@@ -59,19 +65,32 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let source =
         if q { source.view(0, View::Quads).body(Q_QUADS) } else { source.body(Q_ELEMENTS) };
     let source = with_cache(source)
-        .scratch(u64::from(pairs) * u64::from(splits * part) * 4, pairs)
+        .scratch(u64::from(pairs) * u64::from(splits * part) * 4, queries)
         .constant("HEAD", head)
         .constant("SHARE", share)
+        .constant("FEW", few)
         .constant("SPLIT", SPLIT)
         .constant("MAX_SPLITS", splits)
         .constant("WG", workgroup)
         .constant("TEAM", team)
-        .constant("UNROLL", (SPLIT / teams).min(4))
         .constant("SUBGROUP", subgroup)
         .body(MATH)
-        .body(include_str!("kernels/attention_decode.wgsl"));
-    Some(source.build([splits, kv_heads, tokens]))
+        .body(text.split(PIECE).next().unwrap_or(text))
+        .body(&attend("one", 1, (SPLIT / teams).min(8))?)
+        .body(&attend("all", share, (SPLIT / teams).min(4))?)
+        .counted();
+    Some(source.build([splits.max(few * share), kv_heads, tokens]))
 }
+
+/// Attention of `share` queries, with so many rows of a team under way.
+fn attend(name: &str, share: u32, unroll: u32) -> Option<String> {
+    let (share, unroll) = (format!("{share}u"), format!("{unroll}u"));
+    let holes = [("share", &*share), ("unroll", &unroll), ("name", name)];
+    Some(fill(piece(include_str!("kernels/attention_decode.wgsl"), "attend")?, &holes))
+}
+
+/// Begins a piece of a file.
+const PIECE: &str = "//# piece ";
 
 const Q_QUADS: &str = "
 fn q_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_q[i / 4u]); }

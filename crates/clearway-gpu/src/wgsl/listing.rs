@@ -45,6 +45,7 @@ impl Default for WgslTarget {
             cooperative: false,
             halves: true,
             tickets: true,
+            counters: false,
             processors: 64,
         };
         let name = "default target: subgroups of 32, 48 KiB shared, packed dot products".into();

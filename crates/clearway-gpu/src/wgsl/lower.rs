@@ -151,6 +151,7 @@ mod tests {
             cooperative: false,
             halves: true,
             tickets: true,
+            counters: false,
             processors: 1,
         };
         for groups in [1, 99, 100, 101, 9_999, 10_000, 10_001, 1_000_000] {

@@ -17,6 +17,8 @@ const CHUNK_BYTES: u32 = 48;
 const RESIDENT: u32 = 2048;
 /// Invocations that keep a processor busy with loads.
 const BUSY: u32 = 1024;
+/// Workgroups for each processor of a product that is counted, at most.
+const MOST_COUNTED: u32 = 16;
 /// Teams of a workgroup that rounds its results, of which each has two.
 const LEAST_TEAMS: u32 = CHUNK as u32 / 2;
 
@@ -192,7 +194,14 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .constant("GATES", shape.gate.is_some().into())
         .body(TEAM)
         .body(ROUNDED);
-    Some(epilogue::close(source, job).body(text).build(groups(job, shape, &cut)))
+    let source = epilogue::close(source, job).body(text);
+    let groups = groups(job, shape, &cut);
+    // The kernel of several rows has an entry point of its own.
+    let source = match shape.cols {
+        1 => staged(source, job, 3 * shape.inner / CHUNK as u32, groups)?,
+        _ => source,
+    };
+    Some(source.build(groups))
 }
 
 /// Chunks of each row of weights that a lane has under way, for one row of rounded activations.
@@ -200,6 +209,8 @@ fn loads_of_a_row(job: &Job<'_>, shape: &Shape, cut: &Cut) -> u32 {
     let steps = (shape.inner / CHUNK as u32).div_ceil(cut.team);
     // The largest workgroups leave few registers to each invocation.
     let loads = if cut.workgroup > 512 { 5 } else { 8 };
+    // What is under way during a wait stays in registers, which leaves room for fewer workgroups.
+    let loads = if job.target.counters { 2 } else { loads };
     let loads = if Way::of(job) == Way::Deeper { 2 * loads } else { loads };
     let depth = (loads / sums(shape, cut)).max(1);
     let even = (1..=depth).rev().find(|&u| steps.is_multiple_of(u) && 2 * u > depth);
@@ -242,7 +253,12 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
     let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM).body(ROUNDED);
     let source = epilogue::close(source, job);
-    Some(source.body(include_str!("kernels/matvec_blocks.wgsl")).build(groups(job, shape, &cut)))
+    let source = if quads { source.body(operand("quads from memory")?) } else { source };
+    let source = source.body(include_str!("kernels/matvec_blocks.wgsl"));
+    let groups = groups(job, shape, &cut);
+    let counted = shape.cols == 1 && is_counted(job, groups);
+    let source = if counted { source.counted() } else { source.uncounted() };
+    Some(source.build(groups))
 }
 
 fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
@@ -259,6 +275,7 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let cut = cut(job, shape, steps);
     let whole = steps / cut.team;
     let depth = if Way::of(job) == Way::Deeper { 8 } else { 4 };
+    let depth = if job.target.counters { depth / 2 } else { depth };
     let unroll = [8, 4, 2]
         .into_iter()
         .find(|u| *u <= depth && whole.is_multiple_of(*u) && whole > 0)
@@ -283,7 +300,38 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
     let squares = if job.slot(Slot::NormWeight).is_some() { shape.cols } else { 0 };
     let source = source.constant("SUMS", sums(shape, &cut) + squares).body(TEAM);
-    Some(source.body(include_str!("kernels/matvec_floats.wgsl")).build(groups(job, shape, &cut)))
+    let source = source.body(include_str!("kernels/matvec_floats.wgsl"));
+    let groups = groups(job, shape, &cut);
+    let source = match quads {
+        true => staged(source, job, shape.cols * shape.inner / 4, groups)?,
+        false => source.uncounted(),
+    };
+    Some(source.build(groups))
+}
+
+/// Adds how a kernel reads its activations, `quads` of 16 bytes, and its entry point. One that is counted has them in workgroup
+/// memory; where they do not fit, it is not counted.
+fn staged<'a>(
+    source: Source<'a>,
+    job: &Job<'_>,
+    quads: u32,
+    groups: [u32; 3],
+) -> Option<Source<'a>> {
+    let fits = 16 * quads <= job.target.shared_bytes / 4 * 3 && job.layout(0).rows() == 1;
+    Some(match fits && is_counted(job, groups) {
+        true => source
+            .constant("X_QUADS", quads)
+            .body(operand("quads from workgroup memory")?)
+            .counted(),
+        false => source.body(operand("quads from memory")?).uncounted(),
+    })
+}
+
+/// Whether a product waits for the dispatches before it and is counted. One of experts looks at what they wrote before it knows
+/// its weights. One of very many workgroups pays for counting each of them, and has one barrier to save.
+fn is_counted(job: &Job<'_>, groups: [u32; 3]) -> bool {
+    let few = groups.iter().product::<u32>() <= MOST_COUNTED * job.target.processors;
+    job.target.counters && job.kind.product().is_some() && few
 }
 
 /// Numbers a team sums up.
@@ -457,7 +505,9 @@ fn cut(job: &Job<'_>, shape: &Shape, steps: u32) -> Cut {
         (false, Way::OtherRows) => 2,
         (false, _) => 1,
     };
-    let workgroup = 128.min(target.max_invocations).max(target.subgroup);
+    // Workgroups that keep activations for themselves are few and large.
+    let workgroup = if target.counters { 512 } else { 128 };
+    let workgroup = workgroup.min(target.max_invocations).max(target.subgroup);
     // More lanes to a row where rows are few: this is what brings enough loads under way.
     while way != Way::Smaller
         && team >= target.subgroup

@@ -68,6 +68,8 @@ mod tests;
 mod thin;
 
 pub use choose::{choices, has_fused, lower};
+#[cfg(feature = "vulkan")]
+pub(crate) use source::COUNTED_ENTRY;
 pub use source::{Source, View};
 
 use clearway_graph::{BindingRole, CapturedOpKind, Dispatch, Layout, TensorView};
@@ -99,6 +101,8 @@ pub struct Target {
     /// Workgroups of a dispatch may leave results for one another, counted by tickets: WGSL itself does not
     /// promise that they see them.
     pub tickets: bool,
+    /// Barriers between groups of the list may become counters that workgroups wait for.
+    pub counters: bool,
     /// Processors of the device, as far as known: how many workgroups keep it busy.
     pub processors: u32,
 }
@@ -203,7 +207,16 @@ pub struct Kernel {
     pub scratch: Option<Scratch>,
     /// Whose text it is, and so what the compiler adds to it.
     pub trust: Trust,
+    /// Where it waits for the group before it and is counted: the operands it may read before that. The last four words of
+    /// the uniform block say what to wait for; counters and fault word are bound last.
+    pub counted: Option<Vec<usize>>,
 }
+
+/// Name of the counters in a text that has them.
+pub(crate) const COUNTERS: &str = "b_counters";
+
+/// Words at the end of the uniform block of a kernel that is counted (`lowering/waits.rs`).
+pub(crate) const SYNC_WORDS: usize = 4;
 
 /// Whose text a kernel is, and so what the compiler adds to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use clearway_graph::{BindingRole, DType};
+use clearway_graph::{BindingRole, DType, Slot};
 
 use super::template::unroll;
-use super::{Job, Kernel, Operand, Packing, Scratch, Trust, planes};
+use super::{COUNTERS, Job, Kernel, Operand, Packing, SYNC_WORDS, Scratch, Trust, planes};
 
 /// How a kernel sees the memory of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,13 @@ pub enum View {
 /// Constants of an op that are written into the text at most; more are a table to be looked up.
 const MAX_BAKED: usize = 8;
 
+/// Bindings that counters take: the counters themselves and the fault word.
+const COUNTER_BINDINGS: usize = 2;
+
+/// Entry points: of kernels that are counted, and of others.
+pub(crate) const COUNTED_ENTRY: &str = include_str!("kernels/counted.wgsl");
+const ALONE: &str = include_str!("kernels/alone.wgsl");
+
 /// Collects the text of one kernel.
 #[derive(Clone, Debug)]
 pub struct Source<'a> {
@@ -32,6 +39,8 @@ pub struct Source<'a> {
     again: Vec<usize>,
     scratch: Option<Scratch>,
     trust: Trust,
+    /// Waits for the group before it and is counted itself.
+    counted: bool,
     args: Vec<u32>,
     baked: bool,
     /// Operands of any number of rows, where records are written into the text.
@@ -53,6 +62,7 @@ impl<'a> Source<'a> {
             again: Vec::new(),
             scratch: None,
             trust: Trust::Own,
+            counted: false,
             args: job.params.to_vec(),
             baked: false,
             open: Vec::new(),
@@ -96,6 +106,22 @@ impl<'a> Source<'a> {
     pub fn trust(mut self, trust: Trust) -> Self {
         self.trust = trust;
         self
+    }
+
+    /// Adds the entry point of a body whose work is `work(lid, group)`, in workgroups of `WG`. Where the list has counters,
+    /// `wait_for_inputs` waits for the group before, and the workgroup is counted when it is done. The body reads nothing
+    /// but weights before that call.
+    #[must_use]
+    pub(super) fn counted(mut self) -> Self {
+        self.counted = self.job.target.counters;
+        let entry = if self.counted { COUNTED_ENTRY } else { ALONE };
+        self.body(entry)
+    }
+
+    /// As [`counted`](Self::counted) where the list has no counters.
+    #[must_use]
+    pub(super) fn uncounted(self) -> Self {
+        self.body(ALONE)
     }
 
     /// Writes the records of the operands into the text, and the constants of the op if they are few. Behind
@@ -197,6 +223,15 @@ impl<'a> Source<'a> {
                 slot + 1
             );
         }
+        if self.counted {
+            let slot = self.storage() - COUNTER_BINDINGS;
+            let _ = writeln!(
+                text,
+                "@group(0) @binding({slot}) var<storage, read_write> {COUNTERS}: array<atomic<u32>>;
+@group(0) @binding({}) var<storage, read_write> b_fault: array<atomic<u32>>;",
+                slot + 1
+            );
+        }
         text.push_str(&self.constants);
         // A user's text stays as it is.
         if self.trust == Trust::Own {
@@ -207,8 +242,23 @@ impl<'a> Source<'a> {
             text.push_str(&self.body);
         }
         let words = self.words();
+        let counted = self.counted.then(|| self.fixed());
         let (again, scratch, trust) = (self.again, self.scratch, self.trust);
-        Kernel { source: text, groups, words, again, scratch, trust }
+        Kernel { source: text, groups, words, again, scratch, trust, counted }
+    }
+
+    /// Storage bindings.
+    fn storage(&self) -> usize {
+        let scratch = if self.scratch.is_some() { 2 } else { 0 };
+        let counters = if self.counted { COUNTER_BINDINGS } else { 0 };
+        self.job.operands.len() + self.again.len() + scratch + counters
+    }
+
+    /// Operands that a counted kernel may read before it waits, and through the cache of a processor.
+    fn fixed(&self) -> Vec<usize> {
+        use Slot::{Factors, NextNormWeight, NormWeight, UpWeight, Weight};
+        let slots = [Weight, UpWeight, NormWeight, NextNormWeight, Factors];
+        slots.into_iter().filter_map(|slot| self.job.slot(slot)).collect()
     }
 
     /// One record for each operand and the constants of the op: in the uniform block, or in the text.
@@ -220,15 +270,18 @@ impl<'a> Source<'a> {
         for operand in &self.job.operands {
             let _ = writeln!(text, "    {}: Operand,", operand.name);
         }
-        let _ = writeln!(text, "    args: array<vec4<u32>, {quads}>,\n}}");
+        let _ = writeln!(text, "    args: array<vec4<u32>, {quads}>,");
+        text.push_str(if self.counted { "    sync: vec4<u32>,\n}\n" } else { "}\n" });
         let block = if self.baked { "U" } else { "P" };
-        if !self.baked || !few || !self.open.is_empty() {
-            let scratch = if self.scratch.is_some() { 2 } else { 0 };
-            let binding = self.job.operands.len() + self.again.len() + scratch;
+        if !self.baked || !few || !self.open.is_empty() || self.counted {
+            let binding = self.storage();
             let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> {block}: Params;");
         }
         if self.baked {
             self.records(text);
+        }
+        if self.counted {
+            let _ = writeln!(text, "fn sync_words() -> vec4<u32> {{ return {block}.sync; }}");
         }
         if self.baked && few {
             text.push_str("fn arg(k: u32) -> u32 {\n    switch k {\n");
@@ -300,6 +353,9 @@ impl<'a> Source<'a> {
         }
         words.extend(&self.args);
         words.resize(words.len().next_multiple_of(4).max(12 * operands.len() + 4), 0);
+        if self.counted {
+            words.extend([0; SYNC_WORDS]);
+        }
         words
     }
 
@@ -324,9 +380,12 @@ impl<'a> Source<'a> {
             Some(first) => format!("b_{}", self.job.operands[first].name),
             None => {
                 let access = if written { "read_write" } else { "read" };
+                // Without a barrier in between, plain loads of what another dispatch has written may be stale.
+                let coherent =
+                    if self.counted && !self.fixed().contains(&index) { "@coherent " } else { "" };
                 let _ = writeln!(
                     text,
-                    "@group(0) @binding({index}) var<storage, {access}> b_{name}: array<{element}>;"
+                    "@group(0) @binding({index}) {coherent}var<storage, {access}> b_{name}: array<{element}>;"
                 );
                 format!("b_{name}")
             }

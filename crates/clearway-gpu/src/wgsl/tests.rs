@@ -20,6 +20,7 @@ const TARGET: Target = Target {
     cooperative: true,
     halves: true,
     tickets: true,
+    counters: false,
     processors: 8,
 };
 
@@ -34,12 +35,28 @@ fn is_rounded(case: &OpCase) -> bool {
     case.operands.iter().any(|operand| operand.dtype == DType::A8)
 }
 
+/// Whether all block weights of a case can lie in planes.
+fn in_planes(case: &OpCase) -> bool {
+    let layouts = case.operands.iter().map(|operand| operand.layout().unwrap());
+    let mut blocks = layouts.filter(|l| l.dtype().is_quantised() && l.dtype() != DType::A8);
+    blocks.all(|layout| super::planes::supports(&layout))
+}
+
 /// The kernel of a case; `None` for a fused product that has one only for other weights or rows.
 fn lower_case(case: &OpCase, in_place: Option<(usize, usize)>) -> Option<Kernel> {
     lower_case_as(case, in_place, 0)
 }
 
 fn lower_case_as(case: &OpCase, in_place: Option<(usize, usize)>, choice: u8) -> Option<Kernel> {
+    lower_case_on(&TARGET, case, in_place, choice)
+}
+
+fn lower_case_on(
+    target: &Target,
+    case: &OpCase,
+    in_place: Option<(usize, usize)>,
+    choice: u8,
+) -> Option<Kernel> {
     let names = operand_names(case.kind, case.operands.len());
     let operands = case.operands.iter().zip(case.roles()).zip(names);
     let mut operands: Vec<Operand> = operands
@@ -63,7 +80,7 @@ fn lower_case_as(case: &OpCase, in_place: Option<(usize, usize)>, choice: u8) ->
     if is_rounded(case) {
         operands.iter_mut().for_each(|operand| operand.shift = 0);
     }
-    let job = Job { kind: case.kind, operands, params: &case.params, target: &TARGET, choice };
+    let job = Job { kind: case.kind, operands, params: &case.params, target, choice };
     match lower(&job) {
         Ok(kernel) => Some(kernel),
         Err(GpuError::UnknownKernel { .. }) if fused_product(case.kind) => None,
@@ -88,6 +105,37 @@ fn complaint(source: &str) -> Option<String> {
     };
     let options = naga::back::spv::Options { lang_version: (1, 3), ..Default::default() };
     naga::back::spv::write_vec(&module, &info, &options, None).err().map(|e| e.to_string())
+}
+
+/// Bytes of workgroup memory of a source.
+fn shared_bytes(source: &str) -> u32 {
+    let module = naga::front::wgsl::parse_str(source).unwrap();
+    let mut layouter = naga::proc::Layouter::default();
+    layouter.update(module.to_ctx()).unwrap();
+    let variables = module.global_variables.iter();
+    let shared = variables.filter(|(_, v)| v.space == naga::AddressSpace::WorkGroup);
+    shared.map(|(_, v)| layouter[v.ty].size).sum()
+}
+
+#[test]
+fn workgroup_memory_stays_within_the_least_of_devices() {
+    let mut seen: BTreeMap<String, ()> = BTreeMap::new();
+    let mut counted = 0;
+    for counters in [false, true] {
+        let target = Target { shared_bytes: 16384, cooperative: false, counters, ..TARGET };
+        let with_kernel = |case: &OpCase| !is_rounded(case) || in_planes(case);
+        for case in cases(DEFAULT_SEED).into_iter().filter(with_kernel) {
+            for choice in 0..super::matvec::WAYS {
+                let Some(kernel) = lower_case_on(&target, &case, None, choice) else { continue };
+                if seen.insert(kernel.source.clone(), ()).is_none() {
+                    let bytes = shared_bytes(&kernel.source);
+                    assert!(bytes <= target.shared_bytes, "{case}: {bytes} bytes\n");
+                    counted += usize::from(kernel.counted.is_some());
+                }
+            }
+        }
+    }
+    assert!(counted >= 50, "{counted} of {} are counted", seen.len());
 }
 
 #[test]
@@ -156,12 +204,7 @@ fn products_on_matrices_of_any_number_of_rows_share_a_text() {
 #[test]
 fn products_of_rounded_rows_lower_to_valid_text_in_every_way() {
     let mut sources: BTreeMap<String, String> = BTreeMap::new();
-    let whole = |case: &OpCase| {
-        let layouts = case.operands.iter().map(|operand| operand.layout().unwrap());
-        let mut blocks = layouts.filter(|l| l.dtype().is_quantised() && l.dtype() != DType::A8);
-        blocks.all(|layout| super::planes::supports(&layout))
-    };
-    for case in cases(DEFAULT_SEED).into_iter().filter(|case| is_rounded(case) && whole(case)) {
+    for case in cases(DEFAULT_SEED).into_iter().filter(|case| is_rounded(case) && in_planes(case)) {
         for choice in 0..super::matvec::WAYS {
             let kernel = lower_case_as(&case, None, choice).unwrap();
             assert!(kernel.groups.iter().all(|&g| (1..=TARGET.max_groups).contains(&g)), "{case}");

@@ -118,6 +118,8 @@ pub struct Engine {
     /// Compiled steps by their number of tokens and what they compute logits for.
     steps: FxHashMap<(usize, Logits), Step>,
     looped: Option<TokenLoop>,
+    /// Whether the device once did not start workgroups in order, so that steps were done again.
+    stalled: bool,
     embedder: embed::Embedder,
     position: usize,
 }
@@ -181,6 +183,7 @@ impl Engine {
             buffers: FxHashMap::default(),
             steps: FxHashMap::default(),
             looped: None,
+            stalled: false,
             embedder: embed::Embedder::default(),
             position: 0,
         };

@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use clearway::{Buffer, DType, NO_INDEX, Ticket, Upload};
+use clearway::{Buffer, CompileOptions, DType, GpuError, NO_INDEX, Ticket, Upload};
 
 use super::choose::{self, Choice, DrawnBy};
 use super::sampling::{DRAW_WORDS, Sampling};
@@ -67,6 +67,12 @@ pub(crate) struct TokenStream {
 }
 
 impl Engine {
+    /// Whether the device once did not start workgroups in order: steps were then done again, and barriers stand between all groups
+    /// from then on, which is slower.
+    pub fn has_stalled(&self) -> bool {
+        self.stalled
+    }
+
     /// Whether generation should stay on the device.
     pub fn feeds_back(&self) -> bool {
         self.options.replay && self.executor.device().host_is_far()
@@ -187,13 +193,30 @@ impl Engine {
             stream.next = looped.together;
         }
         let Some((runs, steps)) = stream.under_way.pop_front() else { return Ok(()) };
-        looped.step.graph.finish(runs)?;
+        match looped.step.graph.finish(runs) {
+            Err(clearway::Error::Gpu(GpuError::Stalled { .. })) => {
+                return self.again(stream, steps);
+            }
+            other => other?,
+        }
         looped.together = fitting(stream.last.elapsed() / steps as u32);
         stream.last = Instant::now();
         let ring: Vec<u32> = looped.ring.peek_vec(0, RING)?;
         let slots = self.position..self.position + steps;
         stream.ready.extend(slots.map(|position| ring[position % RING]));
         Ok(())
+    }
+
+    /// Does steps again that failed because the device did not start workgroups in order, and those behind them. The graph has
+    /// waited for all of them and runs with barriers from now on. The cache rows they wrote are written again.
+    fn again(&mut self, stream: &mut TokenStream, steps: usize) -> Result<()> {
+        let Some(looped) = &mut self.looped else { return Ok(()) };
+        let behind = stream.under_way.drain(..).map(|(_, steps)| steps);
+        stream.left += steps + behind.sum::<usize>();
+        looped.step.tokens.write_slice(0, &[stream.input])?;
+        looped.step.positions.write_slice(0, &[self.position as u32])?;
+        self.stalled = true;
+        self.refill(stream)
     }
 
     fn compile_loop(&mut self, choice: Choice) -> Result<TokenLoop> {
@@ -220,7 +243,9 @@ impl Engine {
         let by = DrawnBy { table: row_view, rows: zero_view, positions: position_view };
         let id = choose::record(graph, choice, recorded.logits, by)?;
         choose::record_advance(graph, [id, token_view, position_view, ring_view])?;
-        let graph = self.executor.compile(recorded.graph(), &bound, &self.options.compile)?;
+        // A step is done again from its token and its position, which the host has.
+        let options = CompileOptions { counters: true, ..self.options.compile };
+        let graph = self.executor.compile(recorded.graph(), &bound, &options)?;
         let step = Step { graph, recorded, tokens, positions, rows: None };
         Ok(TokenLoop { step, ring, row, choice, together: 1 })
     }

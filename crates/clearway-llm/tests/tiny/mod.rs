@@ -1,7 +1,7 @@
 //! The tiny models of data/models/make_logits.py: their shapes, weights and logits.
 
-use clearway::DType;
-use clearway_llm::gguf::GgufWriter;
+use clearway::{DType, quant};
+use clearway_llm::gguf::{Gguf, GgufWriter};
 use clearway_llm::model::{
     self, Arch, Experts, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS, Window,
 };
@@ -198,4 +198,27 @@ pub fn file(arch: &str, shape: &ModelShape, change: impl Fn(&mut GgufWriter<'_>)
     let mut bytes = Vec::new();
     writer.write_to(&mut bytes).unwrap();
     bytes
+}
+
+/// The same file with matrices of this type, as far as their rows are whole blocks.
+#[allow(dead_code)] // some of the tests that share this module have no blocks
+pub fn quantised(plain: &Gguf, dtype: DType) -> Gguf {
+    let mut writer = GgufWriter::new();
+    for (key, value) in plain.metadata().iter() {
+        writer.set_value(key, value).unwrap();
+    }
+    for tensor in plain.tensors() {
+        // Norms stay f32, and so do rows that are no whole blocks.
+        let whole = tensor.dims().len() > 1 && tensor.dims()[0] % dtype.block_elems() == 0;
+        let dtype = if whole { dtype } else { DType::F32 };
+        let (words, _) = tensor.bytes().as_chunks::<4>();
+        let values: Vec<f32> = words.iter().map(|&word| f32::from_le_bytes(word)).collect();
+        let mut bytes = vec![0; quant::row_bytes(dtype, values.len()).unwrap()];
+        quant::encode(dtype, &values, &mut bytes).unwrap();
+        let write = move |out: &mut dyn std::io::Write| out.write_all(&bytes);
+        writer.tensor(tensor.name(), dtype, tensor.dims(), write).unwrap();
+    }
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).unwrap();
+    Gguf::from_bytes(bytes).unwrap()
 }

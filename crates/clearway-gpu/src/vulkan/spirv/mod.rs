@@ -20,9 +20,12 @@
 //! - A subgroup barrier orders the memory of the class `Subgroup`, which Vulkan does not have. It orders
 //!   workgroup memory instead.
 //!
+//! Modules with counters get their fences in a pass of their own ([`fences`]).
+//!
 //! Invariant: modules with another memory model come back bit for bit. Words that are no SPIR-V, or
 //! that use memory in a way this pass does not know, are an error.
 
+pub(super) mod fences;
 mod halves;
 mod words;
 

@@ -64,6 +64,7 @@ pub(super) const DECORATION_COHERENT: u32 = 23;
 pub(super) const CLASS_WORKGROUP: u32 = 4;
 pub(super) const CLASS_STORAGE_BUFFER: u32 = 12;
 pub(super) const SCOPE_DEVICE: u32 = 1;
+pub(super) const SCOPE_SUBGROUP: u32 = 3;
 
 /// Memory operands: bits of their mask.
 pub(super) mod operand {
@@ -85,10 +86,12 @@ pub(super) mod operand {
 pub(super) mod semantics {
     const ACQUIRE: u32 = 0x2;
     const RELEASE: u32 = 0x4;
-    const ACQUIRE_RELEASE: u32 = 0x8;
+    pub(in super::super) const ACQUIRE_RELEASE: u32 = 0x8;
     pub(in super::super) const SEQUENTIAL: u32 = 0x10;
     pub(in super::super) const ACQUIRES: u32 = ACQUIRE | ACQUIRE_RELEASE;
     pub(in super::super) const RELEASES: u32 = RELEASE | ACQUIRE_RELEASE;
+    /// Uniform and storage buffers.
+    pub(in super::super) const STORAGE: u32 = 0x40;
     pub(in super::super) const SUBGROUP: u32 = 0x80;
     pub(in super::super) const WORKGROUP: u32 = 0x100;
     /// Kinds of memory; without one of them nothing is ordered.

@@ -77,8 +77,7 @@ fn dot_chunk(w: Chunk, x: u32) -> f32 {
     return dot_rounded(w, quants[x], quants[x + COLS * TILE], scales[x]);
 }
 
-@compute @workgroup_size(WG)
-fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+fn work(lid: u32, group: vec3<u32>) {
     let expert = expert_of(group);
     let place = group_row(group);
     let team = lid / TEAM;
@@ -117,6 +116,14 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         if (first > 0u) {
             workgroupBarrier();
         } else {
+            var word = 0u;
+            for (var i = 0u; COUNTED && i < UNROLL * ROWS; i++) {
+                word ^= word_of(w[i]);
+                if (GATED) {
+                    word ^= word_of(u[i]);
+                }
+            }
+            wait_for_inputs(lid, group, word);
             ends_early = early(place, team, lane);
             closing = close_early(place, lid);
         }

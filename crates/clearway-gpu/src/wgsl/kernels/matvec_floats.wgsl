@@ -7,8 +7,7 @@
 const STEPS = K / 8u;
 const SQUARES = select(ROWS, 2u * ROWS, GATED) * COLS;
 
-@compute @workgroup_size(WG)
-fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+fn work(lid: u32, group: vec3<u32>) {
     let expert = expert_of(group);
     let place = group_row(group);
     let team = lid / TEAM;
@@ -24,6 +23,27 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         let row = weight_row(place, team, select(0u, r, has_row(place, team, r)));
         at[r] = (expert.first + min(row, P.w.shape.z - 1u)) * STEPS;
     }
+    // Weights depend on nothing that was just computed: the first are under way before the wait for the activations.
+    var w: array<Eight, ROWS * UNROLL>;
+    var u: array<Eight, ROWS * UNROLL>;
+    for (var i = 0u; COUNTED && i < UNROLL; i++) {
+        let step = min(lane + i * TEAM, STEPS - 1u);
+        for (var r = 0u; r < ROWS; r++) {
+            w[i * ROWS + r] = load_eight_w(at[r] + step);
+            if (GATED) {
+                u[i * ROWS + r] = load_eight_u(at[r] + step);
+            }
+        }
+    }
+    var word = 0u;
+    for (var i = 0u; COUNTED && i < UNROLL * ROWS; i++) {
+        word ^= word_of(w[i]);
+        if (GATED) {
+            word ^= word_of(u[i]);
+        }
+    }
+    wait_for_inputs(lid, group, word);
+    stage_x(lid);
     var ends_early = early(place, team, lane);
     var start: array<u32, COLS>;
     for (var t = 0u; t < COLS; t++) {
@@ -31,13 +51,13 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     }
     var j = lane;
     for (; j + (UNROLL - 1u) * TEAM < STEPS; j += UNROLL * TEAM) {
-        var w: array<Eight, ROWS * UNROLL>;
-        var u: array<Eight, ROWS * UNROLL>;
-        for (var i = 0u; i < UNROLL; i++) {
-            for (var r = 0u; r < ROWS; r++) {
-                w[i * ROWS + r] = load_eight_w(at[r] + j + i * TEAM);
-                if (GATED) {
-                    u[i * ROWS + r] = load_eight_u(at[r] + j + i * TEAM);
+        if (!COUNTED || j > lane) {
+            for (var i = 0u; i < UNROLL; i++) {
+                for (var r = 0u; r < ROWS; r++) {
+                    w[i * ROWS + r] = load_eight_w(at[r] + j + i * TEAM);
+                    if (GATED) {
+                        u[i * ROWS + r] = load_eight_u(at[r] + j + i * TEAM);
+                    }
                 }
             }
         }

@@ -13,21 +13,39 @@ fn norm_weight(k: u32) -> vec4<f32> {
 fn norm_weight(k: u32) -> vec4<f32> { return vec4<f32>(1.0); }
 
 //# piece rows in quads
-fn x_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_x[i / 4u]); }
+fn x_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(x_quad(i / 4u)); }
+
+//# piece quads from memory
+fn stage_x(lid: u32) {}
+fn x_quad(i: u32) -> vec4<u32> { return b_x[i]; }
+
+//# piece quads from workgroup memory
+// What another dispatch has just written does not come from the cache of a processor, so teams share what the workgroup loads.
+var<workgroup> staged_x: array<vec4<u32>, X_QUADS>;
+fn stage_x(lid: u32) {
+    for (var i = lid; i < X_QUADS; i += WG) {
+        staged_x[i] = b_x[i];
+    }
+    workgroupBarrier();
+}
+fn x_quad(i: u32) -> vec4<u32> { return staged_x[i]; }
 
 //# piece rows by elements
+fn stage_x(lid: u32) {}
 fn x_four(i: u32) -> vec4<f32> {
     return vec4<f32>(get_x(i), get_x(i + 1u), get_x(i + 2u), get_x(i + 3u));
 }
 
 //# piece f32
 struct Eight { a: vec4<u32>, b: vec4<u32> }
+fn word_of(e: Eight) -> u32 { return e.a.x; }
 fn values(e: Eight) -> array<vec4<f32>, 2> {
     return array<vec4<f32>, 2>(bitcast<vec4<f32>>(e.a), bitcast<vec4<f32>>(e.b));
 }
 
 //# piece f16
 alias Eight = vec4<u32>;
+fn word_of(e: Eight) -> u32 { return e.x; }
 fn values(e: Eight) -> array<vec4<f32>, 2> {
     return array<vec4<f32>, 2>(
         vec4<f32>(unpack2x16float(e.x), unpack2x16float(e.y)),
@@ -37,6 +55,7 @@ fn values(e: Eight) -> array<vec4<f32>, 2> {
 
 //# piece bf16
 alias Eight = vec4<u32>;
+fn word_of(e: Eight) -> u32 { return e.x; }
 fn values(e: Eight) -> array<vec4<f32>, 2> {
     let low = bitcast<vec4<f32>>(e << vec4<u32>(16u));
     let high = bitcast<vec4<f32>>(e & vec4<u32>(0xffff0000u));

@@ -7,8 +7,7 @@
 const CHUNKS = K / 32u;
 const DIVISOR = SUMS - 1u;
 
-@compute @workgroup_size(WG)
-fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+fn work(lid: u32, group: vec3<u32>) {
     let expert = expert_of(group);
     let place = group_row(group);
     let team = lid / TEAM;
@@ -39,6 +38,15 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             }
         }
         if (base == 0u) {
+            var word = 0u;
+            for (var i = 0u; COUNTED && i < UNROLL * ROWS; i++) {
+                word ^= word_of(w[i]);
+                if (GATED) {
+                    word ^= word_of(u[i]);
+                }
+            }
+            wait_for_inputs(lid, group, word);
+            stage_x(lid);
             ends_early = early(place, team, lane);
             closing = close_early(place, lid);
         }
@@ -46,9 +54,9 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             let j = base + i * TEAM + lane;
             // Beyond the end the last chunk stands in and counts nothing.
             let c = min(j, CHUNKS - 1u);
-            let first = b_x[c];
-            let second = b_x[CHUNKS + c];
-            let scales = bitcast<vec4<f32>>(b_x[2u * CHUNKS + c]);
+            let first = x_quad(c);
+            let second = x_quad(CHUNKS + c);
+            let scales = bitcast<vec4<f32>>(x_quad(2u * CHUNKS + c));
             sums[DIVISOR] += select(0.0, scales.w, j < CHUNKS);
             for (var r = 0u; r < ROWS; r++) {
                 let part = dot_rounded(decode(w[i * ROWS + r], rows[r] + c), first, second, scales);

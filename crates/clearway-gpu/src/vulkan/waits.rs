@@ -1,0 +1,103 @@
+//! The counters of a list on the device, and the way back to barriers.
+
+use std::sync::Arc;
+
+use ash::vk;
+
+use super::Counting;
+use super::context::Context;
+use super::memory::VulkanMemory;
+use super::scratch::range_of;
+use crate::device::DeviceMemory;
+use crate::error::{GpuError, Result};
+use crate::lowering::lowered::{Lowered, Step};
+use crate::lowering::prefetch::Range;
+use crate::lowering::waits::{check, place};
+
+type Info = vk::DescriptorBufferInfo;
+
+/// How often a workgroup looks at a counter at most: about a fifth of a second.
+const PATIENCE: u32 = 1 << 19;
+
+/// The counters of a list.
+pub(super) struct Waits {
+    /// For each group, whether its workgroups wait for the group before it.
+    pub(super) groups: Vec<bool>,
+    counters: Arc<VulkanMemory>,
+    /// Where a workgroup that has waited in vain says so: in memory of the host.
+    fault: Arc<VulkanMemory>,
+    /// The uniform blocks without waits.
+    plain: Vec<u32>,
+}
+
+impl Waits {
+    /// What the program must keep.
+    pub(super) fn memory(&self) -> [Arc<VulkanMemory>; 2] {
+        [self.counters.clone(), self.fault.clone()]
+    }
+
+    /// Whether a workgroup has waited in vain.
+    pub(super) fn stalled(&self) -> Result<bool> {
+        let mut word = [0; 4];
+        self.fault.peek(0, &mut word)?;
+        Ok(word != [0; 4])
+    }
+
+    /// Lets nobody wait any more; barriers must stand between all groups from now on. The program must be idle.
+    pub(super) fn stop(&mut self, blocks: &VulkanMemory) -> Result<()> {
+        blocks.write(0, bytemuck::cast_slice(&self.plain))?;
+        self.fault.write(0, &[0; 4])?;
+        self.groups.fill(false);
+        Ok(())
+    }
+}
+
+impl Lowered<Info> {
+    /// Makes barriers counters where the kernels on both sides can do it, and binds them. Comes last: no step is added after
+    /// it. `None` where no kernel of the list is counted.
+    pub(in crate::vulkan) fn bind_counters(
+        &mut self,
+        context: &Arc<Context>,
+    ) -> Result<Option<Waits>> {
+        if !self.steps.iter().any(|step| step.counted) {
+            return Ok(None);
+        }
+        let written: Vec<Range> = self
+            .steps
+            .iter()
+            .flat_map(|step| step.bound.written.iter().map(|&i| range_of(&step.bound.ranges[i])))
+            .collect();
+        let idle = context.instance.options.counting == Counting::Idle;
+        let members = self.members(|step| !idle && is_fixed(step, &written));
+        let mut placed = place(&members);
+        check(&members, &placed).map_err(|fault| GpuError::Unverified(fault.to_string()))?;
+        let plain = self.words.clone();
+        if context.instance.options.counting == Counting::Stalling {
+            // For tests: somebody waits for one more workgroup than there is.
+            let first = placed.syncs.iter_mut().flatten().find(|sync| sync.wait != 0);
+            first.into_iter().for_each(|sync| sync.target += 1);
+        }
+        self.write_syncs(&placed);
+        let counters = VulkanMemory::zeroed(context, u64::from(placed.words) * 4)?;
+        counters.write(BOUND_AT, &PATIENCE.to_le_bytes())?;
+        let fault = VulkanMemory::mailbox(context, FAULT_BYTES)?;
+        for step in self.steps.iter_mut().filter(|step| step.counted) {
+            for memory in [&counters, &fault] {
+                let (buffer, offset) = (memory.piece.buffer, memory.piece.offset);
+                step.bound.ranges.push(Info { buffer, offset, range: memory.piece.len });
+            }
+        }
+        let (counters, fault) = (Arc::new(counters), Arc::new(fault));
+        Ok(Some(Waits { groups: placed.waits, counters, fault, plain }))
+    }
+}
+
+/// Where the bound of polls lies.
+const BOUND_AT: u64 = 4;
+const FAULT_BYTES: u64 = 4;
+
+/// Whether nothing in the list writes the weights of a step, which it loads before it waits.
+fn is_fixed(step: &Step<Info>, written: &[Range]) -> bool {
+    let mut weights = step.early.iter().map(|&i| range_of(&step.bound.ranges[i]));
+    weights.all(|range| !written.iter().any(|other| other.overlaps(&range)))
+}
