@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytemuck::Pod;
 use clearway_graph::place::SlabRule;
@@ -36,6 +37,15 @@ pub struct HostWork {
     pub encodings: u64,
     /// Pieces of device memory given out.
     pub allocations: u64,
+}
+
+/// Time that the host spent for a device since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostTimes {
+    /// On writing lists of commands for runs: nothing where they are replayed.
+    pub encoding: Duration,
+    /// On handing them over.
+    pub submission: Duration,
 }
 
 /// A device: makes buffers and encoders. Shared by everything that runs on it.
@@ -99,6 +109,11 @@ pub trait Device: Send + Sync {
 
     /// What the host did for the device so far; `None` where it is not counted.
     fn host_work(&self) -> Option<HostWork> {
+        None
+    }
+
+    /// Time that the host spent so far on encoding and submission; `None` where it is not measured.
+    fn host_times(&self) -> Option<HostTimes> {
         None
     }
 

@@ -26,8 +26,8 @@ pub mod wgsl;
 
 pub use cache_folder::{CacheFolderError, cache_folder, make_cache_folder};
 pub use device::{
-    Buffer, Device, DeviceInfo, DeviceMemory, Encoder, HostWork, KernelStatistics, Program, Ticket,
-    Upload,
+    Buffer, Device, DeviceInfo, DeviceMemory, Encoder, HostTimes, HostWork, KernelStatistics,
+    Program, Ticket, Upload,
 };
 pub use error::{GpuError, Result};
 pub use profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};

@@ -7,7 +7,7 @@ mod table;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clearway::{Device, GraphExecutor, HostWork};
+use clearway::{Device, GraphExecutor, HostTimes, HostWork};
 use clearway_llm::Sampling;
 use clearway_llm::engine::{Engine, TokenBytes};
 
@@ -110,6 +110,8 @@ struct Decode {
     cpu_us: Option<Cpu<f64>>,
     /// What the host did for the device in all timed runs; `None` where it is not counted.
     work: Option<HostWork>,
+    /// Microseconds of a token for encoding and submission; `None` where they are not measured.
+    host_us: Option<[f64; 2]>,
 }
 
 /// Measures a model, as llama-bench does.
@@ -193,6 +195,7 @@ struct Cost {
     time: Duration,
     cpu: Option<Cpu<Duration>>,
     work: Option<HostWork>,
+    host: Option<HostTimes>,
 }
 
 impl Bench<'_> {
@@ -230,7 +233,8 @@ impl Bench<'_> {
             let text: Vec<u32> = (1..=self.args.n_depth).map(|i| token(i) as u32).collect();
             engine.eval(&text)?;
         }
-        let (work, cpu, started) = (self.device.host_work(), cpu_time(), Instant::now());
+        let (work, host) = (self.device.host_work(), self.device.host_times());
+        let (cpu, started) = (cpu_time(), Instant::now());
         match test {
             Test::Generate(count) if engine.feeds_back() => {
                 let temperature = self.args.temp;
@@ -255,7 +259,11 @@ impl Bench<'_> {
             encodings: after.encodings - before.encodings,
             allocations: after.allocations - before.allocations,
         });
-        Ok(Cost { time, cpu, work })
+        let host = host.zip(self.device.host_times()).map(|(before, after)| HostTimes {
+            encoding: after.encoding.saturating_sub(before.encoding),
+            submission: after.submission.saturating_sub(before.submission),
+        });
+        Ok(Cost { time, cpu, work, host })
     }
 
     /// What each of `count` generated tokens is made of and took in these runs.
@@ -273,6 +281,10 @@ impl Bench<'_> {
             let encodings = sum.encodings + run.encodings;
             Some(HostWork { encodings, allocations: sum.allocations + run.allocations })
         });
+        let host = |of: fn(HostTimes) -> Duration| {
+            runs.iter().map(|run| run.host.map(of)).sum::<Option<Duration>>().map(us)
+        };
+        let host_us = host(|h| h.encoding).zip(host(|h| h.submission)).map(|(e, s)| [e, s]);
         Ok(Some(Decode {
             phases: stats.compile.groups,
             barriers: stats.compile.barriers,
@@ -280,6 +292,7 @@ impl Bench<'_> {
             read_bytes_per_ns: self.bandwidth,
             cpu_us,
             work,
+            host_us,
         }))
     }
 }
@@ -344,6 +357,7 @@ mod tests {
             read_bytes_per_ns: Some(4.0),
             cpu_us: None,
             work: None,
+            host_us: None,
         };
         let measured = |decode| Measured {
             test: Test::Generate(2),

@@ -69,6 +69,9 @@ pub(super) struct Counters {
     pub(super) encodings: AtomicU64,
     pub(super) allocations: AtomicU64,
     pub(super) bind_groups: AtomicU64,
+    /// Nanoseconds.
+    pub(super) encoding: AtomicU64,
+    pub(super) submission: AtomicU64,
 }
 
 /// What callbacks were told.
@@ -220,7 +223,10 @@ impl Context {
         commands: impl IntoIterator<Item = wgpu::CommandBuffer>,
     ) -> Result<u64> {
         let mut submitted = self.submitted();
+        let started = Instant::now();
         let index = self.queue.submit(commands);
+        let ns = started.elapsed().as_nanos() as u64;
+        self.counters.submission.fetch_add(ns, Ordering::Relaxed);
         self.check("Queue::submit")?;
         submitted.clock += 1;
         let value = submitted.clock;

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use clearway_graph::{FusedRequest, Layout, TensorView};
 
-use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
+use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostTimes, HostWork};
 use crate::error::Result;
 use crate::lowering::encoder::ListEncoder;
 use crate::lowering::{Backend as _, Piece as _};
@@ -242,6 +242,13 @@ impl Device for WgpuDevice {
     fn host_work(&self) -> Option<HostWork> {
         let WgpuCounts { encodings, allocations, .. } = self.counts();
         Some(HostWork { encodings, allocations })
+    }
+
+    fn host_times(&self) -> Option<HostTimes> {
+        let counters = &self.context.counters;
+        let [encoding, submission] = [&counters.encoding, &counters.submission]
+            .map(|ns| Duration::from_nanos(ns.load(Ordering::Relaxed)));
+        Some(HostTimes { encoding, submission })
     }
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {

@@ -87,6 +87,7 @@ impl WgpuProgram {
     pub(super) fn encode(&self, clock: Option<&Clock>, last: bool) -> Result<Encoded> {
         let context = &self.context;
         context.counters.encodings.fetch_add(1, Ordering::Relaxed);
+        let started = Instant::now();
         let mut encoder = context.device.create_command_encoder(&Default::default());
         match clock {
             None => self.pass(&mut encoder, 0..self.launches.len(), None),
@@ -102,7 +103,10 @@ impl WgpuProgram {
             let copy = Mailbox::copy(memory, context, &mut encoder)?;
             copies.extend(copy.map(|copy| (memory.clone(), copy)));
         }
-        Ok(Encoded { commands: encoder.finish(), copies })
+        let commands = encoder.finish();
+        let ns = started.elapsed().as_nanos() as u64;
+        context.counters.encoding.fetch_add(ns, Ordering::Relaxed);
+        Ok(Encoded { commands, copies })
     }
 
     fn pass(

@@ -83,6 +83,8 @@ fn object(decode: &Decode, share: Option<f64>) -> Value {
         "bandwidth_share": share,
         "cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.all),
         "own_cpu_us_per_token": decode.cpu_us.map(|cpu| cpu.own),
+        "encoding_us_per_token": decode.host_us.map(|[encoding, _]| encoding),
+        "submission_us_per_token": decode.host_us.map(|[_, submission]| submission),
         "encodings": decode.work.map(|work| work.encodings),
         "allocations": decode.work.map(|work| work.allocations),
     })
@@ -144,6 +146,12 @@ impl Table {
                 measured.test.name(),
                 work.encodings,
                 work.allocations
+            ));
+        }
+        if let Some([encoding, submission]) = decode.host_us {
+            self.notes.push(format!(
+                "{}: {encoding:.1} us of the host for encoding a token, {submission:.1} us for its submission",
+                measured.test.name(),
             ));
         }
         if let Some(cpu) = decode.cpu_us {
@@ -229,6 +237,7 @@ mod tests {
             read_bytes_per_ns: Some(4_000.0),
             cpu_us: Some(Cpu { all: 12.34, own: 2.46 }),
             work: Some(HostWork { encodings: 0, allocations: 1 }),
+            host_us: Some([300.0, 20.0]),
         };
         Measured { test: Test::Generate(128), samples: vec![1_000.0; 5], decode: Some(decode) }
     }
