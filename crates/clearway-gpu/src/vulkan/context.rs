@@ -25,7 +25,7 @@ use crate::lowering::cache::DiskCache;
 use crate::lowering::guard::Vetted;
 use crate::lowering::lowered::Lowered;
 use crate::lowering::tune::{Timing, Tuner};
-use crate::lowering::{Backend, Workgroups};
+use crate::lowering::{Backend, MAX_COUNTED_BINDINGS, Workgroups};
 use crate::wgsl::{Packing, Target, Trust};
 
 /// How long the host polls before it blocks: a decode step of a small model is shorter.
@@ -303,7 +303,9 @@ impl Backend for Context {
     }
 
     fn counters(self: &Arc<Self>) -> bool {
-        !self.stalled.load(Ordering::Relaxed)
+        let bindings = self.adapter.limits.max_per_stage_descriptor_storage_buffers as usize;
+        bindings >= MAX_COUNTED_BINDINGS
+            && !self.stalled.load(Ordering::Relaxed)
             && match self.instance.options.counting {
                 Counting::Never => false,
                 Counting::Always | Counting::Idle | Counting::Stalling => true,

@@ -92,7 +92,8 @@ impl Pipelines {
             grown: AtomicBool::new(false),
             statistics: Statistics::new(instance, raw, adapter),
         };
-        for bindings in 0..=MAX_COUNTED_BINDINGS {
+        let most = adapter.limits.max_per_stage_descriptor_storage_buffers as usize;
+        for bindings in 0..=MAX_COUNTED_BINDINGS.min(most) {
             let layouts = layout(raw, bindings)
                 .map_err(|e| driver_error(device, "vkCreatePipelineLayout", e))?;
             pipelines.layouts.push(layouts);
@@ -299,8 +300,8 @@ fn layout(
     let set = unsafe { raw.create_descriptor_set_layout(&info, None) }?;
     let sets = [set];
     let info = vk::PipelineLayoutCreateInfo::default().set_layouts(&sets);
-    // SAFETY: the set layout was just made. VUID-VkPipelineLayoutCreateInfo-descriptorType-03018: opening demands as
-    // many storage buffers in a stage as `MAX_COUNTED_BINDINGS`, and every device has a uniform buffer.
+    // SAFETY: the set layout was just made. VUID-VkPipelineLayoutCreateInfo-descriptorType-03018: callers ask for
+    // no more storage buffers in a stage than the device has, and every device has a uniform buffer.
     let pipeline = unsafe { raw.create_pipeline_layout(&info, None) }.inspect_err(|_| {
         // SAFETY: it was just made, and what was to be made from it failed.
         unsafe { raw.destroy_descriptor_set_layout(set, None) };

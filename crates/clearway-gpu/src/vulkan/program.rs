@@ -192,7 +192,7 @@ impl VulkanProgram {
             // kinds at these bindings. The ranges lie inside their buffers, which `self.memory` keeps, start at
             // multiples the device wants (VUID-VkWriteDescriptorSet-descriptorType-00327, -00328) and are within
             // its limits (-00332, -00333): `ListEncoder::range` sees to operands, `check` to uniform blocks,
-            // `bind_scratch` and `read_ahead` bind whole multiples of `heap::ALIGN`.
+            // `bind_scratch`, `bind_counters` and `read_ahead` bind whole multiples of `heap::ALIGN`.
             unsafe { raw.update_descriptor_sets(&writes, &[]) };
             self.launches.push(Launch {
                 pipeline: pipelines[step.source],
