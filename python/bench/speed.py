@@ -1,14 +1,16 @@
 """One stream and a batch of prompts through Python against `clearway bench`, in turns.
 
 CLEARWAY is the program, built in release mode as the package is. A round measures Python and the program right after each
-other, in an order that changes from round to round. What counts is the median of the ratios of all rounds: a machine that
-is slower for a minute is slower for both. Exits with 1 where a median is below what is asked for.
+other, in an order that changes from round to round, and counts if other programs left the processor to them. The median of the
+ratios is the result: a machine that is slower for a minute is slower for both. Exits with 1 where a median is below what is
+asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -26,12 +28,39 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, vulkan, vulkan:N")
     parser.add_argument("-r", "--rounds", type=int, default=11, help="pairs of each measurement")
     parser.add_argument("-n", "--tokens", type=int, default=128, help="tokens of the one stream")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of the one stream in a turn; the fastest counts")
     parser.add_argument("--parallel", type=int, default=64, help="prompts of the batch")
     parser.add_argument("--batch-prompt", type=int, default=32, help="tokens of each of its prompts")
     parser.add_argument("--batch-tokens", type=int, default=128, help="tokens after each of them")
+    parser.add_argument("--others", type=float, default=0.05, help="share of the processor that others may have in a round that counts")
+    parser.add_argument("--only", choices=["stream", "batch"], help="one of both measurements")
     parser.add_argument("--least-stream", type=float, default=0.97, help="least median ratio of the one stream")
     parser.add_argument("--least-batch", type=float, default=0.95, help="least median ratio of the batch")
     return parser.parse_args()
+
+
+class Others:
+    """The share of the processor that other programs, and other machines on the same host, had since the last look."""
+
+    def __init__(self) -> None:
+        self.before = self.now()
+
+    @staticmethod
+    def now() -> tuple[float, float, float]:
+        """Seconds of all cores: all, idle, ours with those of programs that we started and that have ended."""
+        try:
+            with open("/proc/stat") as file:
+                ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in file.readline().split()[1:9]]
+        except OSError:
+            return 0.0, 0.0, 0.0
+        times = os.times()
+        return sum(ticks), ticks[3] + ticks[4], times.user + times.system + times.children_user + times.children_system
+
+    def share(self) -> float:
+        now = self.now()
+        total, idle, ours = (after - before for after, before in zip(now, self.before))
+        self.before = now
+        return max(0.0, (total - idle - ours) / total) if total > 0 else 0.0
 
 
 class Python:
@@ -43,7 +72,17 @@ class Python:
         self.llm = LLM(args.model, device=args.device, max_model_len=-(-length // 32) * 32, max_num_seqs=args.parallel, progress=False)
         self.random = random.Random(1)
 
+    def warm_up(self) -> None:
+        """A GPU takes some time to go back to its clocks after the other's turn."""
+        until = time.perf_counter() + 0.3
+        while time.perf_counter() < until:
+            self.stream_once()
+
     def stream(self) -> float:
+        self.warm_up()
+        return max(self.stream_once() for _ in range(self.args.repeat))
+
+    def stream_once(self) -> float:
         """Tokens per second of a text from its second token on."""
         params = SamplingParams(temperature=0, max_tokens=self.args.tokens + 1, ignore_eos=True)
         pieces = self.llm.stream([1], params)
@@ -57,6 +96,7 @@ class Python:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         vocabulary = self.llm._engine.vocab_size
         prompts = [[self.random.randrange(vocabulary) for _ in range(prompt)] for _ in range(parallel)]
+        self.warm_up()
         started = time.perf_counter()
         outputs = self.llm.generate(prompts, params)
         elapsed = time.perf_counter() - started
@@ -65,52 +105,58 @@ class Python:
 
 
 class Program:
-    """`clearway bench`, started anew for each number. It warms up by itself."""
+    """`clearway bench`, started anew for each turn. It warms up by itself."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
 
     def bench(self, *flags: str) -> dict:
-        command = [self.args.program, "bench", "-m", self.args.model, "--device", self.args.device, "-r", "1", "--json", *flags]
+        command = [self.args.program, "bench", "-m", self.args.model, "--device", self.args.device, "--json", *flags]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: {done.stderr}")
         return json.loads(done.stdout)[0]
 
     def stream(self) -> float:
-        return self.bench("-p", "0", "-n", str(self.args.tokens))["avg_ts"]
+        return max(self.bench("-p", "0", "-n", str(self.args.tokens), "-r", str(self.args.repeat))["samples_ts"])
 
     def batch(self) -> float:
         lengths = ["-p", str(self.args.batch_prompt), "-n", str(self.args.batch_tokens)]
-        return self.bench(*lengths, "--parallel", str(self.args.parallel))["s"]
+        return self.bench(*lengths, "-r", "1", "--parallel", str(self.args.parallel))["s"]
 
 
-def pairs(ours: Callable[[], float], theirs: Callable[[], float], warm_up: Callable[[], float], rounds: int) -> list[tuple[float, float]]:
-    """Both in turns. Python is warmed up before each of its turns, as the program is."""
-
-    def mine() -> float:
-        warm_up()
-        return ours()
-
-    found = []
-    for turn in range(rounds):
+def pairs(ours: Callable[[], float], theirs: Callable[[], float], args: argparse.Namespace) -> list[tuple[float, float]]:
+    """Both in turns. A round that others disturbed is repeated, as long as there are not too many."""
+    found: list[tuple[float, float]] = []
+    others = Others()
+    for turn in range(args.rounds * 5):
         if turn % 2 == 0:
-            found.append((mine(), theirs()))
+            mine, other = ours(), theirs()
         else:
-            other = theirs()
-            found.append((mine(), other))
-        print(f"  {found[-1][0]:.1f} / {found[-1][1]:.1f} = {found[-1][0] / found[-1][1]:.3f}", file=sys.stderr, flush=True)
-    return found
+            other, mine = theirs(), ours()
+        share = others.share()
+        quiet = share <= args.others
+        print(f"  {mine:.1f} / {other:.1f} = {mine / other:.3f}" + ("" if quiet else f", not counted: others had {share:.0%}"), file=sys.stderr, flush=True)
+        if quiet:
+            found.append((mine, other))
+        if len(found) == args.rounds:
+            return found
+    sys.exit(f"others had more than {args.others:.0%} of the processor in all but {len(found)} rounds; see --others")
 
 
 def main() -> int:
     args = arguments()
     python, program = Python(args), Program(args)
     rows = []
-    print("one stream", file=sys.stderr, flush=True)
-    rows.append(("one stream", pairs(python.stream, program.stream, python.stream, args.rounds), args.least_stream))
-    print(f"{args.parallel} prompts", file=sys.stderr, flush=True)
-    rows.append((f"{args.parallel} prompts", pairs(python.batch, program.batch, python.batch, args.rounds), args.least_batch))
+    kinds = {
+        "stream": ("one stream", python.stream, program.stream, args.least_stream),
+        "batch": (f"{args.parallel} prompts", python.batch, program.batch, args.least_batch),
+    }
+    for kind, (name, ours, theirs, least) in kinds.items():
+        if args.only in (None, kind):
+            print(name, file=sys.stderr, flush=True)
+            ours()
+            rows.append((name, pairs(ours, theirs, args), least))
     print(f"{args.model} on {python.llm.device_description}: tokens per second, {args.rounds} pairs in turns\n")
     print("| | Python, median | clearway bench, median | ratio, median | quartiles | least |\n|---|---|---|---|---|---|")
     good = True
