@@ -104,8 +104,7 @@ class LLM:
         """
         listed = _prompts(prompts)
         rows = _rows(sampling_params, len(listed))
-        asked = [self._encode(prompt) for prompt in listed]
-        return self._finish([self._begin(text, tokens, row) for (text, tokens), row in zip(asked, rows)])
+        return self._write([self._encode(prompt) for prompt in listed], rows)
 
     def chat(
         self,
@@ -126,16 +125,16 @@ class LLM:
         several = len(messages) > 0 and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
         rows = _rows(sampling_params, len(conversations))
-        streams = []
-        for conversation, row in zip(conversations, rows):
+        asked: list[tuple[str | None, list[int]]] = []
+        for conversation in conversations:
             prompt = self.apply_chat_template(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
             )
-            streams.append(self._begin(prompt, self._engine.encode_chat(prompt), row))
-        return self._finish(streams)
+            asked.append((prompt, self._engine.encode_chat(prompt)))
+        return self._write(asked, rows)
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
@@ -262,14 +261,27 @@ class LLM:
     def _begin(self, text: str | None, tokens: list[int], row: SamplingParams) -> TextStream:
         return TextStream(self._engine, text, tokens, row)
 
-    @staticmethod
-    def _finish(streams: list[TextStream]) -> list[RequestOutput]:
+    def _write(self, asked: list[tuple[str | None, list[int]]], rows: list[SamplingParams]) -> list[RequestOutput]:
+        """Asks for the texts after all prompts at once and waits for all."""
+        natives: list[_Native] = []
+        known: dict[int, int] = {}
+        which = []
+        for row in rows:
+            index = known.setdefault(id(row), len(natives))
+            if index == len(natives):
+                natives.append(_Native(row))
+            which.append(index)
+        outputs = [_empty(text, tokens, row) for (text, tokens), row in zip(asked, rows)]
+        stream = self._engine.submit_all([tokens for _, tokens in asked], natives, which)
         try:
-            return [stream.result() for stream in streams]
+            events = iter(stream.collect())
         except BaseException:
-            for stream in streams:
-                stream.close()
+            stream.cancel()
             raise
+        for output, row in zip(outputs, rows):
+            for index in range(row.n):
+                _add(self._engine, row, output, output.outputs[index], next(events))
+        return outputs
 
 
 class TextStream:
@@ -282,12 +294,7 @@ class TextStream:
         self._engine = engine
         self._stream = engine.submit(tokens, _Native(row))
         self._row = row
-        wanted = row.logprobs is not None
-        outputs = [
-            CompletionOutput(index, "", [], None, None, [] if wanted else None, 0.0 if wanted else None)
-            for index in range(row.n)
-        ]
-        self.output = RequestOutput(prompt, tokens, outputs)
+        self.output = _empty(prompt, tokens, row)
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -342,30 +349,47 @@ class TextStream:
         self.close()
 
     def _add(self, event: Any) -> Piece:
-        output = self.output.outputs[event.choice]
-        text, token_ids = event.text, event.token_ids
-        output.text += text
-        output.token_ids += token_ids
-        self.output.num_cached_tokens = max(self.output.num_cached_tokens, event.cached)
-        if output.logprobs is not None:
-            for row in event.logprobs:
-                self._add_logprobs(output, row)
-        if event.finish_reason is not None:
-            output.finish_reason = event.finish_reason
-            output.stop_reason = event.stop_token if event.stop_string is None else event.stop_string
-        return Piece(text, event.choice, token_ids, event.finish_reason)
+        return _add(self._engine, self._row, self.output, self.output.outputs[event.choice], event)
 
-    def _add_logprobs(self, output: CompletionOutput, row: tuple[int, float, list[tuple[int, float]]]) -> None:
-        token, chosen, top = row
-        found: dict[int, Logprob] = {}
-        for rank, (one, logprob) in enumerate(top, 1):
-            if one == token or rank <= (self._row.logprobs or 0):
-                found[one] = Logprob(logprob, rank, self._engine.decode([one], False))
-        if token not in found:
-            found[token] = Logprob(chosen, None, self._engine.decode([token], False))
-        assert output.logprobs is not None and output.cumulative_logprob is not None
-        output.logprobs.append(found)
-        output.cumulative_logprob += chosen
+
+def _empty(prompt: str | None, tokens: list[int], row: SamplingParams) -> RequestOutput:
+    """What comes back, before anything has come."""
+    wanted = row.logprobs is not None
+    outputs = [
+        CompletionOutput(index, "", [], None, None, [] if wanted else None, 0.0 if wanted else None)
+        for index in range(row.n)
+    ]
+    return RequestOutput(prompt, tokens, outputs)
+
+
+def _add(engine: Any, row: SamplingParams, whole: RequestOutput, output: CompletionOutput, event: Any) -> Piece:
+    """Adds what has come to a text."""
+    text, token_ids = event.text, event.token_ids
+    output.text += text
+    output.token_ids += token_ids
+    whole.num_cached_tokens = max(whole.num_cached_tokens, event.cached)
+    if output.logprobs is not None:
+        for found in event.logprobs:
+            _add_logprobs(engine, row, output, found)
+    if event.finish_reason is not None:
+        output.finish_reason = event.finish_reason
+        output.stop_reason = event.stop_token if event.stop_string is None else event.stop_string
+    return Piece(text, output.index, token_ids, event.finish_reason)
+
+
+def _add_logprobs(
+    engine: Any, row: SamplingParams, output: CompletionOutput, of_token: tuple[int, float, list[tuple[int, float]]]
+) -> None:
+    token, chosen, top = of_token
+    found: dict[int, Logprob] = {}
+    for rank, (one, logprob) in enumerate(top, 1):
+        if one == token or rank <= (row.logprobs or 0):
+            found[one] = Logprob(logprob, rank, engine.decode([one], False))
+    if token not in found:
+        found[token] = Logprob(chosen, None, engine.decode([token], False))
+    assert output.logprobs is not None and output.cumulative_logprob is not None
+    output.logprobs.append(found)
+    output.cumulative_logprob += chosen
 
 
 def _is_conversation(prompt: Any) -> bool:

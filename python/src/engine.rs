@@ -76,6 +76,33 @@ impl Engine {
         made.as_ref().map_err(|message| exception("GrammarError", message, &[]))
     }
 
+    /// The requests of `params.n` texts after tokens.
+    fn requests(&self, prompt: Vec<u32>, params: &Params, patient: bool) -> PyResult<Vec<Request>> {
+        let grammar = params.grammar()?;
+        let grammars = grammar.as_ref().map(|grammar| Ok::<_, PyErr>((self.grammars()?, grammar)));
+        let grammars = grammars.transpose()?;
+        let prompt: Arc<[u32]> = prompt.into();
+        let request = |choice| {
+            Ok(Request {
+                priority: params.priority,
+                ignore_eos: params.ignore_eos,
+                patient,
+                ..Request::new(prompt.clone(), params.row(choice, grammars)?)
+            })
+        };
+        (0..params.n).map(request).collect()
+    }
+
+    fn ask(&self, service: &Service, requests: Vec<Request>) -> PyResult<Stream> {
+        let stops = |request: &Request| request.sampling.stop_strings.clone();
+        let stops: Vec<Vec<String>> = requests.iter().map(stops).collect();
+        let streams = service.submit_all(requests).map_err(|why| error::refusal(&why))?;
+        let text = |(stream, stops): (_, Vec<String>)| {
+            TextStream::new(stream, 1, self.tokenizer.clone(), &stops, self.context)
+        };
+        Ok(Stream::new(streams.into_iter().zip(stops).map(text).collect()))
+    }
+
     fn open(model: &str, options: &LoadOptions, watch: &mut Watcher) -> PyResult<Self> {
         let name: ModelName = model.parse().map_err(|problem| error::fetch(&problem))?;
         let failed = |problem: Error| error::engine(&problem);
@@ -194,27 +221,31 @@ impl Engine {
         }
     }
 
-    /// Asks for `params.n` texts after tokens.
+    /// Asks for `params.n` texts after tokens, which are read as they are written.
     fn submit(&self, py: Python<'_>, prompt: Vec<u32>, params: Params) -> PyResult<Stream> {
         let service = self.service()?;
+        py.detach(|| self.ask(&service, self.requests(prompt, &params, false)?))
+    }
+
+    /// Asks for texts after many prompts at once, all of which are waited for. Prompt `i` has row `which[i]`; its texts follow
+    /// those of the prompt before.
+    fn submit_all(
+        &self,
+        py: Python<'_>,
+        prompts: Vec<Vec<u32>>,
+        rows: Vec<Params>,
+        which: Vec<usize>,
+    ) -> PyResult<Stream> {
+        let service = self.service()?;
         py.detach(|| {
-            let grammar = params.grammar()?;
-            let grammars =
-                grammar.as_ref().map(|grammar| Ok::<_, PyErr>((self.grammars()?, grammar)));
-            let grammars = grammars.transpose()?;
-            let prompt: Arc<[u32]> = prompt.into();
-            let texts = (0..params.n).map(|choice| {
-                let row = params.row(choice, grammars)?;
-                let stops = row.stop_strings.clone();
-                let request = Request {
-                    priority: params.priority,
-                    ignore_eos: params.ignore_eos,
-                    ..Request::new(prompt.clone(), row)
-                };
-                let stream = service.submit(request).map_err(|why| error::refusal(&why))?;
-                Ok(TextStream::new(stream, 1, self.tokenizer.clone(), &stops, self.context))
-            });
-            Ok(Stream::new(texts.collect::<PyResult<_>>()?))
+            let mut all = Vec::with_capacity(prompts.len());
+            for (prompt, row) in prompts.into_iter().zip(which) {
+                let row = rows.get(row).ok_or_else(|| {
+                    exception("ClearwayError", "there is no such row of parameters", &[])
+                })?;
+                all.extend(self.requests(prompt, row, true)?);
+            }
+            self.ask(&service, all)
         })
     }
 

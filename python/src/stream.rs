@@ -10,10 +10,13 @@ use clearway_llm::engine::LogProbs;
 use pyo3::prelude::*;
 
 use crate::error;
-use crate::wake::{Callback, Unpark};
+use crate::wake::{Arrived, Callback, Unpark};
 
 /// How often a thread that waits looks for signals.
 const SIGNALS: Duration = Duration::from_millis(50);
+
+/// Pieces of one text that are taken before signals are looked for.
+const AT_ONCE: usize = 64;
 
 /// A token, its log probability, and the likeliest tokens with theirs.
 type LogProbsRow = (u32, f32, Vec<(u32, f32)>);
@@ -114,6 +117,27 @@ impl Stream {
     fn wait(&self, py: Python<'_>) -> PyResult<Option<(usize, TextOutput)>> {
         wait(py, |waker| self.poll(waker))
     }
+
+    /// Adds what has come of a text to its event; whether the text is over.
+    fn absorb(
+        &self,
+        index: usize,
+        waker: &Waker,
+        arrived: &Arrived,
+        event: &mut Event,
+    ) -> PyResult<bool> {
+        let mut texts = self.lock();
+        let Some(text) = texts.get_mut(index) else { return Ok(true) };
+        for _ in 0..AT_ONCE {
+            match text.poll_next(&mut Context::from_waker(waker)) {
+                Poll::Ready(Some(output)) => event.add(output)?,
+                Poll::Ready(None) => return Ok(true),
+                Poll::Pending => return Ok(false),
+            }
+        }
+        arrived.add(index);
+        Ok(false)
+    }
 }
 
 /// Waits without the interpreter. Signals are seen before each look, however soon there is something: otherwise a call that
@@ -163,13 +187,29 @@ impl Stream {
         }
     }
 
-    /// Waits for the end of all texts; one event for each with all of it.
+    /// Waits for the end of all texts; one event for each with all of it. Texts are put together as their tokens come, while
+    /// the device works.
     fn collect(&self, py: Python<'_>) -> PyResult<Vec<Event>> {
         let mut events: Vec<Event> = (0..self.lock().len()).map(Event::empty).collect();
-        while let Some((choice, output)) = self.wait(py)? {
-            if let Some(event) = events.get_mut(choice) {
-                event.add(output)?;
-            }
+        let arrived = Arc::new(Arrived::all(events.len()));
+        let wakers: Vec<Waker> =
+            (0..events.len()).map(|text| Arrived::waker(&arrived, text)).collect();
+        let mut open: Vec<bool> = vec![true; events.len()];
+        while open.contains(&true) {
+            py.check_signals()?;
+            py.detach(|| {
+                let mut due = arrived.within(SIGNALS);
+                if due.is_empty() {
+                    // Another thread that reads the same texts may have been told instead.
+                    due = (0..events.len()).collect();
+                }
+                due.retain(|&text| open[text]);
+                for text in due {
+                    let over = self.absorb(text, &wakers[text], &arrived, &mut events[text])?;
+                    open[text] = !over;
+                }
+                Ok::<_, PyErr>(())
+            })?;
         }
         Ok(events)
     }

@@ -22,6 +22,21 @@ def lacking(need: str, reason: str) -> None:
     pytest.skip(reason)
 
 
+COUNTED = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def counted(request: pytest.FixtureRequest) -> Callable[[str, int], None]:
+    """Tells the end of the run how much of something was done."""
+    lines = request.config.stash.setdefault(COUNTED, [])
+    return lambda what, number: lines.append(f"counted: {what}: {number}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(COUNTED, []):
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def llm() -> Iterator[clearway.LLM]:
     with clearway.LLM(MODEL, device="cpu", max_model_len=512, max_num_seqs=8, progress=False) as model:

@@ -156,13 +156,15 @@ print(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the system does not tell what memory is used")
-def test_a_thousand_loads_leave_nothing_behind(tiny_file):
-    done = subprocess.run([sys.executable, "-c", LOADS, str(tiny_file), "1000"], capture_output=True, text=True)
+def test_a_thousand_loads_leave_nothing_behind(tiny_file, counted):
+    loads = 1000
+    done = subprocess.run([sys.executable, "-c", LOADS, str(tiny_file), str(loads)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     memory, counts = done.stdout.splitlines()
     marks = [int(mark) for mark in memory.split()]
     grown = marks[-1] - marks[2]
     # 700 loads; one of them takes about 400 kB.
     assert grown < 8 << 20, f"{grown / 1e6:.1f} MB more: {marks}"
+    counted("loads of a model in one process", loads)
     threads, files = map(int, counts.split())
     assert threads <= 6 and files <= 12, (threads, files)

@@ -63,6 +63,23 @@ def test_several_texts_have_seeds_of_their_own(llm):
         assert "".join(piece.text for piece in pieces if piece.index == index) == text
 
 
+def test_rows_of_a_batch_keep_their_places(small: LLM):
+    # More texts than slots, each prompt with a row of its own.
+    prompts = [f"prompt {index}" for index in range(12)]
+    row = SamplingParams(ignore_eos=True)
+    rows = [row.replace(n=1 + i % 3, seed=9 * i, max_tokens=5 + i, logprobs=2 if i % 4 == 0 else None) for i in range(12)]
+    together = small.generate(prompts, rows)
+    assert [output.prompt for output in together] == prompts
+    for prompt, row, output in zip(prompts, rows, together):
+        [alone] = small.generate(prompt, row)
+        assert [one.token_ids for one in output.outputs] == [one.token_ids for one in alone.outputs]
+        assert [one.index for one in output.outputs] == list(range(row.n))
+        assert all(len(one.token_ids) == row.max_tokens for one in output.outputs)
+        assert all((one.logprobs is None) == (row.logprobs is None) for one in output.outputs)
+    with pytest.raises(ValueError, match="12 prompts, but 11 rows"):
+        small.generate(prompts, rows[:11])
+
+
 def test_stop_strings_and_tokens_end_a_text(llm):
     [free] = llm.generate("One, two, three,", GREEDY)
     text = free.outputs[0].text

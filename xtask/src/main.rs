@@ -26,9 +26,9 @@ use test::{Need, Part};
 const USAGE: &str = "usage: cargo xtask COMMAND
   test [--part NAME] [--allow-missing NEED]...
                        formatting, lints, docs, tests and examples, with the minutes each part took
-                       NAME: build, core, ops, wgpu, golden, race, browser, serve or python, which runs only if named
+                       NAME: build, core, ops, wgpu, golden, race, browser, serve or python
                        NEED: vulkan, browser, race, golden, clients or python; what is missing and not named fails the run
-  soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing, and serve-clients; writes
+  soak [--cases N]     the random suites with full counts (20000), an hour of fuzzing, serve-clients, and ray; writes
                        docs/soak.md
   compare OLD NEW [FILE...] [-- ARGUMENTS]
                        two builds of `clearway` in turns on the same files: medians of `bench` and their ratio
@@ -68,9 +68,9 @@ fn main() -> ExitCode {
             Ok(seconds) => serve::run(serve::Extent { seconds, ..serve::Extent::FULL }),
             _ => return usage(&format!("`{text}` is not a number of seconds")),
         },
-        ["ray"] => python::ray(2000),
+        ["ray"] => python::ray(python::RAY_ROWS),
         ["ray", "--rows", rows] => match rows.parse() {
-            Ok(rows) if rows >= 100 => python::ray(rows),
+            Ok(rows) if rows >= python::LEAST_RAY_ROWS => python::ray(rows),
             _ => return usage(&format!("`{rows}` is not a number of rows from 100 on")),
         },
         ["dist"] => dist::run().map(|()| true),

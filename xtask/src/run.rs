@@ -61,25 +61,34 @@ pub fn step(name: &str, command: &mut Command) -> bool {
 /// Runs `cargo test`, passes its output on and collects what it reports. The flag tells whether
 /// cargo itself was content.
 pub fn tests(name: &str, command: &mut Command) -> Result<(Vec<Suite>, bool)> {
+    let mut log = Log::default();
+    // Colours would stand between us and the words.
+    let content = lines(name, command.env("CARGO_TERM_COLOR", "never"), |line| {
+        log.line(line, Instant::now());
+    })?;
+    Ok((log.finish(Instant::now()), content))
+}
+
+/// Runs a command, passes its output on and tells `each` every line of it; whether the command was content.
+pub fn lines(name: &str, command: &mut Command, mut each: impl FnMut(&str)) -> Result<bool> {
     println!("\n== {name}");
     // One pipe for both streams: cargo names a binary on one and the binary reports on the other.
     let (reader, writer) = std::io::pipe()?;
     let errors = writer.try_clone()?;
-    // Colours would stand between us and the words.
-    let command = command.env("CARGO_TERM_COLOR", "never").stdout(writer).stderr(errors);
-    let mut child = command.spawn().with_context(|| format!("{name}: cannot start cargo"))?;
+    let command = command.stdout(writer).stderr(errors);
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("{name}: cannot start {}", command.get_program().display()))?;
     // The command holds our ends of the pipe, which would never end while they are open.
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-    let mut log = Log::default();
     let mut lines = BufReader::new(reader);
     let mut bytes = Vec::new();
     while lines.read_until(b'\n', &mut bytes)? > 0 {
         std::io::stdout().write_all(&bytes)?;
-        log.line(&String::from_utf8_lossy(&bytes), Instant::now());
+        each(&String::from_utf8_lossy(&bytes));
         bytes.clear();
     }
-    let content = child.wait()?.success();
-    Ok((log.finish(Instant::now()), content))
+    Ok(child.wait()?.success())
 }
 
 /// Reads the output of `cargo test` line by line.

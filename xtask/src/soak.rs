@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::run::{self, Suite, cargo};
-use crate::{date, fuzz, root, seed, serve, test};
+use crate::{date, fuzz, python, root, seed, serve, test};
 
 /// Cases of a property test. Suites whose single case is dear take a fixed share of it.
 pub const FULL_CASES: u64 = 20_000;
@@ -30,6 +30,9 @@ pub fn run(cases: u64) -> Result<bool> {
     let clients = serve::report(&root, serve::Extent::share(cases, FULL_CASES))?;
     content &= clients.failed == 0;
     suites.push(clients);
+    let ray = python::report(cases, FULL_CASES)?;
+    content &= ray.failed == 0;
+    suites.push(ray);
     let report =
         Report { cases, seed, commit: commit(), seconds: start.elapsed().as_secs(), content };
     let told = |suite: &&Suite| !suite.counts.is_empty() || suite.failed > 0;

@@ -33,7 +33,7 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
     let seed = seed()?;
     println!("CLEARWAY_SEED={seed}");
     let mut outcome = Outcome::new(allowed);
-    let wanted = |part: &Part| only.map_or(part.is_default(), |only| only == *part);
+    let wanted = |part: &Part| only.is_none_or(|only| only == *part);
     let parts: Vec<Part> = Part::ALL.into_iter().filter(wanted).collect();
     let wants = |part| parts.contains(&part);
     let mut needs: Vec<Need> = parts.iter().flat_map(|part| part.needs()).copied().collect();
@@ -78,8 +78,10 @@ pub fn run(only: Option<Part>, allowed: &[Need]) -> Result<bool> {
             let mut clippy = python::clippy(&root)?;
             outcome.step(Part::Build, "clippy of the Python package", &mut clippy);
         }
-        outcome.step(Part::Build, "build of the Python package", &mut python::build(&root)?);
-        outcome.step(Part::Python, "Python package", &mut python::tests(&root)?);
+        let mut build = python::build(&root)?;
+        outcome.step(Part::Python, "build of the Python package", &mut build);
+        let demanded = needs::variable(&outcome.demanded(&needs));
+        outcome.suites(&[python::tests(&root, &demanded)?]);
     }
     for (part, example) in examples(&root)? {
         if !wants(part) {

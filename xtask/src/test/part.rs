@@ -1,6 +1,7 @@
 //! Parts of the run, each with a budget and with what it needs of the machine.
 
 use super::needs::Need;
+use crate::python;
 use crate::run::Suite;
 
 /// Minutes for everything, on two cores.
@@ -33,11 +34,6 @@ impl Part {
         Self::Python,
     ];
 
-    /// Whether it runs without being named. The build of the Python package has not been held to the time of the default run.
-    pub fn is_default(self) -> bool {
-        self != Self::Python
-    }
-
     /// The part of this name on the command line.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|part| part.facts().0 == name)
@@ -67,6 +63,7 @@ impl Part {
             target if target.starts_with("browser") => Self::Browser,
             target if target.starts_with("serve") => Self::Serve,
             _ if suite.package == "clearway_gpu" => Self::Ops,
+            _ if suite.package == python::PACKAGE => Self::Python,
             _ => Self::Core,
         }
     }
@@ -119,6 +116,7 @@ mod tests {
         assert_eq!(part("clearway_llm", "browser"), Part::Browser);
         assert_eq!(part("clearway_serve", "serve"), Part::Serve);
         assert_eq!(part("clearway_serve", "unittests"), Part::Core);
+        assert_eq!(part(python::PACKAGE, "pytest"), Part::Python);
     }
 
     #[test]

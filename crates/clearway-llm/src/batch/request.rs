@@ -26,13 +26,24 @@ pub struct Request {
     pub cache_salt: u64,
     /// The tokens that end a text by the vocabulary do not end it. Those of the sampling row still do.
     pub ignore_eos: bool,
+    /// Nobody reads its tokens as they come: only how soon the whole text is there counts. While all texts that run are such,
+    /// prompts are read in full chunks beside steps, and works are long.
+    pub patient: bool,
 }
 
 impl Request {
     /// One text after a prompt.
     pub fn new(prompt: impl Into<Arc<[u32]>>, sampling: Sampling) -> Self {
         let prompt = prompt.into();
-        Self { prompt, sampling, n: 1, priority: 0, cache_salt: 0, ignore_eos: false }
+        Self {
+            prompt,
+            sampling,
+            n: 1,
+            priority: 0,
+            cache_salt: 0,
+            ignore_eos: false,
+            patient: false,
+        }
     }
 
     /// Whether it can ever run within these limits.

@@ -75,11 +75,11 @@ impl Shared {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request; `false` where no more are taken. Whoever drains sees those that were counted before.
-    fn begin(&self) -> bool {
+    /// Counts requests; `false` where no more are taken. Whoever drains sees those that were counted before.
+    fn begin(&self, count: usize) -> bool {
         let mut live = self.live();
         let open = live.1 && !self.draining.load(Ordering::Acquire);
-        live.0 += usize::from(open);
+        live.0 += if open { count } else { 0 };
         open
     }
 
@@ -96,11 +96,18 @@ impl Shared {
 }
 
 enum Command {
-    Submit { id: RequestId, request: Box<Request>, outlet: Outlet },
+    Submit { all: Vec<Submitted> },
     Embed { job: Job },
     Cancel { id: RequestId, choice: Option<usize> },
     Drain { deadline: Instant },
     Decisions { reply: Sender<Vec<Decision>> },
+}
+
+/// A request that was accepted.
+struct Submitted {
+    id: RequestId,
+    request: Request,
+    outlet: Outlet,
 }
 
 /// The way to the thread.
@@ -173,31 +180,47 @@ impl Service {
     /// # Errors
     /// Why the request is refused: it can never run, too many wait, the service is shutting down.
     pub fn submit(&self, request: Request) -> Result<Stream, Refusal> {
-        request.check(&self.limits)?;
-        if let Some(vocab) = self.vocab
-            && let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab)
-        {
-            return Err(Refusal::TokenOutOfRange { token, vocab });
+        let mut streams = self.submit_all(vec![request])?;
+        streams.pop().ok_or(Refusal::Empty)
+    }
+
+    /// Asks for many texts at once: no work begins before all of them are known. All are accepted, or none.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Stream>, Refusal> {
+        for request in &requests {
+            request.check(&self.limits)?;
+            if let Some(vocab) = self.vocab
+                && let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab)
+            {
+                return Err(Refusal::TokenOutOfRange { token, vocab });
+            }
         }
-        let n = request.n;
+        let texts: usize = requests.iter().map(|request| request.n).sum();
         let stats = &self.shared.stats;
-        let waiting = stats.queued.fetch_add(n, Ordering::AcqRel);
-        if waiting + n > self.queue.saturating_add(self.free_slots()) {
+        let waiting = stats.queued.fetch_add(texts, Ordering::AcqRel);
+        if waiting + texts > self.queue.saturating_add(self.free_slots()) {
             let expected = stats.expected_wait();
-            stats.queued.fetch_sub(n, Ordering::AcqRel);
+            stats.queued.fetch_sub(texts, Ordering::AcqRel);
             stats.refused();
             return Err(Refusal::Full { waiting, expected });
         }
-        let id = RequestId(self.shared.next.fetch_add(1, Ordering::Relaxed));
-        let (outlet, stream) = stream::pair(id, n, self.link.clone());
-        let command = Command::Submit { id, request: Box::new(request), outlet };
-        if !self.shared.begin() || self.link.commands.send(command).is_err() {
-            stats.queued.fetch_sub(n, Ordering::AcqRel);
-            stream.forget();
+        let count = requests.len();
+        let (mut all, mut streams) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for request in requests {
+            let id = RequestId(self.shared.next.fetch_add(1, Ordering::Relaxed));
+            let (outlet, stream) = stream::pair(id, request.n, self.link.clone());
+            all.push(Submitted { id, request, outlet });
+            streams.push(stream);
+        }
+        if !self.shared.begin(count) || self.link.commands.send(Command::Submit { all }).is_err() {
+            stats.queued.fetch_sub(texts, Ordering::AcqRel);
+            streams.into_iter().for_each(Stream::forget);
             return Err(Refusal::Draining);
         }
-        stats.accepted();
-        Ok(stream)
+        (0..count).for_each(|_| stats.accepted());
+        Ok(streams)
     }
 
     /// Asks for the vectors of texts of tokens. They are computed between the steps of others.
@@ -226,7 +249,7 @@ impl Service {
             return Err(Refusal::Full { waiting, expected });
         }
         let (job, vectors) = Job::new(texts);
-        if !self.shared.begin() || self.link.commands.send(Command::Embed { job }).is_err() {
+        if !self.shared.begin(1) || self.link.commands.send(Command::Embed { job }).is_err() {
             stats.queued.fetch_sub(1, Ordering::AcqRel);
             return Err(Refusal::Draining);
         }

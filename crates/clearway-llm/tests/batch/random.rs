@@ -52,6 +52,7 @@ fn random_request(rng: &mut Rng, limits: &Limits, prefixes: &[Vec<u32>]) -> Requ
         priority: rng.below(3) as i32,
         cache_salt: rng.below(2),
         ignore_eos: rng.chance(50),
+        patient: rng.chance(80),
         ..Request::new(prompt, sampling)
     }
 }

@@ -85,6 +85,39 @@ fn several_steps_and_works_only_while_nobody_waits() {
 }
 
 #[test]
+fn where_nobody_reads_tokens_as_they_come_chunks_are_full_and_works_long() {
+    let patient = |prompt| Request { patient: true, ..request(prompt, 2000) };
+    // What the next work reads of a prompt that arrives, and its steps once that is read.
+    let next = |others: [Request; 2], newcomer: Request| {
+        let mut drive = Drive::new(roomy(), 2);
+        drive.sim.speed.jitter = 0;
+        for request in others {
+            drive.submit(request);
+        }
+        (0..20).for_each(|_| assert!(drive.turn()));
+        drive.submit(newcomer);
+        while drive.finish() {}
+        let work = drive.start().unwrap();
+        assert_eq!((work.decode.len(), work.steps), (2, 1), "the others go on");
+        let read: usize = work.read.iter().map(|read| read.tokens.len()).sum();
+        while drive.scheduler.load().reading > 0 {
+            drive.turn();
+        }
+        (0..8).for_each(|_| assert!(drive.turn()));
+        while drive.finish() {}
+        (read, drive.start().unwrap().steps)
+    };
+    let [one, other, long] = [(20, 1), (20, 2), (2000, 3)].map(|(n, salt)| prompt(n, salt));
+    let (read, steps) = next([patient(one.clone()), patient(other.clone())], patient(long.clone()));
+    assert_eq!(read, 512, "all that the device takes at once");
+    assert!((25..=32).contains(&steps), "60 ms: {steps}");
+    // One of them who reads tokens is enough.
+    let (read, steps) = next([patient(one), request(other, 2000)], patient(long));
+    assert!(read < 256, "{read}");
+    assert!((5..=10).contains(&steps), "10 ms: {steps}");
+}
+
+#[test]
 fn a_prompt_that_arrives_stalls_nobody() {
     let mut drive = Drive::new(roomy(), 3);
     drive.check = false;

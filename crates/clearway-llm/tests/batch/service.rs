@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use clearway_llm::batch::request::{EndReason, Failure, Refusal, Request};
 use clearway_llm::batch::runner::{Limits, Runner, SlotTokens, Work};
+use clearway_llm::batch::schedule::Decided;
 use clearway_llm::batch::service::{Output, Service, ServiceOptions, Stream};
 use clearway_llm::batch::text::{TextOutput, TextStream};
 use clearway_llm::engine::Embedding;
@@ -132,6 +133,36 @@ fn a_full_queue_refuses_with_the_time_to_wait() {
     service.submit(request(prompt(9, 1), 1)).unwrap();
     let unknown = service.submit(request(vec![1, 64], 1)).map(|_| ()).unwrap_err();
     assert_eq!(unknown, Refusal::TokenOutOfRange { token: 64, vocab: 64 });
+}
+
+#[test]
+fn requests_that_are_asked_for_together_begin_together_or_not_at_all() {
+    let service = service(Limits { slots: 8, ..roomy() }, |_| ());
+    let all = |count: u32| (0..count).map(|salt| request(prompt(20, salt), 5)).collect::<Vec<_>>();
+    let streams = service.submit_all(all(8)).unwrap();
+    for (salt, stream) in (0..).zip(streams) {
+        assert_eq!(collect(stream).0, alone(&prompt(20, salt), 0, 5, &[]).0);
+    }
+    let admitted = service.decisions().into_iter().filter_map(|decision| {
+        matches!(decision.what, Decided::Admitted { .. }).then_some(decision.work)
+    });
+    let admitted: Vec<u64> = admitted.collect();
+    assert_eq!(admitted.len(), 8);
+    assert!(admitted.iter().all(|work| *work == admitted[0]), "{admitted:?}");
+    // 64 may wait beside 8 that run.
+    wait_until("slots are free", || service.stats().numbers().decoding == 0);
+    let refusal = service.submit_all(all(73)).map(|_| ()).unwrap_err();
+    assert!(matches!(refusal, Refusal::Full { waiting: 0, .. }), "{refusal}");
+    let mut wrong = all(3);
+    wrong.push(request(vec![1, 64], 1));
+    let refusal = service.submit_all(wrong).map(|_| ()).unwrap_err();
+    assert_eq!(refusal, Refusal::TokenOutOfRange { token: 64, vocab: 64 });
+    assert!(service.submit_all(Vec::new()).unwrap().is_empty());
+    let numbers = service.stats().numbers();
+    assert_eq!((numbers.requests, service.stats().queued()), (8, 0), "nothing was begun");
+    assert!(service.drain(Duration::from_secs(20)));
+    let refusal = service.submit_all(all(2)).map(|_| ()).unwrap_err();
+    assert_eq!((refusal, service.stats().queued()), (Refusal::Draining, 0));
 }
 
 #[test]

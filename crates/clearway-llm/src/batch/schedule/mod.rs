@@ -14,7 +14,8 @@
 //!
 //! **Time.** While somebody decodes, a work is one step and a chunk of prompts that takes at most
 //! [`Policy::read_share`] steps. Where nobody decodes, chunks are as large as the device allows. Several steps make a work
-//! only while nobody waits, and then they take at most [`Policy::patience`].
+//! only while nobody waits, and then they take at most [`Policy::patience`]. While nobody reads tokens as they come
+//! ([`Request::patient`]), chunks are as large as the device allows, and works are long.
 //!
 //! **Memory.** A sequence gets blocks for the steps of a work when that work is planned, so it never has more than one block
 //! beyond what the works under way can write. Where there is no block, the sequence of the lowest rank loses its own and
@@ -55,7 +56,7 @@ pub struct Policy {
     pub read_share: f64,
     /// Works under way take at most so long each while several sequences run.
     pub patience: Duration,
-    /// As `patience`, while one sequence runs alone.
+    /// As `patience`, while one sequence runs alone or nobody reads tokens as they come.
     pub patience_alone: Duration,
     /// A sequence that waits gains a step of priority after so long.
     pub ageing: Duration,
@@ -304,6 +305,7 @@ impl Scheduler {
                 sampling,
                 stop_tokens: stop_tokens.clone(),
                 salt: request.cache_salt,
+                patient: request.patient,
                 context,
                 submitted: now,
             };

@@ -62,6 +62,11 @@ impl Scheduler {
         self.under_way.len() < self.limits.ahead && (!waits || expected <= self.policy.patience)
     }
 
+    /// Whether nobody reads tokens as they come.
+    fn all_patient(&self) -> bool {
+        !self.any_running(|sequence| !sequence.patient)
+    }
+
     fn any_running(&self, is_so: impl Fn(&Sequence) -> bool) -> bool {
         self.running.iter().any(|(_, id)| self.sequences.get(id).is_some_and(&is_so))
     }
@@ -261,7 +266,10 @@ impl Scheduler {
             || self.any_running(|s| !s.is_decoding() || s.is_new())
             || self.any_running(Sequence::needs_host);
         let Some(step) = self.pace.step(rows).filter(|_| !waits) else { return 1 };
-        let patience = if rows == 1 { self.policy.patience_alone } else { self.policy.patience };
+        let patience = match rows == 1 || self.all_patient() {
+            true => self.policy.patience_alone,
+            false => self.policy.patience,
+        };
         let fit = patience.as_secs_f64() / step.as_secs_f64().max(1e-9);
         let left = self.running.iter().filter_map(|(_, id)| self.sequences.get(id));
         let longest = left.map(Sequence::steps_left).max().unwrap_or(1);
@@ -371,7 +379,7 @@ impl Scheduler {
     /// Tokens of prompts that the next work reads.
     fn chunk_tokens(&mut self, plan: &Plan) -> usize {
         let most = self.limits.chunk;
-        if plan.rows.is_empty() && !self.any_running(Sequence::is_decoding) {
+        if self.all_patient() || plan.rows.is_empty() && !self.any_running(Sequence::is_decoding) {
             self.unmeasured = 0;
             return most;
         }

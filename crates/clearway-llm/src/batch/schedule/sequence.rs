@@ -62,6 +62,8 @@ pub(super) struct Sequence {
     pub(super) sampling: Sampling,
     pub(super) stop_tokens: Vec<u32>,
     pub(super) salt: u64,
+    /// Nobody reads its tokens as they come.
+    pub(super) patient: bool,
     /// Its position never reaches further: budget or context.
     pub(super) end: usize,
     /// The end is that of the context.
@@ -94,6 +96,7 @@ pub(super) struct Origin {
     pub(super) sampling: Sampling,
     pub(super) stop_tokens: Vec<u32>,
     pub(super) salt: u64,
+    pub(super) patient: bool,
     pub(super) context: usize,
     pub(super) submitted: Duration,
 }
@@ -114,6 +117,7 @@ impl Sequence {
             sampling,
             stop_tokens: origin.stop_tokens,
             salt: origin.salt,
+            patient: origin.patient,
             end: wanted.min(origin.context),
             ends_with_context: wanted > origin.context,
             hashes: Vec::new(),

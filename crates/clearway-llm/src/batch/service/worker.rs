@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::device::Held;
 use super::stream::{Outlet, Output};
 use super::vectors::Job;
-use super::{Command, Shared};
+use super::{Command, Shared, Submitted};
 use crate::batch::request::{EndReason, Event, Failure, RequestId, TokenUsage, What};
 use crate::batch::schedule::Scheduler;
 use crate::engine::EngineError;
@@ -127,13 +127,15 @@ impl Worker {
     fn obey(&mut self, command: Command) {
         let now = self.now();
         match command {
-            Command::Submit { id, request, outlet } => {
-                let n = request.n;
-                let live = Live { outlet, open: n, queued: (0..n).collect() };
-                self.outlets.insert(id, live);
-                if self.scheduler.submit_as(id, &request, now).is_err() {
-                    // It was checked against the same limits before; should they differ, the stream ends as failed.
-                    self.forget(id);
+            Command::Submit { all } => {
+                for Submitted { id, request, outlet } in all {
+                    let n = request.n;
+                    let live = Live { outlet, open: n, queued: (0..n).collect() };
+                    self.outlets.insert(id, live);
+                    if self.scheduler.submit_as(id, &request, now).is_err() {
+                        // It was checked against the same limits before; should they differ, the stream ends as failed.
+                        self.forget(id);
+                    }
                 }
             }
             Command::Embed { job } => self.vectors.push_back(job),
