@@ -2,6 +2,8 @@
 //! over what naga writes. Numbers are those of the SPIR-V specification, written down once more.
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
+use std::collections::BTreeMap;
+
 use clearway_gpu::vulkan::shaders::{COMPILER, compile, repair};
 
 const MAGIC: u32 = 0x0723_0203;
@@ -426,6 +428,47 @@ fn damaged_words_never_panic() {
     }
 }
 
+/// A kernel that waits for a counter.
+const COUNTED: &str =
+    "@group(0) @binding(0) var<storage, read_write> b_counters: array<atomic<u32>>;
+@group(0) @binding(1) @coherent var<storage, read_write> y: array<f32>;
+@compute @workgroup_size(64)
+fn main(@builtin(local_invocation_index) lid: u32) {
+    y[lid] *= 2.0;
+    workgroupBarrier();
+    if (lid == 0u) {
+        subgroupBarrier();
+        atomicAdd(&b_counters[0], 1u);
+    }
+}";
+
+#[test]
+fn a_subgroup_barrier_beside_counters_is_a_fence_and_other_barriers_order_storage() {
+    let words = compile(COUNTED, false).unwrap();
+    let (mut at, mut constants, mut barriers) = (5, BTreeMap::new(), Vec::new());
+    while at < words.len() {
+        match words[at] & 0xffff {
+            OP_CONSTANT => {
+                constants.insert(words[at + 2], words[at + 3]);
+            }
+            // Scope of memory and semantics.
+            OP_CONTROL_BARRIER => {
+                barriers.push((false, constants[&words[at + 2]], constants[&words[at + 3]]));
+            }
+            OP_MEMORY_BARRIER => {
+                barriers.push((true, constants[&words[at + 1]], constants[&words[at + 2]]));
+            }
+            _ => {}
+        }
+        at += (words[at] >> 16) as usize;
+    }
+    // Workgroup memory and storage, acquired and released by the workgroup; then storage by the device.
+    assert_eq!(barriers, [(false, 2, 0x148), (true, 1, 0x48)]);
+    // The same text without counters keeps its barriers.
+    let plain = compile(&COUNTED.replace("b_counters", "numbers"), false).unwrap();
+    assert_ne!(plain, words);
+}
+
 /// Words on disk are found by text and number of the compiler. Where this fails, other words are made from
 /// the same text than before: raise `COMPILER`, so that nobody is served the old ones.
 #[test]
@@ -439,9 +482,9 @@ fn main(@builtin(local_invocation_index) lid: u32) {
     workgroupBarrier();
     y[lid] = sums[63u - lid];
 }";
-    let words = [KERNEL, plain].map(|text| compile(text, false).unwrap());
+    let words = [KERNEL, plain, COUNTED].map(|text| compile(text, false).unwrap());
     let found = words.concat().into_iter().fold(0xcbf2_9ce4_8422_2325, hash);
-    assert_eq!((COMPILER, found), (4, 0xde12_2fc2_0312_4e43));
+    assert_eq!((COMPILER, found), (5, 0x4e7a_e35a_72d0_0fb7));
 }
 
 /// Sides that lie in memory as bits of another type.

@@ -267,6 +267,7 @@ mod tests {
             [
                 "read: 4000.0 GB/s by a kernel that only reads",
                 "tg128: 0 lists encoded and 1 buffers allocated in all timed runs",
+                "tg128: 300.0 us of the host for encoding a token, 20.0 us for its submission",
                 "tg128: 2.5 us of the CPU time of a token are those of the thread that generates"
             ]
         );
