@@ -205,7 +205,7 @@ impl Context {
 
     /// Whether it is a software driver on the CPU.
     pub(super) fn is_software(&self) -> bool {
-        self.adapter.kind == vk::PhysicalDeviceType::CPU
+        self.adapter.is_software()
     }
 
     /// Whether the device is done with what was submitted up to `value`, so that it may be freed. The host

@@ -377,6 +377,11 @@ struct Found {
 }
 
 impl Adapter {
+    /// Whether it is a software driver on the CPU.
+    pub(super) fn is_software(&self) -> bool {
+        self.kind == vk::PhysicalDeviceType::CPU
+    }
+
     /// The same device, but with cooperative matrices that are arrays of ordinary invocations.
     #[cfg(feature = "testkit")]
     pub(super) fn emulating_matrices(mut self) -> Self {

@@ -372,7 +372,7 @@ fn summary(adapter: &Adapter) -> VulkanDeviceInfo {
         name: format!("vulkan:{}", adapter.index),
         description: adapter.describe(),
         memory_bytes: adapter.local_bytes(),
-        software: adapter.kind == ash::vk::PhysicalDeviceType::CPU,
+        software: adapter.is_software(),
         usable: adapter.missing.is_none(),
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct VulkanProgram {
     /// Barriers that are counters.
     pub(super) waits: Option<Waits>,
     /// The uniform blocks.
-    blocks: Option<Arc<VulkanMemory>>,
+    blocks: Arc<VulkanMemory>,
     /// What was handed over last.
     running: Ticket,
     pace: Pace,
@@ -113,15 +113,13 @@ impl VulkanProgram {
             launches: Vec::with_capacity(lowered.steps.len()),
             groups: lowered.groups(),
             waits,
-            blocks: None,
+            blocks: Arc::new(blocks),
             running: Ticket::default(),
             pace: Pace::default(),
             memory: Vec::new(),
         };
-        program.make_sets(&lowered, &blocks, &pipelines)?;
-        let blocks = Arc::new(blocks);
-        memory.push(blocks.clone());
-        program.blocks = Some(blocks);
+        program.make_sets(&lowered, &pipelines)?;
+        memory.push(program.blocks.clone());
         program.memory = memory;
         program.commands = program.allocate_commands()?;
         program.record(program.commands, 1, None)?;
@@ -129,13 +127,8 @@ impl VulkanProgram {
     }
 
     /// One descriptor set for each step, written once with exact ranges.
-    fn make_sets(
-        &mut self,
-        lowered: &Lowered,
-        blocks: &VulkanMemory,
-        pipelines: &[vk::Pipeline],
-    ) -> Result<()> {
-        let context = self.context.clone();
+    fn make_sets(&mut self, lowered: &Lowered, pipelines: &[vk::Pipeline]) -> Result<()> {
+        let (context, blocks) = (self.context.clone(), self.blocks.clone());
         let (raw, steps) = (&context.raw, &lowered.steps);
         if steps.is_empty() {
             return Ok(());
@@ -219,26 +212,32 @@ impl VulkanProgram {
 
     /// Fails if workgroups have waited in vain. From then on barriers stand between all groups.
     fn check_waits(&mut self) -> Result<()> {
-        let Some(waits) = self.waits.as_mut().filter(|waits| waits.groups.contains(&true)) else {
-            return Ok(());
+        let stalled = match &self.waits {
+            Some(waits) => waits.are_used() && waits.stalled()?,
+            None => false,
         };
-        if !waits.stalled()? {
+        if !stalled {
             return Ok(());
         }
         self.context.wait(self.running.clock)?;
-        if let Some(blocks) = &self.blocks {
-            waits.stop(blocks)?;
-        }
         self.context.stall();
-        let old = [Some(self.commands), self.many.take()];
-        // SAFETY: VUID-vkFreeCommandBuffers-pCommandBuffers-00047: the last submission of this program is done, which was
-        // just waited for. They come from this pool.
-        unsafe {
-            let old: SmallVec<[vk::CommandBuffer; 2]> = old.into_iter().flatten().collect();
-            self.context.raw.free_command_buffers(self.pool, &old);
+        // Until the commands with barriers are there, the old ones stay: they stall again rather than compute without order.
+        let commands = self.allocate_commands()?;
+        let waits = self.waits.take();
+        if let Err(error) = self.record(commands, 1, None) {
+            self.waits = waits;
+            return Err(error);
         }
-        self.commands = self.allocate_commands()?;
-        self.record(self.commands, 1, None)?;
+        let old: SmallVec<[vk::CommandBuffer; 2]> =
+            [std::mem::replace(&mut self.commands, commands)]
+                .into_iter()
+                .chain(self.many.take())
+                .collect();
+        // SAFETY: VUID-vkFreeCommandBuffers-pCommandBuffers-00047: the last submission of this program is done, which was
+        // just waited for. They come from this pool, and nothing names them any more.
+        unsafe { self.context.raw.free_command_buffers(self.pool, &old) };
+        // `memory` keeps the counters: kernels are still bound to them.
+        waits.map_or(Ok(()), |waits| waits.stop(&self.blocks))?;
         Err(GpuError::Stalled { device: self.context.info.name.clone() })
     }
 

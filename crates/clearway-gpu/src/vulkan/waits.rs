@@ -43,12 +43,14 @@ impl Waits {
         Ok(word != [0; 4])
     }
 
+    /// Whether any group waits.
+    pub(super) fn are_used(&self) -> bool {
+        self.groups.contains(&true)
+    }
+
     /// Lets nobody wait any more; barriers must stand between all groups from now on. The program must be idle.
-    pub(super) fn stop(&mut self, blocks: &VulkanMemory) -> Result<()> {
-        blocks.write(0, bytemuck::cast_slice(&self.plain))?;
-        self.fault.write(0, &[0; 4])?;
-        self.groups.fill(false);
-        Ok(())
+    pub(super) fn stop(self, blocks: &VulkanMemory) -> Result<()> {
+        blocks.write(0, bytemuck::cast_slice(&self.plain))
     }
 }
 

@@ -4,7 +4,7 @@ use clearway_graph::{DType, Layout};
 
 use super::attention::{BLOCKS, in_blocks, run, with_cache};
 use super::elementwise::MATH;
-use super::template::{fill, piece};
+use super::template::{fill, front, piece};
 use super::{Job, Kernel, Source, View};
 
 /// Rows of the cache a workgroup takes, or a multiple of it: with fewer than this many in all, nothing is left to join.
@@ -56,7 +56,6 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     // Splits up to which a workgroup for each query keeps the device busier than one for all that share a head, without
     // workgroups that long caches do not need.
     let few = (job.target.processors * 3 / 2 / queries).min((splits / share).max(1));
-    let text = include_str!("kernels/attention_decode.wgsl");
     let q = job.dtype(0) == DType::F32
         && job.operands[0].is_aligned()
         && job.layout(0).strides4()[1..3].iter().all(|stride| stride.is_multiple_of(4));
@@ -75,7 +74,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         .constant("TEAM", team)
         .constant("SUBGROUP", subgroup)
         .body(MATH)
-        .body(text.split(PIECE).next().unwrap_or(text))
+        .body(front(TEXT))
         .body(&attend("one", 1, (SPLIT / teams).min(8))?)
         .body(&attend("all", share, (SPLIT / teams).min(4))?)
         .counted();
@@ -86,11 +85,10 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
 fn attend(name: &str, share: u32, unroll: u32) -> Option<String> {
     let (share, unroll) = (format!("{share}u"), format!("{unroll}u"));
     let holes = [("share", &*share), ("unroll", &unroll), ("name", name)];
-    Some(fill(piece(include_str!("kernels/attention_decode.wgsl"), "attend")?, &holes))
+    Some(fill(piece(TEXT, "attend")?, &holes))
 }
 
-/// Begins a piece of a file.
-const PIECE: &str = "//# piece ";
+const TEXT: &str = include_str!("kernels/attention_decode.wgsl");
 
 const Q_QUADS: &str = "
 fn q_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_q[i / 4u]); }

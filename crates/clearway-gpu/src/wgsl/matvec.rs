@@ -166,8 +166,8 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     }
     let dtype = job.dtype(shape.weights);
     let (cut, text) = match shape.cols {
-        1 => (cut_rounded(job, shape), include_str!("kernels/matvec_rounded.wgsl")),
-        _ => (cut_rounded_rows(job, shape), include_str!("kernels/matvec_rows.wgsl")),
+        1 => (cut_rounded(job, shape), waiting(include_str!("kernels/matvec_rounded.wgsl"))?),
+        _ => (cut_rounded_rows(job, shape), include_str!("kernels/matvec_rows.wgsl").into()),
     };
     let mut source = Source::new(job)
         .view(0, View::Quads)
@@ -194,7 +194,7 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .constant("GATES", shape.gate.is_some().into())
         .body(TEAM)
         .body(ROUNDED);
-    let source = epilogue::close(source, job).body(text);
+    let source = epilogue::close(source, job).body(&text);
     let groups = groups(job, shape, &cut);
     // The kernel of several rows has an entry point of its own.
     let source = match shape.cols {
@@ -254,7 +254,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM).body(ROUNDED);
     let source = epilogue::close(source, job);
     let source = if quads { source.body(operand("quads from memory")?) } else { source };
-    let source = source.body(include_str!("kernels/matvec_blocks.wgsl"));
+    let source = source.body(&waiting(include_str!("kernels/matvec_blocks.wgsl"))?);
     let groups = groups(job, shape, &cut);
     let counted = shape.cols == 1 && is_counted(job, groups);
     let source = if counted { source.counted() } else { source.uncounted() };
@@ -300,7 +300,7 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
     let squares = if job.slot(Slot::NormWeight).is_some() { shape.cols } else { 0 };
     let source = source.constant("SUMS", sums(shape, &cut) + squares).body(TEAM);
-    let source = source.body(include_str!("kernels/matvec_floats.wgsl"));
+    let source = source.body(&waiting(include_str!("kernels/matvec_floats.wgsl"))?);
     let groups = groups(job, shape, &cut);
     let source = match quads {
         true => staged(source, job, shape.cols * shape.inner / 4, groups)?,
@@ -337,6 +337,11 @@ fn is_counted(job: &Job<'_>, groups: [u32; 3]) -> bool {
 /// Numbers a team sums up.
 fn sums(shape: &Shape, cut: &Cut) -> u32 {
     cut.rows * shape.cols * if shape.gate.is_some() { 2 } else { 1 }
+}
+
+/// A text with its wait for the dispatches before it, which looks at the first weights `w` and `u`.
+fn waiting(text: &str) -> Option<String> {
+    Some(fill(text, &[("wait", operand("wait")?)]))
 }
 
 /// A piece of the text that reads operands.

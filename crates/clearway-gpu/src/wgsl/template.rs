@@ -86,9 +86,16 @@ fn substitute(line: &str, variables: &[(char, usize)]) -> String {
     line
 }
 
+/// The lines of a file in front of its first piece.
+pub(super) fn front(text: &str) -> &str {
+    text.find(MARK).map_or(text, |at| &text[..at])
+}
+
+/// Begins a piece of a file.
+const MARK: &str = "//# piece ";
+
 /// The lines of a piece of a file; `None` if it has no such piece.
 pub(super) fn piece<'t>(text: &'t str, name: &str) -> Option<&'t str> {
-    const MARK: &str = "//# piece ";
     let mut start = None;
     let mut at = 0;
     for line in text.split_inclusive('\n') {

@@ -1,6 +1,16 @@
 // What products of few rows read: rows and the weight of a norm as they lie, and eight float weights at a time.
 // `$operand` is the name of the weights.
 
+//# piece wait
+var word = 0u;
+for (var i = 0u; COUNTED && i < UNROLL * ROWS; i++) {
+    word ^= word_of(w[i]);
+    if (GATED) {
+        word ^= word_of(u[i]);
+    }
+}
+wait_for_inputs(lid, group, word);
+
 //# piece norm weight in quads
 fn norm_weight(k: u32) -> vec4<f32> { return bitcast<vec4<f32>>(b_g[k / 4u]); }
 

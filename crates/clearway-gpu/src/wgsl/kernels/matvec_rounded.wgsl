@@ -38,14 +38,7 @@ fn work(lid: u32, group: vec3<u32>) {
             }
         }
         if (base == 0u) {
-            var word = 0u;
-            for (var i = 0u; COUNTED && i < UNROLL * ROWS; i++) {
-                word ^= word_of(w[i]);
-                if (GATED) {
-                    word ^= word_of(u[i]);
-                }
-            }
-            wait_for_inputs(lid, group, word);
+            $wait
             stage_x(lid);
             ends_early = early(place, team, lane);
             closing = close_early(place, lid);
