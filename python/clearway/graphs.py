@@ -34,7 +34,7 @@ __all__ = ["DTYPES", "Array", "Device", "Graph", "Recording", "Report", "Tensor"
 
 DTYPES: tuple[str, ...] = (
     "f32", "f16", "bf16", "u32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
-    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
 )  # fmt: skip
 """Element types. numpy has those of f32, f16 and u32; bf16 and the block formats of model files are floats to it."""
 

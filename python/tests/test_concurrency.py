@@ -99,7 +99,9 @@ def test_a_stream_that_is_left_is_cancelled(small: LLM):
 
 
 INTERRUPTED = """
-import sys, threading, time
+import signal, sys, threading, time
+# Whoever runs the tests may ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from clearway import LLM, SamplingParams
 length = int(sys.argv[2])
 llm = LLM(sys.argv[1], device="cpu", max_model_len=length, max_num_seqs=2, progress=False)

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// Names and statuses of the signals that end every command.
 const ENDS: [(&str, i32); 2] = [("TERM", 143), ("HUP", 129)];
+/// Options of an answer that is under way however late a signal comes: the likeliest tokens go in circles.
+const ENDLESS: [&str; 6] = ["-n", "100000", "-c", "100000", "--temp", "0"];
 /// How long a command may take to end. The limit is a second; a busy machine is given some more.
 const SOON: Duration = Duration::from_millis(1500);
 
@@ -61,9 +63,8 @@ fn ends_with(mut child: Child, name: &str, status: i32, what: &str) {
 #[test]
 fn run_and_bench_end() {
     let (_folder, m) = model("signals-run");
-    let long = ["-n", "100000", "-c", "100000"];
     for (name, status) in ENDS {
-        let run = start(&[&["run", "-m", &m, "-p", "Hi", "--raw"], &long[..]].concat(), "");
+        let run = start(&[&["run", "-m", &m, "-p", "Hi", "--raw"], &ENDLESS[..]].concat(), "");
         ends_with(run, name, status, "run");
         // The head of the table is there; the prompt takes minutes.
         let bench = start(&["bench", "-m", &m, "-p", "60000", "-n", "0", "-r", "1"], "");
@@ -76,7 +77,7 @@ fn run_and_bench_end() {
 #[test]
 fn a_chat_ends_in_an_answer_and_at_its_prompt() {
     let (_folder, m) = model("signals-chat");
-    let chat = ["chat", "-m", &m, "-n", "100000", "-c", "100000"];
+    let chat = [&["chat", "-m", &m], &ENDLESS[..]].concat();
     for (name, status) in ENDS {
         ends_with(start(&chat, "Hi\n"), name, status, "an answer");
         ends_with(start(&chat, "/help\n"), name, status, "a prompt");
@@ -86,7 +87,7 @@ fn a_chat_ends_in_an_answer_and_at_its_prompt() {
 #[test]
 fn ctrl_c_ends_an_answer_and_keeps_the_chat() {
     let (_folder, m) = model("signals-keep");
-    let mut chat = start(&["chat", "-m", &m, "-n", "100000", "-c", "100000"], "Hi\n");
+    let mut chat = start(&[&["chat", "-m", &m], &ENDLESS[..]].concat(), "Hi\n");
     signal("INT", chat.id());
     let mut input = chat.stdin.take().unwrap();
     input.write_all(b"/help\n/exit\n").unwrap();

@@ -64,7 +64,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
-    fn alloc_mailbox(&self, bytes: u64) -> Result<Buffer> {
+    fn alloc_host_visible(&self, bytes: u64) -> Result<Buffer> {
         self.alloc(bytes)
     }
 
@@ -87,7 +87,7 @@ pub trait Device: Send + Sync {
     }
 
     /// Whether products with block weights round their inputs to 8 bits.
-    fn rounds_activations(&self) -> bool {
+    fn quantises_activations(&self) -> bool {
         false
     }
 
@@ -166,7 +166,7 @@ pub trait DeviceMemory: Send + Sync {
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()>;
 
     /// Copies to the host what finished work has left, and waits for nothing where the memory is a
-    /// mailbox. Bytes that work under way writes are anyone's guess.
+    /// host-visible buffer. Bytes that work under way writes are anyone's guess.
     ///
     /// # Errors
     /// What the device reports.
@@ -364,7 +364,7 @@ impl Buffer {
     }
 
     /// As [`read_vec`](Self::read_vec), of what finished work has left and without waiting for work
-    /// under way where this is a mailbox ([`Device::alloc_mailbox`]).
+    /// under way where this is a host-visible buffer ([`Device::alloc_host_visible`]).
     ///
     /// # Errors
     /// As [`read`](Self::read).

@@ -5,6 +5,7 @@
 //! proven list and runs it.
 
 mod cache_folder;
+mod counters;
 mod device;
 mod error;
 // One backend alone does not use all that both share.
@@ -12,6 +13,7 @@ mod error;
 #[cfg_attr(not(all(feature = "vulkan", feature = "wgpu")), allow(dead_code))]
 mod lowering;
 mod profile;
+mod random;
 mod record;
 mod registry;
 

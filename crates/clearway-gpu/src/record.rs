@@ -215,6 +215,21 @@ pub trait Ops {
         self.call(Kind::GELU_MUL, &[gate, up], &[], gate.layout.dtype(), &dims(&gate))
     }
 
+    /// `g * sigmoid(alpha * g) * (u + 1)`, where `g` is `gate` and at most `limit`, and `u` is `up` within `limit` of zero.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn clamped_gate(
+        &mut self,
+        gate: TensorView,
+        up: TensorView,
+        limit: f32,
+        alpha: f32,
+    ) -> Result<TensorView> {
+        let words = [limit.to_bits(), alpha.to_bits()];
+        self.call(Kind::CLAMPED_GATE, &[gate, up], &words, gate.layout.dtype(), &dims(&gate))
+    }
+
     /// The square of `x` where it is above zero, and zero elsewhere.
     ///
     /// # Errors
@@ -383,6 +398,27 @@ pub trait Ops {
         let operands = [q, k, v, positions, table.sequences, table.blocks];
         let words = params.words(table.block);
         self.call(Kind::Attention, &operands, &words, q.layout.dtype(), &dims(&q))
+    }
+
+    /// As [`attention`](Self::attention), or [`attention_in_blocks`](Self::attention_in_blocks) with a table, where each
+    /// head has one more score, `sinks[H]`: it takes its share of the softmax and has no value. It is neither scaled nor capped.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn attention_with_sinks(
+        &mut self,
+        q: TensorView,
+        [k, v]: [TensorView; 2],
+        positions: TensorView,
+        table: Option<BlockTable>,
+        sinks: TensorView,
+        params: AttentionParams,
+    ) -> Result<TensorView> {
+        let mut operands = vec![q, k, v, positions];
+        operands.extend(table.iter().flat_map(|table| [table.sequences, table.blocks]));
+        operands.push(sinks);
+        let words = params.words(table.map_or(0, |table| table.block));
+        self.call(Kind::AttentionSinks, &operands, &words, q.layout.dtype(), &dims(&q))
     }
 
     /// Writes `x[T,Hkv,D]` into the rows `positions` of `cache[S,Hkv,D]`.

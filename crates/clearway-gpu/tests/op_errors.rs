@@ -319,6 +319,48 @@ const PLAIN: &[Calls] = &[
         ],
     },
     Calls {
+        op: "attention_sinks",
+        good: "f32[3x4x8] f16[16x2x8] f16[16x2x8] u32[3] f32[4] f32[3x4x8]",
+        params: &[F(0.5), U(0), F(0.0), U(0)],
+        bad: &[
+            ("u32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[4] u32[3x4x8]", D("q")),
+            ("f32[12x8] f32[16x2x8] f32[16x2x8] u32[3] f32[4] f32[12x8]", S("q")),
+            ("f32[3x4x8] bf16[16x2x8] bf16[16x2x8] u32[3] f32[4] f32[3x4x8]", D("k")),
+            ("f32[3x4x8] f32[16x3x8] f32[16x3x8] u32[3] f32[4] f32[3x4x8]", S("k")),
+            ("f32[3x4x8] f32[16x2x8] f16[16x2x8] u32[3] f32[4] f32[3x4x8]", D("v")),
+            ("f32[3x4x8] f32[16x2x8] f32[15x2x8] u32[3] f32[4] f32[3x4x8]", S("v")),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] f32[3] f32[4] f32[3x4x8]", D("positions")),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[4] f32[4] f32[3x4x8]", S("positions")),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f16[4] f32[3x4x8]", D("sinks")),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[2] f32[3x4x8]", S("sinks")),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[4]/2 f32[3x4x8]", S("sinks")),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[4] f16[3x4x8]", D("y")),
+            ("f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[4] f32[3x32]", S("y")),
+            (
+                "f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[3] u32[2x4] f32[4] f32[3x4x8]",
+                D("sequences"),
+            ),
+            (
+                "f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] u32[4] u32[2x4] f32[4] f32[3x4x8]",
+                S("sequences"),
+            ),
+            (
+                "f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] u32[3] f32[2x4] f32[4] f32[3x4x8]",
+                D("blocks"),
+            ),
+            (
+                "f32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] u32[3] u32[8] f32[4] f32[3x4x8]",
+                S("blocks"),
+            ),
+        ],
+        bad_params: &[
+            (0, NAN, "scale"),
+            (2, F(-1.0), "softcap"),
+            (2, NAN, "softcap"),
+            (3, U(1), "block"),
+        ],
+    },
+    Calls {
         op: "kv_write",
         good: "f32[3x2x8] u32[3] f16[16x2x8]",
         params: &[],
@@ -523,8 +565,13 @@ fn all_calls() -> impl Iterator<Item = &'static Calls> {
 }
 
 /// Operands that have any shape, and constants that have any value.
-const FREE: &[(&str, &str)] =
-    &[("copy", "x"), ("fill", "y"), ("attention", "window"), ("fill", "value")];
+const FREE: &[(&str, &str)] = &[
+    ("copy", "x"),
+    ("fill", "y"),
+    ("attention", "window"),
+    ("attention_sinks", "window"),
+    ("fill", "value"),
+];
 
 #[test]
 fn the_good_calls_are_taken() {

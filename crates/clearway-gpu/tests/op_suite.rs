@@ -47,7 +47,7 @@ fn every_op_agrees_with_the_reference_on_the_cpu() {
 fn products_with_float_activations_are_exact() {
     let options = CpuOptions { float_activations: true, ..CpuOptions::default() };
     let device = CpuDevice::with_options(options);
-    assert!(!device.rounds_activations());
+    assert!(!device.quantises_activations());
     let blocks = |case: &OpCase| {
         runs_on_cpu(case) && case.operands.iter().any(|operand| operand.dtype.is_quantised())
     };

@@ -31,10 +31,11 @@ const RANDOM_SETS: [Set; 6] =
     [Set::Gaussian, Set::Uniform, Set::Positive, Set::Outlier, Set::Small, Set::Tiny];
 
 /// Largest relative RMS error per type, in the order of [`SETS`]: one per cent above what is
-/// measured. A constant is only as good as an f16 scale. Tiny weights have subnormal scales, too
-/// coarse for 8-bit quants: there ggml's rounding, which is ours, loses everything.
+/// measured. A constant is only as good as an f16 scale, or as the steps of a 4-bit float. Tiny
+/// weights have subnormal scales, too coarse for 8-bit quants: there ggml's rounding, which is ours,
+/// loses everything.
 #[rustfmt::skip]
-const LIMITS: [(DType, [f64; 8]); 15] = [
+const LIMITS: [(DType, [f64; 8]); 16] = [
     (DType::F32,    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
     (DType::F16,    [0.0002109, 0.0001863, 0.0003199, 0.0003199, 0.0002106, 0.00006379, 0.0002367, 0.01749]),
     (DType::BF16,   [0.001672, 0.001489, 0.002346, 0.002346, 0.001696, 0.0005103, 0.001671, 0.001680]),
@@ -50,12 +51,13 @@ const LIMITS: [(DType, [f64; 8]); 15] = [
     (DType::Q6_K,   [0.01698, 0.01277, 0.0003199, 0.0003199, 0.01701, 0.03382, 0.01739, 0.02796]),
     (DType::IQ4_NL, [0.07455, 0.06224, 0.0001383, 0.0001383, 0.07338, 0.1077, 0.07460, 0.2078]),
     (DType::IQ4_XS, [0.07533, 0.06288, 0.0001383, 0.0001383, 0.07411, 0.1094, 0.07566, 0.2001]),
+    (DType::MXFP4,  [0.1122, 0.09941, 0.01366, 0.01366, 0.1133, 0.1131, 0.1145, 0.1121]),
 ];
 
 /// What ggml's own encoder (`quantize_row_*_ref`) leaves on the same weights, for the types whose
 /// encoder here is a different one, in the order of [`RANDOM_SETS`].
 #[rustfmt::skip]
-const GGML: [(DType, [f64; 6]); 7] = [
+const GGML: [(DType, [f64; 6]); 8] = [
     (DType::Q2_K,   [0.29581, 0.23155, 0.18732, 0.21058, 0.29749, 0.36286]),
     (DType::Q3_K,   [0.15062, 0.12593, 0.14464, 0.09499, 0.15170, 0.97551]),
     (DType::Q4_K,   [0.07167, 0.05445, 0.04224, 0.09885, 0.07963, 2.93445]),
@@ -63,6 +65,7 @@ const GGML: [(DType, [f64; 6]); 7] = [
     (DType::Q6_K,   [0.01770, 0.01325, 0.01761, 0.03417, 0.11734, 1.00000]),
     (DType::IQ4_NL, [0.07935, 0.06731, 0.07807, 0.11154, 0.07941, 0.99948]),
     (DType::IQ4_XS, [0.07722, 0.06445, 0.07575, 0.11123, 0.21640, 1.00000]),
+    (DType::MXFP4,  [0.11376, 0.14420, 0.11547, 0.11223, 0.11905, 0.11348]),
 ];
 
 #[test]
@@ -180,8 +183,9 @@ fn wild_magnitudes_are_encoded_finitely_or_refused() {
                     let mut back = vec![0.0; x.len()];
                     decode(dtype, &bytes, &mut back).unwrap();
                     assert!(back.iter().all(|v| v.is_finite()), "{dtype} seed {seed}");
-                    // The widest range is that of Q6_K.
-                    let held = x.iter().all(|v| v.abs() <= 65504.0 * 128.0 * 32.0);
+                    // The widest range of an f16 scale is that of Q6_K; an exponent has that of f32.
+                    let held = dtype == DType::MXFP4
+                        || x.iter().all(|v| v.abs() <= 65504.0 * 128.0 * 32.0);
                     assert!(held, "{dtype} seed {seed}");
                     let error = rms_difference(&x, &back) / rms(&x).max(f64::MIN_POSITIVE);
                     let searched = !LEGACY.contains(&dtype);
@@ -291,6 +295,48 @@ fn block_decoder_takes_whole_blocks_at_any_address() {
     }
 }
 
+/// The values of the format's definition: a sign, an exponent of two bits with a bias of one, one bit of
+/// mantissa without a leading one where the exponent is zero, all times a power of two.
+#[test]
+fn every_nibble_under_every_exponent_has_the_value_of_its_bits() {
+    for e in 0..=255 {
+        for code in 0..16_u8 {
+            let mut out = [7.0; 32];
+            decode(DType::MXFP4, &[&[e][..], &[code | code << 4; 16]].concat(), &mut out).unwrap();
+            let (exponent, mantissa) = (i32::from(code >> 1 & 3), f64::from(code & 1));
+            let size = match exponent {
+                0 => mantissa / 2.0,
+                _ => (1.0 + mantissa / 2.0) * f64::from(exponent - 1).exp2(),
+            };
+            let sign = if code < 8 { 1.0 } else { -1.0 };
+            let exact = sign * size * (f64::from(e) - 127.0).exp2();
+            for value in out {
+                // What no f32 holds is infinite, and the last exponent is not a number.
+                let right = if e == 255 { value.is_nan() } else { value == exact as f32 };
+                assert!(right, "exponent {e}, nibble {code}: {value:e} instead of {exact:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_and_the_smallest_weights_have_a_block_of_floats() {
+    let top = 1.5 * 127_f32.exp2();
+    for (x, expected) in [
+        (f32::MAX, top),
+        (f32::MIN, -top),
+        (f32::MIN_POSITIVE, f32::MIN_POSITIVE),
+        (f32::from_bits(1 << 20), 0.0), // halfway to the smallest level
+        (f32::from_bits(1), 0.0),
+    ] {
+        let mut row = [0.0; 32];
+        row[9] = x;
+        let back = round_trip(DType::MXFP4, &row);
+        row[9] = expected;
+        assert_eq!(back, row, "{x:e}");
+    }
+}
+
 #[test]
 fn packed_scales_unpack_to_themselves() {
     let mut rng = Rng(11);
@@ -358,6 +404,10 @@ fn representable(dtype: DType, rng: &mut Rng) -> Vec<f32> {
         DType::Q5_0 => signed(rng, 32, sign * d, |q| q - 16.0, 32),
         DType::Q8_0 => signed(rng, 32, d, |q| q - 127.0, 255),
         DType::IQ4_NL => signed(rng, 32, sign * d, iq4_level, 16),
+        DType::MXFP4 => {
+            let d = (rng.below(200) as f32 - 100.0).exp2();
+            signed(rng, 32, d, |q| f32::from(blocks::MXFP4_LEVELS[15 - q as usize]), 16)
+        }
         DType::Q4_1 => affine(rng, 32, d, sign * dmin, 15),
         DType::Q5_1 => affine(rng, 32, d, sign * dmin, 31),
         DType::Q2_K => affine_subs(rng, 16, d, dmin, 3, 15),

@@ -184,7 +184,7 @@ fn what_a_device_may_still_use_after_a_timeout_is_not_freed() {
     let (rounds, x) = (device.alloc(4).unwrap(), device.alloc(4 * GROUPS as u64).unwrap());
     let mut done = None;
     patiently(&mut || {
-        done = Some(device.alloc_mailbox(4)?);
+        done = Some(device.alloc_host_visible(4)?);
         Ok(())
     });
     let done = done.unwrap();

@@ -64,10 +64,10 @@ fn a_read_sees_a_write_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_look_into_a_mailbox_sees_a_write_whole_or_not_at_all() {
+fn a_look_into_a_host_visible_buffer_sees_a_write_whole_or_not_at_all() {
     let Some(device) = open() else { return };
-    let mailbox = device.alloc_mailbox(WORDS as u64 * 4).unwrap();
-    assert_whole(&mailbox, |mailbox| mailbox.peek_vec(0, WORDS));
+    let buffer = device.alloc_host_visible(WORDS as u64 * 4).unwrap();
+    assert_whole(&buffer, |buffer| buffer.peek_vec(0, WORDS));
     let buffer = device.alloc(WORDS as u64 * 4).unwrap();
     assert_whole(&buffer, |buffer| buffer.peek_vec(0, WORDS));
 }

@@ -101,7 +101,7 @@ fn tracker(criterion: &mut Criterion) {
 fn stages(recorded: &ComputeGraph) -> u32 {
     let mut graph = recorded.clone();
     graph.fuse_with(&mut TestCatalog::new(), &(), true).unwrap();
-    graph.round(&mut TestCatalog::new(), &()).unwrap();
+    graph.quantise(&mut TestCatalog::new(), &()).unwrap();
     graph.reorder();
     graph.place_barriers();
     verify(recorded, &graph, None).unwrap().groups

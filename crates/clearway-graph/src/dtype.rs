@@ -41,6 +41,8 @@ pub enum DType {
     IQ4_NL,
     /// 256 weights: 6-bit scales, 4-bit indices into a non-linear table.
     IQ4_XS,
+    /// 32 weights: a power of two as an 8-bit exponent, 4-bit floats of E2M1.
+    MXFP4,
     /// 32 activations on their way from one product to the next, rounded to 8 bits: a type of kernels
     /// alone, in no file. A row takes the bytes of as many floats, and the first three eighths of them
     /// hold something: the quants of the first halves of all chunks, those of the second halves,
@@ -56,7 +58,7 @@ pub enum DType {
 
 impl DType {
     /// Every type that data comes in, in a fixed order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -73,6 +75,7 @@ impl DType {
         Self::Q6_K,
         Self::IQ4_NL,
         Self::IQ4_XS,
+        Self::MXFP4,
     ];
 
     /// Elements in one block; 1 for plain scalars.
@@ -85,6 +88,7 @@ impl DType {
             | Self::Q5_1
             | Self::Q8_0
             | Self::IQ4_NL
+            | Self::MXFP4
             | Self::A8
             | Self::A16 => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
@@ -97,6 +101,7 @@ impl DType {
             Self::F32 | Self::U32 => 4,
             Self::F16 | Self::BF16 => 2,
             Self::Q4_0 | Self::IQ4_NL => 18,
+            Self::MXFP4 => 17,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
@@ -140,6 +145,7 @@ impl DType {
             Self::Q6_K => "q6_k",
             Self::IQ4_NL => "iq4_nl",
             Self::IQ4_XS => "iq4_xs",
+            Self::MXFP4 => "mxfp4",
             Self::A8 => "a8",
             Self::A16 => "a16",
         }

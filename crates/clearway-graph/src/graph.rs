@@ -15,8 +15,8 @@ use crate::layout::{Layout, TensorView};
 use crate::node::{BarrierReason, CapturedNode, Dispatch};
 use crate::op::CapturedOpKind;
 use crate::place::{Address, MemoryPlan};
+use crate::quantise::QuantiseReport;
 use crate::range::{BufferRange, MemRangeRole, View};
-use crate::round::RoundReport;
 use crate::schedule::{ScheduleReport, Strategy};
 
 /// Unused value numbers a hand-built list may have beyond one per binding.
@@ -59,7 +59,7 @@ pub struct ComputeGraph {
     next_id: u32,
     replayed: bool,
     pub(crate) fuse_report: Option<FuseReport>,
-    pub(crate) round_report: Option<RoundReport>,
+    pub(crate) quantise_report: Option<QuantiseReport>,
     pub(crate) schedule_report: Option<ScheduleReport>,
 }
 
@@ -318,9 +318,9 @@ impl ComputeGraph {
         self.fuse_report.as_ref()
     }
 
-    /// What the round stage did, if it ran.
-    pub fn round_report(&self) -> Option<&RoundReport> {
-        self.round_report.as_ref()
+    /// What the quantise stage did, if it ran.
+    pub fn quantise_report(&self) -> Option<&QuantiseReport> {
+        self.quantise_report.as_ref()
     }
 
     /// What the schedule stage did, if it ran.
@@ -339,7 +339,7 @@ impl ComputeGraph {
 
     /// As [`fuse`](Self::fuse), also by rules whose results exist only
     /// [quantised](crate::fuse::Rule::quantises) if told to. What these refused is in the report of
-    /// [`round`](Self::round), which comes next.
+    /// [`quantise`](Self::quantise), which comes next.
     ///
     /// # Errors
     /// As [`fuse`](Self::fuse).
@@ -353,7 +353,7 @@ impl ComputeGraph {
         let fired = report.fired();
         self.fuse_report = Some(report);
         if quantise {
-            self.round_report = Some(RoundReport { refusals, ..RoundReport::default() });
+            self.quantise_report = Some(QuantiseReport { refusals, ..QuantiseReport::default() });
         }
         Ok(fired)
     }
@@ -363,25 +363,29 @@ impl ComputeGraph {
     ///
     /// # Errors
     /// [`GraphError::Kernel`] if a kernel fails to compile; the list is unchanged then.
-    pub fn round<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<u32> {
-        let report = crate::round::round(self, catalog, device)?;
-        let rounded = report.rounded.len() as u32;
-        let all = self.round_report.get_or_insert_default();
-        all.rounded = report.rounded;
+    pub fn quantise<C: KernelCatalog>(
+        &mut self,
+        catalog: &mut C,
+        device: &C::Device,
+    ) -> Result<u32> {
+        let report = crate::quantise::quantise(self, catalog, device)?;
+        let rounded = report.quantised.len() as u32;
+        let all = self.quantise_report.get_or_insert_default();
+        all.quantised = report.quantised;
         all.refusals.extend(report.refusals);
         Ok(rounded)
     }
 
     /// Gives values that only products read the form of f16 where the device has the kernels; returns how many.
-    /// They join the report of the round stage.
+    /// They join the report of the quantise stage.
     ///
     /// # Errors
-    /// As [`round`](Self::round).
+    /// As [`quantise`](Self::quantise).
     pub fn halve<C: KernelCatalog>(&mut self, catalog: &mut C, device: &C::Device) -> Result<u32> {
-        let report = crate::round::halve::halve(self, catalog, device)?;
-        let halved = report.rounded.len() as u32;
-        let all = self.round_report.get_or_insert_default();
-        all.halved = report.rounded;
+        let report = crate::quantise::halve::halve(self, catalog, device)?;
+        let halved = report.quantised.len() as u32;
+        let all = self.quantise_report.get_or_insert_default();
+        all.halved = report.quantised;
         all.refusals.extend(report.refusals);
         Ok(halved)
     }

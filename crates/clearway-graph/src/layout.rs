@@ -95,12 +95,12 @@ impl Layout {
 
     /// The same tensor with its elements rounded for products ([`DType::A8`]), in the same bytes; `None`
     /// if it is not dense, not of f32, or its rows are no whole chunks.
-    pub fn rounded(&self) -> Option<Self> {
+    pub fn quantised(&self) -> Option<Self> {
         self.in_form(DType::A8)
     }
 
     /// The same tensor with its elements as f16 ([`DType::A16`]), in the same bytes; `None` as for
-    /// [`rounded`](Self::rounded).
+    /// [`quantised`](Self::quantised).
     pub fn halved(&self) -> Option<Self> {
         self.in_form(DType::A16)
     }

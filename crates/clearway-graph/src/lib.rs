@@ -42,7 +42,7 @@ pub mod fuse;
 pub mod pack;
 pub mod pipeline;
 pub mod place;
-pub mod round;
+pub mod quantise;
 pub mod schedule;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -83,8 +83,8 @@ pub struct Scheduled {
     pub graph: ComputeGraph,
     /// Fusions that fired.
     pub fusions: u32,
-    /// Values that go rounded from one product to the next.
-    pub rounded: u32,
+    /// Values that go quantised from one product to the next.
+    pub quantised: u32,
     /// Values that are f16 for the products that read them.
     pub halved: u32,
     /// Dispatches that moved earlier.
@@ -118,8 +118,8 @@ pub struct CompileStats {
     pub false_barriers: u32,
     /// Fusions that fired.
     pub fusions: u32,
-    /// Values that go rounded from one product to the next.
-    pub rounded: u32,
+    /// Values that go quantised from one product to the next.
+    pub quantised: u32,
     /// Values that are f16 for the products that read them.
     pub halved: u32,
     /// Dispatches that moved earlier.
@@ -179,7 +179,7 @@ where
     let mut recorded = recorded.clone();
     recorded.set_replayed(options.replay);
     let scheduled = schedule(&recorded, catalog, device, options).map_err(graph_error)?;
-    let Scheduled { graph, fusions, rounded, halved, moved, longest_chain } = scheduled;
+    let Scheduled { graph, fusions, quantised, halved, moved, longest_chain } = scheduled;
 
     // Place with lifetimes counted in groups, so that sharing adds no barrier.
     let (mut graph, plan) = place(graph, options).map_err(graph_error)?;
@@ -200,7 +200,7 @@ where
         longest_chain,
         false_barriers,
         fusions,
-        rounded,
+        quantised,
         halved,
         moved,
         arena_bytes: plan.total_bytes(),
@@ -226,14 +226,14 @@ pub fn schedule<C: KernelCatalog>(
     let mut graph = recorded.clone();
     graph.set_replayed(options.replay);
 
-    // Fuse: fewer dispatches, fewer bytes. What goes from one product to the next is rounded, with its norm
+    // Fuse: fewer dispatches, fewer bytes. What goes from one product to the next is quantised, with its norm
     // where the product before can see to that.
-    let (mut fusions, mut rounded, mut halved) = (0, 0, 0);
+    let (mut fusions, mut quantised, mut halved) = (0, 0, 0);
     if options.fuse {
         fusions += graph.fuse_with(catalog, device, options.quantise)?;
     }
     if options.fuse && options.quantise {
-        rounded += graph.round(catalog, device)?;
+        quantised += graph.quantise(catalog, device)?;
         halved += graph.halve(catalog, device)?;
     }
 
@@ -244,7 +244,7 @@ pub fn schedule<C: KernelCatalog>(
         true => graph.place_barriers(),
         false => graph.place_barriers_everywhere(),
     };
-    Ok(Scheduled { graph, fusions, rounded, halved, moved, longest_chain })
+    Ok(Scheduled { graph, fusions, quantised, halved, moved, longest_chain })
 }
 
 /// The list, split where the budget asks for it, and its plan.

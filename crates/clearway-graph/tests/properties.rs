@@ -57,7 +57,7 @@ fn hold(condition: bool, story: impl FnOnce() -> String) -> Check {
 fn fused(graph: &ComputeGraph) -> ComputeGraph {
     let mut graph = graph.clone();
     graph.fuse_with(&mut TestCatalog::new(), &(), true).unwrap();
-    graph.round(&mut TestCatalog::new(), &()).unwrap();
+    graph.quantise(&mut TestCatalog::new(), &()).unwrap();
     graph
 }
 
@@ -327,7 +327,7 @@ fn writes_apart(recorded: &ComputeGraph, list: &ComputeGraph) -> bool {
 
 #[test]
 fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
-    let (in_place, rounded) = (Cell::new(0), Cell::new(0));
+    let (in_place, quantised) = (Cell::new(0), Cell::new(0));
     for_each("the pipeline proves what it compiles", &Shape::default(), |recorded, rng| {
         let align = 1 << rng.below(9);
         let largest = recorded.values().iter().map(|value| value.bytes).max().unwrap_or(0);
@@ -372,7 +372,7 @@ fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
             d.in_place.iter().any(|pair| place(pair.output) == place(pair.input))
         };
         in_place.set(in_place.get() + compiled.graph().dispatches().filter(over_operand).count());
-        rounded.set(rounded.get() + stats.rounded);
+        quantised.set(quantised.get() + stats.quantised);
         let mut was = recorded.clone();
         was.set_replayed(options.replay);
         let placement = Placement { plan: compiled.plan(), slab_buf_ids: &slab_ids };
@@ -384,8 +384,8 @@ fn every_switch_of_the_pipeline_compiles_to_a_proven_list() {
     });
     println!("{} dispatches write over an operand", in_place.get());
     assert!(in_place.get() > 0, "some lists must be compiled in place");
-    println!("{} values are rounded", rounded.get());
-    assert!(rounded.get() > 0, "some lists must have values between products");
+    println!("{} values are quantised", quantised.get());
+    assert!(quantised.get() > 0, "some lists must have values between products");
 }
 
 #[test]

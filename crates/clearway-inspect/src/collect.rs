@@ -78,8 +78,9 @@ impl Report {
             }),
             refused_fusions: {
                 let fused = fused.into_iter().flat_map(|report| &report.refusals);
-                let rounded = graph.round_report().into_iter().flat_map(|report| &report.refusals);
-                fused.chain(rounded).map(refused).collect()
+                let quantised =
+                    graph.quantise_report().into_iter().flat_map(|report| &report.refusals);
+                fused.chain(quantised).map(refused).collect()
             },
             kernel_target: None,
             kernel_list: Vec::new(),

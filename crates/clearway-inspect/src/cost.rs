@@ -63,13 +63,15 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
             share(elems(2), layout(1).map_or(0, |experts| experts.shape4()[1].into()))
         }
         // A window bounds what is visible: that many rows for each token, which overlap but for one.
-        Kind::Attention if binding == 1 || binding == 2 => match dispatch.params.get(WINDOW) {
-            None | Some(0) => declared,
-            Some(&window) => {
-                let tokens = layout(0).map_or(1, |q| u64::from(q.shape4()[1]));
-                of_rows(u64::from(window) + tokens.saturating_sub(1))
+        Kind::Attention | Kind::AttentionSinks if binding == 1 || binding == 2 => {
+            match dispatch.params.get(WINDOW) {
+                None | Some(0) => declared,
+                Some(&window) => {
+                    let tokens = layout(0).map_or(1, |q| u64::from(q.shape4()[1]));
+                    of_rows(u64::from(window) + tokens.saturating_sub(1))
+                }
             }
-        },
+        }
         Kind::KvWrite => cache(Some(2), Some(1)),
         Kind::RopeKvWrite => cache(Some(4), Some(3)),
         Kind::Product(product) => {
@@ -87,6 +89,7 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         | Kind::Rope
         | Kind::Softmax
         | Kind::Attention
+        | Kind::AttentionSinks
         | Kind::Copy
         | Kind::Concat
         | Kind::ArgMax

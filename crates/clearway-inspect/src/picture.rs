@@ -134,7 +134,11 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
             | Kind::RmsNormMul
             | Kind::AddRmsNorm
             | Kind::AddRmsNormMul => 1,
-            Kind::Attention | Kind::Rope | Kind::RopeKvWrite | Kind::Softmax => 2,
+            Kind::Attention
+            | Kind::AttentionSinks
+            | Kind::Rope
+            | Kind::RopeKvWrite
+            | Kind::Softmax => 2,
             Kind::MatMulExperts | Kind::ExpertOrder | Kind::RouterTopK | Kind::ExpertSum => 4,
             Kind::Gather | Kind::Custom | Kind::Pinned => 5,
             Kind::Map(_)

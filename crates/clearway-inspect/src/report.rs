@@ -100,8 +100,8 @@ pub struct Summary {
     pub false_barriers: u32,
     /// Fusions that fired.
     pub fusions: u32,
-    /// Values that go rounded from one product to the next.
-    pub rounded: u32,
+    /// Values that go quantised from one product to the next.
+    pub quantised: u32,
     /// Dispatches that moved earlier.
     pub moved: u32,
     /// Bytes of the arena.
@@ -127,7 +127,7 @@ impl Summary {
             longest_chain: stats.longest_chain,
             false_barriers: stats.false_barriers,
             fusions: stats.fusions,
-            rounded: stats.rounded,
+            quantised: stats.quantised,
             moved: stats.moved,
             arena_bytes: stats.arena_bytes,
             arena_lower_bound: stats.arena_lower_bound,

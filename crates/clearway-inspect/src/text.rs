@@ -18,12 +18,12 @@ impl Report {
 
     fn write_text(&self, out: &mut String) -> std::fmt::Result {
         let Summary { recorded, dispatches, groups, barriers, longest_chain, .. } = self.summary;
-        let Summary { false_barriers, fusions, rounded, moved, .. } = self.summary;
+        let Summary { false_barriers, fusions, quantised, moved, .. } = self.summary;
         let s = &self.summary;
         writeln!(out, "{}", one_line(&self.name))?;
         writeln!(out, "  recorded        {recorded:>10} dispatches")?;
         writeln!(out, "  fused           {fusions:>10} pairs, {dispatches} dispatches left")?;
-        writeln!(out, "  rounded         {rounded:>10} values between products")?;
+        writeln!(out, "  quantised       {quantised:>10} values between products")?;
         writeln!(out, "  scheduled       {groups:>10} groups, longest chain {longest_chain}")?;
         writeln!(out, "  moved           {moved:>10} dispatches stand earlier than recorded")?;
         writeln!(

@@ -105,4 +105,4 @@ pub mod text;
 pub mod tls;
 
 pub use engine::{EngineError as Error, Sampling};
-pub use generate::{Chat, End, Model, Options, Pace, Piece, Reply, Usage};
+pub use generate::{Chat, End, Model, Options, Piece, Rate, Reply, Usage};

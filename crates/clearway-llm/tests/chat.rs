@@ -133,6 +133,13 @@ fn a_file_without_a_template_gets_the_format_of_its_tokens() {
             "<s>[INST] Be brief.\n\n Hi [/INST] Yes?</s>[INST] Bye[/INST]",
         ),
         (
+            ChatFormat::Harmony,
+            "gpt2",
+            &["<|start|>", "<|channel|>", "<|message|>", "<|end|>"],
+            "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|><|start|>user<|message|> Hi <|end|>\
+             <|start|>assistant<|channel|>final<|message|>Yes?<|end|><|start|>user<|message|>Bye<|end|><|start|>assistant",
+        ),
+        (
             ChatFormat::Llama2,
             "llama",
             &[],

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use clearway::DType;
 use clearway::vulkan::{Counting, VulkanDevice, VulkanOptions};
+use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
+use clearway_llm::batch::runner::{Change, Read, Runner, SlotState, Work};
 use clearway_llm::engine::{Engine, EngineOptions, Sampling};
 use clearway_llm::gguf::Gguf;
 
@@ -53,6 +55,57 @@ fn counters_give_the_tokens_of_barriers() {
     }
     assert!(counted.kernels_with("b_counters") >= 4);
     assert_eq!(barriers.kernels_with("b_counters"), 0);
+}
+
+/// One text through slots and blocks, greedy and then drawn, with works handed over ahead.
+fn through_slots(gguf: &Gguf, device: &Arc<VulkanDevice>) -> (Vec<u32>, bool) {
+    let options = EngineOptions { context: Some(128), ..EngineOptions::default() };
+    let engine = Engine::new(gguf, device.clone(), options).unwrap();
+    let options = DeviceOptions { slots: 2, block: 8, context: 64, deterministic: false };
+    let mut runner = DeviceRunner::new(engine, options).unwrap();
+    let mut found = Vec::new();
+    for sampling in [Sampling::greedy(), Sampling { seed: 9, ..Sampling::default() }] {
+        let prompt = [5, 17, 40];
+        let state = SlotState {
+            token: 11,
+            position: prompt.len(),
+            end: prompt.len() + COUNT,
+            sampling,
+            stop_tokens: Vec::new(),
+            history: Vec::new(),
+        };
+        let changes = vec![
+            Change::Blocks { slot: 1, first: 0, blocks: vec![9, 2, 7, 4, 1, 12, 3, 5] },
+            Change::Open { slot: 1, state: Box::new(state) },
+        ];
+        let read = vec![Read { slot: 1, position: 0, tokens: prompt.to_vec() }];
+        let first = Work { changes, read, decode: vec![1], steps: COUNT / 2 };
+        let second = Work { decode: vec![1], steps: COUNT / 2, ..Work::default() };
+        runner.start(&first).unwrap();
+        runner.start(&second).unwrap();
+        for _ in 0..2 {
+            let results = runner.finish().unwrap();
+            found.extend(results.iter().flat_map(|slot| &slot.tokens).map(|chosen| chosen.token));
+        }
+    }
+    assert_eq!(found.len(), 2 * COUNT);
+    (found, runner.engine().has_stalled())
+}
+
+#[test]
+fn counters_give_the_tokens_of_barriers_through_slots() {
+    let Some(barriers) = open(Counting::Never) else { return };
+    let counted = open(Counting::Always).unwrap();
+    let stalling = open(Counting::Stalling).unwrap();
+    let plain = Gguf::from_bytes(file("llama", &shapes()[0].1, |_| ())).unwrap();
+    let gguf = quantised(&plain, DType::Q8_0);
+    let (expected, stalled) = through_slots(&gguf, &barriers);
+    assert!(!stalled);
+    assert_eq!(through_slots(&gguf, &counted), (expected.clone(), false));
+    assert!(counted.kernels_with("b_counters") >= 4);
+    // A wait that never ends ends in the same text, with barriers from then on.
+    assert_eq!(through_slots(&gguf, &stalling), (expected, true));
+    assert!(!stalling.counts_workgroups());
 }
 
 #[test]

@@ -291,6 +291,7 @@ fn types_without_kernels_are_converted_and_said_so() {
         (DType::Q5_0, DType::Q8_0, true),
         (DType::IQ4_NL, DType::Q8_0, true),
         (DType::Q4_1, DType::F16, false),
+        (DType::MXFP4, DType::F16, false),
         (DType::BF16, DType::F32, true),
     ] {
         let gguf = quantised(&plain, from);

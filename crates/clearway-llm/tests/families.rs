@@ -123,7 +123,7 @@ fn encoders_give_the_vectors_of_their_definition() {
 
 #[test]
 fn what_is_wrong_with_a_file_of_a_family_is_named() {
-    use tiny::{EMBD, FF, KV, Meta, Q, Tiny};
+    use tiny::{EMBD, FF, HEADS, KV, Meta, Q, Tiny};
     let error = |file: &Tiny| {
         let gguf = Gguf::from_bytes(file.bytes()).unwrap();
         let error = model_shape(&gguf).expect_err("the file is wrong").to_string();
@@ -134,6 +134,11 @@ fn what_is_wrong_with_a_file_of_a_family_is_named() {
     let changed = |name: &str, tensor: &str, dims: &[usize]| {
         let mut file = by_name(name).file;
         file.tensor(tensor, dims);
+        error(&file)
+    };
+    let without = |name: &str, tensor: &str| {
+        let mut file = by_name(name).file;
+        file.remove(tensor);
         error(&file)
     };
     for (found, words) in [
@@ -154,6 +159,19 @@ fn what_is_wrong_with_a_file_of_a_family_is_named() {
             &["blk.0.ffn_gate_inp_shexp.weight", "[32]"],
         ),
         (changed("olmo2", "blk.1.attn_k_norm.weight", &[8]), &["blk.1.attn_k_norm.weight", "[16]"]),
+        (
+            changed("gpt_oss", "blk.1.attn_sinks.weight", &[HEADS / 2]),
+            &["blk.1.attn_sinks.weight", "[2]", "[4]"],
+        ),
+        (
+            changed("gpt_oss", "blk.2.ffn_up_exps.bias", &[EMBD, 6]),
+            &["blk.2.ffn_up_exps.bias", "[6, 32]", "[6, 16]"],
+        ),
+        (without("gpt_oss", "blk.1.attn_sinks.weight"), &["blk.1.attn_sinks.weight"]),
+        (without("gpt_oss", "blk.0.attn_q.bias"), &["blk.0.attn_q.bias"]),
+        (without("gpt_oss", "blk.0.ffn_gate_inp.bias"), &["blk.0.ffn_gate_inp.bias"]),
+        (without("gpt_oss", "blk.2.ffn_down_exps.bias"), &["blk.2.ffn_down_exps.bias"]),
+        (without("gpt_oss", "blk.0.post_attention_norm.weight"), &["post_attention_norm"]),
         (
             error(&Tiny::decoder("granite", &[("logit_scale", Meta::F(f32::NAN))])),
             &["granite.logit_scale", "NaN"],

@@ -218,7 +218,7 @@ struct Golden {
 impl Golden {
     fn new(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Self {
         let name = device.info().description.clone();
-        let limit = if device.rounds_activations() { ROUNDED_LIMIT } else { FLOAT_LIMIT };
+        let limit = if device.quantises_activations() { ROUNDED_LIMIT } else { FLOAT_LIMIT };
         let engine = Engine::new(gguf, device, options).unwrap();
         Self { cases: Case::load(), engine, device: name, limit }
     }

@@ -159,8 +159,8 @@ fn norms_go_ahead_and_the_phases_stay_five() {
             shape.name
         );
         // Two norms and the gated product of each layer.
-        assert_eq!(stats.rounded, 3 * shape.layers as u32, "{}", shape.name);
-        let report = compiled.graph().round_report().unwrap();
+        assert_eq!(stats.quantised, 3 * shape.layers as u32, "{}", shape.name);
+        let report = compiled.graph().quantise_report().unwrap();
         assert_eq!(report.refusals, [], "{}", shape.name);
     }
 }
@@ -169,8 +169,8 @@ fn norms_go_ahead_and_the_phases_stay_five() {
 fn nothing_is_rounded_where_the_device_has_no_kernel_for_it() {
     let shape = cut(&model::builtin_shape("llama-1b").unwrap(), 3);
     let compiled = compiled(&shape, 1, Some(Kernels::All));
-    assert_eq!(compiled.stats().rounded, 0);
-    let report = compiled.graph().round_report().unwrap();
+    assert_eq!(compiled.stats().quantised, 0);
+    let report = compiled.graph().quantise_report().unwrap();
     // Two norms and the gated product of each layer.
     let reasons = report.refusals.iter().map(|pair| &pair.reason);
     assert!(reasons.clone().all(|reason| matches!(reason, Refusal::NoKernel { .. })), "{report}");

@@ -288,7 +288,7 @@ impl Device for Asked {
         self.inner.buffer(buf_id)
     }
 
-    fn rounds_activations(&self) -> bool {
+    fn quantises_activations(&self) -> bool {
         self.packs
     }
 

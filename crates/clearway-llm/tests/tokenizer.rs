@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use clearway_graph::testkit::skip;
 use clearway_llm::text::{
     DecodeOptions, EncodeOptions, PreTokenizer, StreamDecoder, TextError, TokenKind, Tokenizer,
+    Vocab,
 };
 
 use self::vectors::{Owned, REFERENCE, Random, RealModel, Vectors, fnv, integers};
@@ -173,6 +174,27 @@ fn special_tokens_are_parsed_only_when_asked() {
     assert_eq!((parsed[0], spm.bos(), spm.eos()), (1, Some(1), Some(2)));
     assert!(parsed.contains(&2));
     assert!(!spm.encode("<s>x</s>", EncodeOptions::PLAIN).unwrap().contains(&1));
+}
+
+#[test]
+fn the_end_of_a_part_ends_no_answer_where_answers_have_parts() {
+    let tokens: [&[u8]; 6] = [b"a", b"b", b"ab", b"<|end|>", b"<|return|>", b"<|call|>"];
+    let ends = |count: usize, eot: u32| {
+        let vocab = Vocab {
+            model: "gpt2",
+            pre: Some("gpt-4o"),
+            tokens: tokens[..count].to_vec(),
+            token_types: Some(&[1, 1, 1, 3, 3, 3][..count]),
+            merges: vec![b"a b"],
+            eos: Some(count as u32 - 1),
+            eot: Some(eot),
+            ..Vocab::default()
+        };
+        Tokenizer::new(&vocab).unwrap().end_tokens().to_vec()
+    };
+    assert_eq!(ends(5, 3), [3, 4]);
+    assert_eq!(ends(6, 3), [4, 5]);
+    assert_eq!(ends(6, 4), [4, 5]);
 }
 
 #[test]
@@ -422,7 +444,7 @@ fn wordpiece_gives_the_reference_ids() {
             .collect();
         let types: Vec<i32> =
             tokens.iter().map(|token| if token.starts_with(b"[") { 3 } else { 1 }).collect();
-        let vocab = clearway_llm::text::Vocab {
+        let vocab = Vocab {
             model: "bert",
             tokens,
             token_types: Some(&types),

@@ -14,10 +14,10 @@ use clearway::{
 const SLOTS: u32 = 64;
 
 /// A list that `work`s, counting its runs in a word, and `post`s: counts its own and puts both counts into
-/// the mailbox.
+/// the host-visible buffer.
 struct Counting {
     executable: Executable,
-    mailbox: Buffer,
+    visible: Buffer,
 }
 
 impl Counting {
@@ -29,10 +29,10 @@ impl Counting {
         executor.register(post).unwrap();
         let count = device.alloc(4).unwrap();
         let posts = device.alloc(4).unwrap();
-        let mailbox = device.alloc_mailbox(u64::from(SLOTS) * 8).unwrap();
+        let visible = device.alloc_host_visible(u64::from(SLOTS) * 8).unwrap();
         let (mut recorder, mut bound) = (Recorder::new(), Bindings::new());
         let views =
-            [("count", &count), ("posts", &posts), ("mailbox", &mailbox)].map(|(name, buffer)| {
+            [("count", &count), ("posts", &posts), ("visible", &visible)].map(|(name, buffer)| {
                 let words = buffer.len() as usize / 4;
                 let view = recorder.external(name, DType::U32, &[words]).unwrap();
                 bound.bind(view, buffer);
@@ -44,12 +44,12 @@ impl Counting {
         graph.dispatch(kind, &contracts.1, &views, &[], "post").unwrap();
         let executable =
             executor.compile(recorder.graph(), &bound, &CompileOptions::default()).unwrap();
-        Self { executable, mailbox }
+        Self { executable, visible }
     }
 
-    /// What the mailbox holds in a slot: runs of `work` and of `post`.
+    /// What the host-visible buffer holds in a slot: runs of `work` and of `post`.
     fn slot(&self, index: usize) -> (u32, u32) {
-        let words: Vec<u32> = self.mailbox.peek_vec(0, SLOTS as usize * 2).unwrap();
+        let words: Vec<u32> = self.visible.peek_vec(0, SLOTS as usize * 2).unwrap();
         (words[index * 2], words[index * 2 + 1])
     }
 }
@@ -70,7 +70,7 @@ fn post() -> CustomKernel {
     let bindings = [
         BindingContract::new("count", BindingRole::Read),
         BindingContract::new("posts", BindingRole::ReadWrite),
-        BindingContract::new("mailbox", BindingRole::ReadWrite),
+        BindingContract::new("visible", BindingRole::ReadWrite),
     ];
     let cpu = CpuKernel::new(
         |_, _| Grid::rows(1, 1),

@@ -114,18 +114,34 @@ fn any_legal_interleaving_gives_the_same_bits() {
     let run = Run::from_env("interleavings", 1);
     let adversarial = GraphExecutor::new(CpuDevice::adversarial(3, run.seed));
     for seed in run.seeds() {
-        let pass = RandomPass::new(&**plain.device(), seed, F32_ONLY).unwrap();
-        let expected = direct(&plain, &pass);
-        let pass = RandomPass::new(&**adversarial.device(), seed, F32_ONLY).unwrap();
-        let mut session = adversarial.begin_recorded().unwrap();
-        let outputs = pass.record(&mut session).unwrap();
-        let mut graph = session.compile(&CompileOptions::default()).unwrap();
-        for interleaving in 0..4 {
-            pass.reset().unwrap();
-            graph.run().unwrap();
-            let found = pass.outcome(&outputs, |view| read(&graph, view)).unwrap();
-            assert!(found == expected, "seed {seed}: interleaving {interleaving} differs");
-        }
+        assert_same_bits(&plain, &adversarial, seed);
+    }
+}
+
+/// Four runs of one pass on a device that draws the order, against a plain one.
+fn assert_same_bits(plain: &GraphExecutor, adversarial: &GraphExecutor, seed: u64) {
+    let pass = RandomPass::new(&**plain.device(), seed, F32_ONLY).unwrap();
+    let expected = direct(plain, &pass);
+    let pass = RandomPass::new(&**adversarial.device(), seed, F32_ONLY).unwrap();
+    let mut session = adversarial.begin_recorded().unwrap();
+    let outputs = pass.record(&mut session).unwrap();
+    let mut graph = session.compile(&CompileOptions::default()).unwrap();
+    for order in 0..4 {
+        pass.reset().unwrap();
+        graph.run().unwrap();
+        let found = pass.outcome(&outputs, |view| read(&graph, view)).unwrap();
+        assert!(found == expected, "seed {seed}: order {order} differs");
+    }
+}
+
+/// Four runs of each list, since counters are left as they are between runs.
+#[test]
+fn any_order_that_counters_allow_gives_the_same_bits() {
+    let plain = GraphExecutor::new(CpuDevice::with_threads(2));
+    let run = Run::from_env("orders of counters", 1);
+    let adversarial = GraphExecutor::new(CpuDevice::adversarial_with_counters(run.seed));
+    for seed in run.seeds() {
+        assert_same_bits(&plain, &adversarial, seed);
     }
 }
 

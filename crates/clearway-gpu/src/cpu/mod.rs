@@ -4,7 +4,7 @@
 //! resident from the first group to the last: inside a group they claim pieces without joining,
 //! between groups they meet at a spinning barrier. In the adversarial mode the pieces of a group
 //! run in an order drawn from a seed, so that a schedule that is wrong on any machine is wrong
-//! here.
+//! here; or barriers become counters, as on a GPU, and pieces run in any order that those allow.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -62,6 +62,15 @@ pub struct CpuDevice {
     shared: Arc<Shared>,
 }
 
+/// What an adversarial device draws from its seed.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    /// The order of pieces within a group.
+    WithinGroups { seed: u64 },
+    /// The order of all pieces, as far as counters in place of barriers allow.
+    Counters { seed: u64 },
+}
+
 /// What buffers, encoders and programs of one device share.
 pub(crate) struct Shared {
     info: DeviceInfo,
@@ -69,7 +78,7 @@ pub(crate) struct Shared {
     /// Buffers alive, by identity.
     buffers: Mutex<FxHashMap<usize, Weak<HostMemory>>>,
     weights: WeightMemory,
-    adversary: Option<u64>,
+    adversary: Option<Order>,
     float_activations: bool,
     /// Lists lowered and buffers given out.
     encodings: AtomicU64,
@@ -95,10 +104,17 @@ impl CpuDevice {
     /// A device that runs any legal interleaving of each group, drawn from `seed`.
     pub fn adversarial(threads: usize, seed: u64) -> Self {
         let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
-        Self::build(options, Some(seed))
+        Self::build(options, Some(Order::WithinGroups { seed }))
     }
 
-    fn build(options: CpuOptions, adversary: Option<u64>) -> Self {
+    /// A device that waits for counters instead of barriers where a GPU might, and runs any order that they allow, drawn from
+    /// `seed`. One thread does it all.
+    pub fn adversarial_with_counters(seed: u64) -> Self {
+        let options = CpuOptions { threads: Some(1), ..CpuOptions::default() };
+        Self::build(options, Some(Order::Counters { seed }))
+    }
+
+    fn build(options: CpuOptions, adversary: Option<Order>) -> Self {
         let CpuOptions { threads, float_activations } = options;
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = threads.unwrap_or_else(cores).max(1);
@@ -164,7 +180,7 @@ impl Device for CpuDevice {
         Ok(self.shared.keep(memory))
     }
 
-    fn rounds_activations(&self) -> bool {
+    fn quantises_activations(&self) -> bool {
         !self.shared.float_activations
     }
 

@@ -20,11 +20,13 @@ use super::joint::Joint;
 use super::memory::HostMemory;
 use super::piece::{CpuKernel, Grid, Operand, Piece};
 use super::simd::packed::PackedView;
-use super::{Shared, kernels, profile};
+use super::{Order, Shared, kernels, profile};
+use crate::counters::{Orders, Stalled};
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::profile::{Profile, ProfileMode};
+use crate::random::Rng;
 use crate::registry::{KernelRegistry, declared_bytes};
 
 /// Pieces of a dispatch at most.
@@ -344,6 +346,8 @@ pub(super) struct Work {
     joined: Vec<AtomicUsize>,
     failure: Mutex<Option<GpuError>>,
     adversary: Option<Adversary>,
+    /// The counter form, where the device runs lists in that.
+    orders: Option<Mutex<Orders>>,
     /// Keeps the operands' bytes alive.
     memory: Vec<Arc<HostMemory>>,
 }
@@ -357,7 +361,7 @@ struct Group {
 
 /// A legal order of the pieces of each group, drawn anew for each run.
 struct Adversary {
-    state: Mutex<u64>,
+    rng: Mutex<Rng>,
     orders: RwLock<Vec<Vec<u32>>>,
 }
 
@@ -385,13 +389,24 @@ impl Work {
         }
         let floats = steps.iter().map(|step| step.grid.scratch()).max().unwrap_or(0);
         let scratch = (0..shared.pool.threads()).map(|_| Mutex::new(vec![0.0; floats])).collect();
-        let adversary = shared.adversary.map(|seed| Adversary {
-            state: Mutex::new(seed),
+        let within_groups = |seed| Adversary {
+            rng: Mutex::new(Rng(seed)),
             orders: RwLock::new(groups.iter().map(|g| (0..g.pieces as u32).collect()).collect()),
-        });
+        };
+        let with_counters = |seed| {
+            let pieces = |group: &Group| -> Vec<usize> {
+                steps[group.steps.clone()].iter().map(|step| step.grid.pieces()).collect()
+            };
+            Mutex::new(Orders::new(&groups.iter().map(pieces).collect::<Vec<_>>(), seed))
+        };
+        let (adversary, orders) = match shared.adversary {
+            None => (None, None),
+            Some(Order::WithinGroups { seed }) => (Some(within_groups(seed)), None),
+            Some(Order::Counters { seed }) => (None, Some(with_counters(seed))),
+        };
         let (joint, failure) = (Joint::new(joint), Mutex::new(None));
         let joined = steps.iter().map(|_| AtomicUsize::new(0)).collect();
-        Self { steps, groups, scratch, joint, joined, failure, adversary, memory }
+        Self { steps, groups, scratch, joint, joined, failure, adversary, orders, memory }
     }
 
     /// The same steps with a barrier after each.
@@ -429,6 +444,16 @@ impl Work {
         // A worker that left early would let the caller touch buffers that others still work on.
         let stays = AbortOnUnwind;
         let mut scratch = self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(orders) = &self.orders {
+            if worker == 0 {
+                let mut orders = orders.lock().unwrap_or_else(PoisonError::into_inner);
+                self.run_ordered(&mut orders, &mut scratch);
+            }
+            barrier.wait();
+            (0..self.groups.len()).for_each(passed);
+            std::mem::forget(stays);
+            return;
+        }
         for (index, group) in self.groups.iter().enumerate() {
             loop {
                 let claimed = group.next.fetch_add(1, Ordering::Relaxed);
@@ -448,6 +473,19 @@ impl Work {
             barrier.wait();
         }
         std::mem::forget(stays);
+    }
+
+    /// Runs everything in an order that the counters allow.
+    fn run_ordered(&self, orders: &mut Orders, scratch: &mut [f32]) {
+        let stalled = orders.run(|(group, step, piece)| {
+            let group = &self.groups[group];
+            let piece = self.steps[group.steps.start + step].first_piece + piece;
+            self.run_piece(group, piece, scratch);
+        });
+        if let Err(Stalled) = stalled {
+            let error = GpuError::Stalled { device: "cpu".to_owned() };
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
     }
 
     fn run_piece(&self, group: &Group, piece: usize, scratch: &mut [f32]) {
@@ -474,14 +512,15 @@ impl Work {
         };
         // SAFETY: nobody else has these floats: `Group::next` gives each part to one worker, `run_piece`
         // joins them only when all are done, `Work::new` gives each step of a group other floats, and
-        // `execute` keeps groups apart by the barrier.
+        // `execute` keeps groups apart by the barrier, or one worker runs all parts.
         let joint = unsafe { self.joint.floats(joint) };
         // SAFETY: `CpuEncoder::lower` has seen that the grid fits the outputs and that operands overlap only
         // in place; `memory` keeps their bytes alive. `Group::next` gives each piece to one worker, and
         // `run_piece` joins pieces once, after all of them. The
         // bytes of operands are those of the dispatch's accesses, and `CpuEncoder::take_program` has proven
         // for those that nothing in this group writes what this piece reads or touches what it owns.
-        // `execute` keeps groups apart by the barrier, and `Pool::run_observed` transfers by the run lock.
+        // `execute` keeps groups apart by the barrier, or one worker runs all pieces one after another, and
+        // `Pool::run_observed` keeps transfers apart by the run lock.
         let mut piece =
             unsafe { Piece::new(&step.operands, &step.params, &step.grid, piece, scratch, joint) };
         let outcome = catch_unwind(AssertUnwindSafe(|| step.kernel.run(&mut piece)));
@@ -517,20 +556,9 @@ impl Drop for AbortOnUnwind {
 
 impl Adversary {
     fn shuffle(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut next = |below: usize| {
-            *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = *state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) % below as u64) as usize
-        };
+        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         let mut orders = self.orders.write().unwrap_or_else(PoisonError::into_inner);
-        for order in orders.iter_mut() {
-            for i in (1..order.len()).rev() {
-                order.swap(i, next(i + 1));
-            }
-        }
+        orders.iter_mut().for_each(|order| rng.shuffle(order));
     }
 
     fn piece(&self, group: usize, claimed: usize) -> usize {

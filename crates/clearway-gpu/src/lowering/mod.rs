@@ -9,11 +9,11 @@
 //! | `encoder` | from dispatches to bindings and kernels; the proof |
 //! | `lowered` | the list on its way to the device |
 //! | `guard` | users' kernels against the device and their contracts |
-//! | `tune` | which way to do a product is the fastest |
+//! | `tune` | which variant of a product is the fastest |
 //! | `weights` | weight tensors packed into planes, in parts where one binding is too small |
 //! | `prefetch` | weights that idle groups read ahead |
 //! | `waits` | barriers as counters that workgroups wait for |
-//! | `pace` | when runs will be done |
+//! | `wait_predictor` | when runs will be done |
 //! | `cache` | files that are kept on disk |
 //! | `parallel` | the same work for many things on all cores |
 
@@ -21,10 +21,10 @@ pub(crate) mod cache;
 pub(crate) mod encoder;
 pub(crate) mod guard;
 pub(crate) mod lowered;
-pub(crate) mod pace;
 pub(crate) mod parallel;
 pub(crate) mod prefetch;
 pub(crate) mod tune;
+pub(crate) mod wait_predictor;
 pub(crate) mod waits;
 pub(crate) mod weights;
 
@@ -47,7 +47,7 @@ pub(crate) const MAX_COUNTED_BINDINGS: usize = MAX_BINDINGS + 2;
 /// Where bindings of every device may start: uniform blocks and scratch are cut at multiples of it.
 pub(crate) const ALIGN: u64 = 256;
 
-/// Where products are timed to find the fastest way to do them.
+/// Where products are timed to find the fastest variant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tuning {
     /// On devices that are no software.
@@ -55,10 +55,10 @@ pub enum Tuning {
     Hardware,
     /// On every device.
     Always,
-    /// Nowhere: the way that is expected to be the fastest is taken.
+    /// Nowhere: the variant that is expected to be the fastest is taken.
     Never,
-    /// Nowhere: this way is taken, as far as a product has it.
-    Way(u8),
+    /// Nowhere: this variant is taken, as far as a product has it.
+    Variant(u8),
 }
 
 /// What a device says to those who lower a list for it.

@@ -1,6 +1,6 @@
-//! Which way to do a product is the fastest: measured once on each device and kept on disk.
+//! Which variant of a product is the fastest: measured once on each device and kept on disk.
 //!
-//! Kernels of few rows have a few ways to share the work ([`wgsl::choices`]), and which one wins depends on
+//! Kernels of few rows have a few variants ([`wgsl::choices`]), and which one wins depends on
 //! the shape and on the device. Every shape is timed once, the weights coming from memory and not from a
 //! cache. Nothing that was computed is touched: what a kernel writes goes to memory of the tuner's own.
 
@@ -21,12 +21,12 @@ use crate::wgsl::{self, Job, Kernel};
 const LEAST_BYTES: u64 = 4 << 20;
 /// More than caches hold.
 const FLUSH_BYTES: u64 = 128 << 20;
-/// How often each way is timed; the shortest time counts.
+/// How often each variant is timed; the shortest time counts.
 const ROUNDS: usize = 6;
-/// Another way must be this much faster than the expected one, so that noise decides nothing.
+/// Another variant must be this much faster than the expected one, so that noise decides nothing.
 const GAIN: f64 = 1.06;
 
-/// Stands for a way that could not be found: no kernel has that many.
+/// Stands for a variant that could not be found: no kernel has that many.
 const UNKNOWN: u8 = u8::MAX;
 
 /// What was found out, by kernel.
@@ -64,27 +64,27 @@ impl Tuner {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The ways that are used, by the text of the expected kernel.
-    pub(crate) fn ways(&self) -> FxHashMap<u64, u8> {
+    /// The variants that are used, by the text of the expected kernel.
+    pub(crate) fn variants(&self) -> FxHashMap<u64, u8> {
         match self.mode {
             Tuning::Hardware | Tuning::Always => {
                 let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
                 known
                     .iter()
-                    .filter(|&(_, &way)| way != UNKNOWN)
-                    .map(|(&key, &way)| (key, way))
+                    .filter(|&(_, &variant)| variant != UNKNOWN)
+                    .map(|(&key, &variant)| (key, variant))
                     .collect()
             }
-            Tuning::Never | Tuning::Way(_) => FxHashMap::default(),
+            Tuning::Never | Tuning::Variant(_) => FxHashMap::default(),
         }
     }
 
-    /// The way that is known for a kernel.
+    /// The variant that is known for a kernel.
     fn known(&self, key: u64) -> Option<u8> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
     }
 
-    /// Remembers the way for a kernel. Where none could be found, that is true only of this run.
+    /// Remembers the variant for a kernel. Where none could be found, that is true only of this run.
     fn learn(&self, key: u64, choice: Option<u8>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(key, choice.unwrap_or(UNKNOWN));
@@ -94,15 +94,15 @@ impl Tuner {
     }
 }
 
-/// The kernel of a job, done in the fastest way.
+/// The kernel of a job, done in the fastest variant.
 pub(crate) fn lower<B: Backend>(
     backend: &Arc<B>,
     job: &mut Job<'_>,
     bound: &Bound<RangeOf<B>>,
 ) -> Result<Kernel> {
     let choices = wgsl::choices(job);
-    if let Tuning::Way(way) = backend.tuner().mode {
-        job.choice = way.min(choices - 1);
+    if let Tuning::Variant(variant) = backend.tuner().mode {
+        job.choice = variant.min(choices - 1);
         return wgsl::lower(job);
     }
     let expected = wgsl::lower(job)?;
@@ -124,7 +124,7 @@ pub(crate) fn lower<B: Backend>(
     wgsl::lower(job)
 }
 
-/// Times all ways.
+/// Times all variants.
 fn fastest<B: Backend>(
     backend: &Arc<B>,
     job: &mut Job<'_>,
@@ -132,16 +132,16 @@ fn fastest<B: Backend>(
     bound: &Bound<RangeOf<B>>,
     choices: u8,
 ) -> Result<u8> {
-    let mut ways = vec![(0, expected.clone())];
+    let mut variants = vec![(0, expected.clone())];
     for choice in 1..choices {
         job.choice = choice;
         let kernel = wgsl::lower(job)?;
-        if ways.iter().all(|(_, other)| other.source != kernel.source) {
-            ways.push((choice, kernel));
+        if variants.iter().all(|(_, other)| other.source != kernel.source) {
+            variants.push((choice, kernel));
         }
     }
     job.choice = 0;
-    if ways.len() < 2 {
+    if variants.len() < 2 {
         return Ok(0);
     }
     let flush = backend.alloc_piece(FLUSH_BYTES)?;
@@ -149,7 +149,7 @@ fn fastest<B: Backend>(
     let sink = backend.alloc_piece(written + align(1))?;
     let mut lowered = Lowered::default();
     for _ in 0..ROUNDS {
-        for (_, kernel) in &ways {
+        for (_, kernel) in &variants {
             let ranges = [flush.whole(), range(&sink, written, align(1))].into_iter().collect();
             let reads = Bound { ranges, ..Bound::default() };
             lowered.push_alone(prefetch::reader(0, FLUSH_BYTES), reads);
@@ -159,13 +159,13 @@ fn fastest<B: Backend>(
     let mut program = backend.program(lowered, vec![Arc::new(flush), Arc::new(sink)])?;
     program.run()?;
     let spans = program.profile(ProfileMode::Groups)?.spans;
-    let time = |way: usize| {
-        let rounds = spans.iter().skip(2 * way + 1).step_by(2 * ways.len());
+    let time = |variant: usize| {
+        let rounds = spans.iter().skip(2 * variant + 1).step_by(2 * variants.len());
         rounds.map(|span| span.end_ns - span.start_ns).min().unwrap_or(u64::MAX)
     };
-    let best = (0..ways.len()).min_by_key(|&way| time(way)).unwrap_or(0);
+    let best = (0..variants.len()).min_by_key(|&variant| time(variant)).unwrap_or(0);
     let gain = time(0) as f64 / time(best).max(1) as f64;
-    Ok(if gain >= GAIN { ways[best].0 } else { 0 })
+    Ok(if gain >= GAIN { variants[best].0 } else { 0 })
 }
 
 /// The same memory, but for what is written.

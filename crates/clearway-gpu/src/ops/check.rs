@@ -187,7 +187,8 @@ pub(super) fn check(c: &Call<'_>) -> Result<()> {
         Kind::ExpertSum => expert_sum(c),
         Kind::Rope => rope(c),
         Kind::Softmax => softmax(c),
-        Kind::Attention => attention(c),
+        Kind::Attention => attention(c, c.views.len()),
+        Kind::AttentionSinks => attention_sinks(c),
         Kind::KvWrite => kv_write(c),
         Kind::Copy => copy(c),
         Kind::Concat => concat(c),
@@ -482,7 +483,17 @@ fn softmax(c: &Call<'_>) -> Result<()> {
     c.float_param(0, |_| true, "a finite number is needed")
 }
 
-fn attention(c: &Call<'_>) -> Result<()> {
+/// Attention with one more score for each head, which comes in front of the result.
+fn attention_sinks(c: &Call<'_>) -> Result<()> {
+    let sinks = c.views.len() - 2;
+    attention(c, c.views.len() - 1)?;
+    c.want_dtype(sinks, &[DType::F32])?;
+    c.want_dims(sinks, &[c.dims(0)[1]])?;
+    c.contiguous_rows(sinks)
+}
+
+/// `operands` are those of plain attention, the result among them, which is the last of all.
+fn attention(c: &Call<'_>, operands: usize) -> Result<()> {
     let y = c.views.len() - 1;
     c.activations_and(&[0], y)?;
     c.activations(&[1, 2])?;
@@ -498,7 +509,7 @@ fn attention(c: &Call<'_>) -> Result<()> {
     c.ids(3, &[rows])?;
     c.float_param(0, |_| true, "a finite number is needed")?;
     c.float_param(2, |cap| cap >= 0.0, "a number from 0 up is needed")?;
-    if y == 4 {
+    if operands == 5 {
         return c.int_param(3, |block| block == 0, "0 is needed without a table of blocks");
     }
     c.ids(4, &[rows])?;

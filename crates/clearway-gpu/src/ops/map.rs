@@ -37,13 +37,14 @@ pub(crate) fn slope(map: Map, most: f64) -> Option<f64> {
     match map {
         Map::Silu | Map::Gelu => Some(STEEPEST),
         Map::ReluSquared => Some(2.0 * most),
-        Map::Add | Map::Mul | Map::Scale | Map::SiluMul | Map::GeluMul | Map::SoftCap => None,
+        Map::Add | Map::Mul | Map::Scale | Map::SoftCap => None,
+        Map::SiluMul | Map::GeluMul | Map::ClampedGate => None,
     }
 }
 
 /// The row of an op.
 pub(crate) fn row(map: Map) -> MapRow {
-    use super::reference::elementwise::{gelu, silu, soft_cap};
+    use super::reference::elementwise::{clamped_gate, gelu, silu, soft_cap};
     let exact = |reference, wgsl| MapRow { reference, wgsl, exact: true, usual: &[] };
     let near = |reference, wgsl| MapRow { reference, wgsl, exact: false, usual: &[] };
     match map {
@@ -58,6 +59,14 @@ pub(crate) fn row(map: Map) -> MapRow {
         Map::SoftCap => {
             MapRow { usual: &[30.0], ..near(|x, _, p| soft_cap(x, p[0]), "soft_cap(x, argf(0u))") }
         }
+        Map::ClampedGate => MapRow {
+            // Below what elements of tests reach.
+            usual: &[1.5, 1.702],
+            ..near(
+                |a, b, p| clamped_gate(a, b, p[0], p[1]),
+                "clamped_gate(a, b, argf(0u), argf(1u))",
+            )
+        },
     }
 }
 
@@ -85,6 +94,13 @@ mod tests {
             Map::GeluMul => vec![(1.0, 2.0, &[], 2.0 * gelu_1)],
             Map::ReluSquared => vec![(3.0, 0.0, &[], 9.0), (-2.0, 0.0, &[], 0.0)],
             Map::SoftCap => vec![(1.0, 0.0, &[2.0], 2.0 * tanh_half), (0.0, 0.0, &[2.0], 0.0)],
+            // Within the limit; beyond it, where only the gate has no lower end.
+            Map::ClampedGate => vec![
+                (1.0, 2.0, &[7.0, 1.0], 3.0 * silu_1),
+                (0.5, -1.0, &[7.0, 2.0], 0.0),
+                (9.0, 9.0, &[1.0, 1.0], 2.0 * silu_1),
+                (-1.0, -9.0, &[0.5, 1.0], 0.5 * (silu_1 - 1.0)),
+            ],
         }
     }
 

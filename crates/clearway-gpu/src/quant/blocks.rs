@@ -17,6 +17,10 @@ pub const BLOCK_256: usize = 256;
 pub const IQ4_LEVELS: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
+/// Twice the sixteen values that a nibble of MXFP4 stands for: a sign, two bits of exponent and one of
+/// mantissa. Both zeros are plain ones.
+pub const MXFP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
 /// 32 weights `d * (q - 8)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -171,6 +175,16 @@ pub struct BlockIq4Xs {
     pub qs: [u8; 128],
 }
 
+/// 32 weights `d * MXFP4_LEVELS[q]`, where `d` is [`half_scale`](Self::half_scale).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockMxfp4 {
+    /// Exponent `e` of the scale `2^(e - 127)`; 255 is not a number.
+    pub e: u8,
+    /// 4-bit floats, low nibbles first.
+    pub qs: [u8; 16],
+}
+
 impl BlockQ3K {
     /// The sixteen scales as stored, 0..64; their meaning is 32 less.
     ///
@@ -192,6 +206,21 @@ impl BlockQ3K {
             packed[8 + i % 4] |= (s >> 4 & 3) << (2 * (i / 4));
         }
         packed
+    }
+}
+
+impl BlockMxfp4 {
+    /// Half the scale, `2^(e - 128)`, for levels that are doubled.
+    ///
+    /// Every exponent but 255 has its exact value: those of 0 and 1 are subnormal. By the definition of
+    /// the format 255 is NaN, and so are all weights of its block.
+    #[inline(always)] // in the products of every instruction set
+    pub const fn half_scale(e: u8) -> f32 {
+        f32::from_bits(match e {
+            0 | 1 => 1 << (21 + e),
+            255 => 0x7fc0_0000,
+            2..=254 => (e as u32 - 1) << 23,
+        })
     }
 }
 
@@ -245,4 +274,5 @@ const _: () = {
     assert!(size_of::<BlockQ6K>() == DType::Q6_K.block_bytes());
     assert!(size_of::<BlockIq4Nl>() == DType::IQ4_NL.block_bytes());
     assert!(size_of::<BlockIq4Xs>() == DType::IQ4_XS.block_bytes());
+    assert!(size_of::<BlockMxfp4>() == DType::MXFP4.block_bytes());
 };

@@ -23,6 +23,7 @@ mod fit_signed;
 mod iq4;
 mod kquant;
 mod legacy;
+mod mxfp4;
 mod plain;
 
 use bytemuck::Pod;
@@ -30,8 +31,8 @@ use clearway_graph::DType;
 use half::f16;
 
 use blocks::{
-    BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
-    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
+    BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K,
+    BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
 };
 use plain::{PlainBf16, PlainF16, PlainF32};
 
@@ -190,6 +191,7 @@ pub fn block_decoder(dtype: DType) -> Option<BlockDecoder> {
         DType::Q6_K => decode_row::<BlockQ6K, _>,
         DType::IQ4_NL => decode_row::<BlockIq4Nl, _>,
         DType::IQ4_XS => decode_row::<BlockIq4Xs, _>,
+        DType::MXFP4 => decode_row::<BlockMxfp4, _>,
         DType::A8 => activations::decode,
         DType::A16 => activations::decode_halves,
     })
@@ -224,6 +226,7 @@ fn row_encoder(dtype: DType) -> Option<RowEncoder> {
         DType::Q6_K => encode_row::<BlockQ6K, _>,
         DType::IQ4_NL => encode_row::<BlockIq4Nl, _>,
         DType::IQ4_XS => encode_row::<BlockIq4Xs, _>,
+        DType::MXFP4 => encode_row::<BlockMxfp4, _>,
         DType::A8 => activations::encode,
         DType::A16 => activations::encode_halves,
     })

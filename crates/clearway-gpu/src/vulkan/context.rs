@@ -55,7 +55,7 @@ pub(super) struct Context {
     pub(super) counters: Counters,
     /// Device memory, and memory of the host for what it looks at while work is under way.
     pub(super) heap: Heap,
-    pub(super) mailboxes: Heap,
+    pub(super) host_visible: Heap,
     pub(super) transfers: Transfers,
     pub(super) pipelines: Pipelines,
     /// Users' kernels that were looked at.
@@ -93,7 +93,7 @@ impl Context {
             slab_rule: SlabRule::Any,
             memory_bytes: adapter.local_bytes(),
         };
-        let (heap, mailboxes) = (Heap::device(&adapter), Heap::host(&adapter));
+        let (heap, host_visible) = (Heap::device(&adapter), Heap::host(&adapter));
         let transfers = Transfers::new(&raw, &adapter, &info.name)?;
         let pipelines = Pipelines::new(&instance, &raw, &adapter, &info.name)?;
         let timing = Timing {
@@ -119,7 +119,7 @@ impl Context {
             patience: instance.options.patience.unwrap_or(PATIENCE),
             counters: Counters::default(),
             heap,
-            mailboxes,
+            host_visible,
             transfers,
             pipelines,
             vetted: Vetted::default(),
@@ -220,12 +220,17 @@ impl Context {
 
     /// As [`settled`](Self::settled), for everything that was submitted so far.
     pub(super) fn all_settled(&self) -> bool {
-        self.settled(self.submitted.load(Ordering::Acquire))
+        self.settled(self.submitted())
     }
 
     /// Waits until everything submitted so far is done.
     pub(super) fn wait_all(&self) -> Result<()> {
-        self.wait(self.submitted.load(Ordering::Acquire))
+        self.wait(self.submitted())
+    }
+
+    /// What the clock shows when everything submitted so far is done.
+    pub(super) fn submitted(&self) -> u64 {
+        self.submitted.load(Ordering::Acquire)
     }
 
     /// What the clock shows.
@@ -348,7 +353,7 @@ impl Drop for Context {
         }
         // The other parts destroy what they made themselves, after this.
         self.heap.destroy(&self.raw);
-        self.mailboxes.destroy(&self.raw);
+        self.host_visible.destroy(&self.raw);
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct VulkanMemory {
     /// caller's word only.
     pub(super) tensor: Option<Layout>,
     /// Whether it is the host's.
-    mailbox: bool,
+    host_visible: bool,
     /// Held by the host's transfers.
     host: RwLock<()>,
     context: Arc<Context>,
@@ -41,14 +41,20 @@ impl VulkanMemory {
         Ok(Self::of(context, piece, bytes, packing, false))
     }
 
-    fn of(context: &Arc<Context>, piece: Piece, len: u64, packing: Packing, mailbox: bool) -> Self {
+    fn of(
+        context: &Arc<Context>,
+        piece: Piece,
+        len: u64,
+        packing: Packing,
+        host_visible: bool,
+    ) -> Self {
         let (parts, host, context) = (Vec::new(), RwLock::new(()), context.clone());
-        Self { piece, len, packing, parts, tensor: None, mailbox, host, context }
+        Self { piece, len, packing, parts, tensor: None, host_visible, host, context }
     }
 
     /// Memory of the host, filled with zeros.
-    pub(super) fn mailbox(context: &Arc<Context>, bytes: u64) -> Result<Self> {
-        let piece = context.mailboxes.alloc(context, bytes)?;
+    pub(super) fn host_visible(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        let piece = context.host_visible.alloc(context, bytes)?;
         let memory = Self::of(context, piece, bytes, Packing::Plain, true);
         // Looks into it wait for nothing, so the zeros must be there first.
         context.wait(context.transfers.fill_zero(context, &memory.piece)?)?;
@@ -139,7 +145,7 @@ impl DeviceMemory for VulkanMemory {
     }
 
     fn peek(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        if !self.mailbox {
+        if !self.host_visible {
             return self.read(offset, bytes);
         }
         self.check_transfer(offset, bytes.len())?;
@@ -156,7 +162,7 @@ impl DeviceMemory for VulkanMemory {
 impl Drop for VulkanMemory {
     fn drop(&mut self) {
         // Programs hold the memory they use until they are done with it.
-        let heap = if self.mailbox { &self.context.mailboxes } else { &self.context.heap };
+        let heap = if self.host_visible { &self.context.host_visible } else { &self.context.heap };
         heap.free(&self.context, &self.piece);
     }
 }

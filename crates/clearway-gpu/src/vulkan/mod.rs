@@ -81,7 +81,7 @@ pub struct VulkanOptions {
     pub read_ahead: Option<u64>,
     /// Where barriers of a list may become counters, if its owner asks for them.
     pub counting: Counting,
-    /// Where products are timed to find the fastest way to do them.
+    /// Where products are timed to find the fastest variant.
     pub tuning: Tuning,
     /// Whether the driver is asked what it made of each kernel, where it tells; see [`Device::kernel_statistics`].
     pub statistics: bool,
@@ -226,7 +226,7 @@ impl VulkanDevice {
         self.context.counts()
     }
 
-    /// Products that were timed to find the fastest way to do them, now or in an earlier run.
+    /// Products that were timed to find the fastest variant, now or in an earlier run.
     pub fn tuned(&self) -> usize {
         self.context.tuner.count()
     }
@@ -289,8 +289,8 @@ impl Device for VulkanDevice {
         Ok(self.keep(bytes, VulkanMemory::zeroed(&self.context, bytes)?))
     }
 
-    fn alloc_mailbox(&self, bytes: u64) -> Result<Buffer> {
-        Ok(self.keep(bytes, VulkanMemory::mailbox(&self.context, bytes)?))
+    fn alloc_host_visible(&self, bytes: u64) -> Result<Buffer> {
+        Ok(self.keep(bytes, VulkanMemory::host_visible(&self.context, bytes)?))
     }
 
     fn upload_weights(&self, layout: &Layout, bytes: &[u8]) -> Result<Buffer> {
@@ -302,7 +302,7 @@ impl Device for VulkanDevice {
         self.context.adapter.target.cooperative
     }
 
-    fn rounds_activations(&self) -> bool {
+    fn quantises_activations(&self) -> bool {
         // Products of few rows with weights in planes do.
         !self.context.instance.options.float_activations
     }
@@ -345,7 +345,7 @@ impl Device for VulkanDevice {
             target: adapter.target.clone(),
             align: adapter.limits.min_storage_buffer_offset_alignment.max(16),
             planes: !instance.options.float_activations,
-            tuned: tuner.ways(),
+            tuned: tuner.variants(),
         })
     }
 

@@ -15,7 +15,7 @@ use super::waits::Waits;
 use crate::device::{DeviceMemory, Program, Ticket};
 use crate::error::{GpuError, Result};
 use crate::lowering::lowered::{Lowered as List, Role};
-use crate::lowering::pace::Pace;
+use crate::lowering::wait_predictor::WaitPredictor;
 use crate::lowering::{Backend, Submitted};
 use crate::profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
 use crate::wgsl::Packing;
@@ -39,7 +39,7 @@ pub(super) struct VulkanProgram {
     blocks: Arc<VulkanMemory>,
     /// What was handed over last.
     running: Ticket,
-    pace: Pace,
+    predictor: WaitPredictor,
     /// Operands and uniform blocks, alive as long as the device may use them.
     memory: Vec<Arc<VulkanMemory>>,
 }
@@ -115,7 +115,7 @@ impl VulkanProgram {
             waits,
             blocks: Arc::new(blocks),
             running: Ticket::default(),
-            pace: Pace::default(),
+            predictor: WaitPredictor::default(),
             memory: Vec::new(),
         };
         program.make_sets(&lowered, &pipelines)?;
@@ -363,8 +363,11 @@ impl Program for VulkanProgram {
     }
 
     fn start(&mut self, times: usize) -> Result<Ticket> {
-        if self.context.done()? >= self.running.clock {
-            self.pace.rested(self.running.runs, Instant::now());
+        let (done, submitted) = (self.context.done()?, self.context.submitted());
+        if done >= submitted {
+            self.predictor.rested(self.running.runs, Instant::now());
+        } else if submitted > self.running.clock {
+            self.predictor.behind_others();
         }
         let many = if times >= MANY { Some(self.many()?) } else { None };
         let mut left = times;
@@ -386,7 +389,12 @@ impl Program for VulkanProgram {
 
     fn finish(&mut self, runs: Ticket) -> Result<()> {
         let context = &self.context;
-        self.pace.finish(runs, self.running, || context.done(), |clock| context.sleep(clock))?;
+        self.predictor.finish(
+            runs,
+            self.running,
+            || context.done(),
+            |clock| context.sleep(clock),
+        )?;
         self.check_waits()
     }
 

@@ -130,10 +130,10 @@ fn main(
         if (TEAM > subgroup) {
             if (lid % subgroup == 0u) { meeting[lid / subgroup * TURNS + $tu] = sum_$t; }
             workgroupBarrier();
-            let waves = TEAM / subgroup;
+            let subgroups = TEAM / subgroup;
             sum_$t = 0.0;
-            for (var k = 0u; k < waves; k++) {
-                sum_$t += meeting[(team * waves + k) * TURNS + $tu];
+            for (var k = 0u; k < subgroups; k++) {
+                sum_$t += meeting[(team * subgroups + k) * TURNS + $tu];
             }
         }
         let last = p + 1u == PHASES;

@@ -5,7 +5,7 @@
 //! again only when the clock shows that its last copy is done.
 //!
 //! Against programs: where the host touches device memory itself, the device is idle and nothing can be
-//! submitted meanwhile ([`Context::idle`]); elsewhere the queue keeps the order. Only a mailbox is looked at while
+//! submitted meanwhile ([`Context::idle`]); elsewhere the queue keeps the order. Only a host-visible buffer is looked at while
 //! work is under way. Against each other, transfers hold the lock of their memory.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

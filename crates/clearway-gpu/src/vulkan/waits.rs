@@ -8,11 +8,11 @@ use super::Counting;
 use super::context::Context;
 use super::memory::VulkanMemory;
 use super::scratch::range_of;
+use crate::counters::{check, place};
 use crate::device::DeviceMemory;
 use crate::error::{GpuError, Result};
 use crate::lowering::lowered::{Lowered, Step};
 use crate::lowering::prefetch::Range;
-use crate::lowering::waits::{check, place};
 
 type Info = vk::DescriptorBufferInfo;
 
@@ -69,7 +69,7 @@ impl Lowered<Info> {
             .iter()
             .flat_map(|step| step.bound.written.iter().map(|&i| range_of(&step.bound.ranges[i])))
             .collect();
-        let fault = VulkanMemory::mailbox(context, FAULT_BYTES)?;
+        let fault = VulkanMemory::host_visible(context, FAULT_BYTES)?;
         // The host looks at the fault word after every wait of its own, so that must be cheap.
         let seen = fault.piece.mapped.is_some_and(|mapped| mapped.cached);
         let idle = context.instance.options.counting == Counting::Idle || !seen;

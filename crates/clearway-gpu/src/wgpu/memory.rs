@@ -9,7 +9,7 @@ use clearway_graph::Layout;
 use wgpu::BufferUsages;
 
 use super::context::Context;
-use super::mailbox::Mailbox;
+use super::host_visible::HostVisible;
 use crate::device::DeviceMemory;
 use crate::error::{GpuError, Result};
 use crate::lowering::{Bytes, Piece, RowPart};
@@ -27,7 +27,7 @@ pub(super) struct WgpuMemory {
     pub(super) parts: Vec<RowPart<Self>>,
     pub(super) tensor: Option<Layout>,
     /// What the host may look at while work is under way.
-    pub(super) mailbox: Option<Mailbox>,
+    pub(super) host_visible: Option<HostVisible>,
     pub(super) context: Arc<Context>,
 }
 
@@ -70,15 +70,15 @@ impl WgpuMemory {
             packing: Packing::Plain,
             parts: Vec::new(),
             tensor: None,
-            mailbox: None,
+            host_visible: None,
             context: context.clone(),
         })
     }
 
     /// Memory that the host may look at while work is under way.
-    pub(super) fn mailbox(context: &Arc<Context>, bytes: u64) -> Result<Self> {
-        let mailbox = Some(Mailbox::new(bytes));
-        Ok(Self { mailbox, ..Self::new(context, bytes)? })
+    pub(super) fn host_visible(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        let host_visible = Some(HostVisible::new(bytes));
+        Ok(Self { host_visible, ..Self::new(context, bytes)? })
     }
 
     /// Copies from the host, beside other calls.
@@ -123,8 +123,8 @@ impl Piece for WgpuMemory {
 impl DeviceMemory for WgpuMemory {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.put(offset, bytes)?;
-        if let Some(mailbox) = &self.mailbox {
-            mailbox.written(offset, bytes);
+        if let Some(host_visible) = &self.host_visible {
+            host_visible.written(offset, bytes);
         }
         Ok(())
     }
@@ -135,9 +135,9 @@ impl DeviceMemory for WgpuMemory {
     }
 
     fn peek(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let Some(mailbox) = &self.mailbox else { return self.read(offset, bytes) };
+        let Some(host_visible) = &self.host_visible else { return self.read(offset, bytes) };
         self.check_transfer(offset, bytes.len())?;
-        mailbox.look(&self.context, offset, bytes)
+        host_visible.look(&self.context, offset, bytes)
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `instance` | adapters, what they can do, which one is preferred |
 //! | `context` | one opened device: queue, clock of finished work, errors |
-//! | `memory`, `transfer`, `mailbox` | buffers and copies |
+//! | `memory`, `transfer`, `host_visible` | buffers and copies |
 //! | `weights` | weight tensors packed for kernels |
 //! | `pipeline` | kernels compiled once |
 //! | `program`, `profile` | bind groups, encoding, time stamps |
@@ -17,8 +17,8 @@
 //! Bindings, checks and the proof of a list are those of `lowering`.
 
 mod context;
+mod host_visible;
 mod instance;
-mod mailbox;
 mod memory;
 mod pipeline;
 mod profile;
@@ -66,7 +66,7 @@ pub struct WgpuOptions {
     pub max_binding: Option<u64>,
     /// Processors that work is cut for; wgpu does not tell how many a device has.
     pub processors: Option<u32>,
-    /// Where products are timed to find the fastest way to do them.
+    /// Where products are timed to find the fastest variant.
     pub tuning: Tuning,
     /// Whether products with block weights take their inputs as floats instead of rounding them to 8 bits.
     pub float_activations: bool,
@@ -168,7 +168,7 @@ impl WgpuDevice {
         self.context.pipelines.count()
     }
 
-    /// Products that were timed to find the fastest way to do them, now or in an earlier run.
+    /// Products that were timed to find the fastest variant, now or in an earlier run.
     pub fn tuned(&self) -> usize {
         self.context.tuner.count()
     }
@@ -218,8 +218,8 @@ impl Device for WgpuDevice {
         Ok(self.keep(bytes, WgpuMemory::new(&self.context, bytes)?))
     }
 
-    fn alloc_mailbox(&self, bytes: u64) -> Result<Buffer> {
-        Ok(self.keep(bytes, WgpuMemory::mailbox(&self.context, bytes)?))
+    fn alloc_host_visible(&self, bytes: u64) -> Result<Buffer> {
+        Ok(self.keep(bytes, WgpuMemory::host_visible(&self.context, bytes)?))
     }
 
     fn upload_weights(&self, layout: &Layout, bytes: &[u8]) -> Result<Buffer> {
@@ -227,7 +227,7 @@ impl Device for WgpuDevice {
         Ok(self.keep(layout.span_bytes(), memory))
     }
 
-    fn rounds_activations(&self) -> bool {
+    fn quantises_activations(&self) -> bool {
         packs_weights(&self.context)
     }
 
@@ -267,7 +267,7 @@ impl Device for WgpuDevice {
             target: adapter.target.clone(),
             align: self.context.align(),
             planes: packs_weights(&self.context),
-            tuned: tuner.ways(),
+            tuned: tuner.variants(),
         })
     }
 

@@ -16,14 +16,14 @@ use wgpu::{
 };
 
 use super::context::Context;
-use super::mailbox::Mailbox;
+use super::host_visible::HostVisible;
 use super::memory::{Range, WgpuMemory};
 use super::pipeline::{Made, Wanted};
 use super::profile::Clock;
 use crate::device::{Program, Ticket};
 use crate::error::{GpuError, Result};
 use crate::lowering::lowered::{Lowered, Role, Step};
-use crate::lowering::pace::Pace;
+use crate::lowering::wait_predictor::WaitPredictor;
 use crate::lowering::{Backend, Piece, Submitted};
 use crate::profile::{Profile, ProfileMode};
 use crate::wgsl::portable::{self, BindingKind};
@@ -38,9 +38,9 @@ pub(super) struct WgpuProgram {
     pub(super) groups: Vec<std::ops::Range<usize>>,
     /// What was handed over last.
     running: Ticket,
-    pace: Pace,
+    predictor: WaitPredictor,
     /// Operands that the host looks at while work is under way.
-    mailboxes: Vec<Arc<WgpuMemory>>,
+    host_visible: Vec<Arc<WgpuMemory>>,
     /// Other operands, alive as long as the program.
     _memory: Vec<Arc<WgpuMemory>>,
 }
@@ -71,14 +71,15 @@ impl WgpuProgram {
         };
         let launches = context.scoped("Device::create_bind_group", 0, bind)?;
         context.counters.bind_groups.fetch_add(launches.len() as u64, Ordering::Relaxed);
-        let (mailboxes, memory) = memory.into_iter().partition(|memory| memory.mailbox.is_some());
+        let (host_visible, memory) =
+            memory.into_iter().partition(|memory| memory.host_visible.is_some());
         Ok(Self {
             context: context.clone(),
             launches,
             groups: lowered.groups(),
             running: Ticket::default(),
-            pace: Pace::default(),
-            mailboxes,
+            predictor: WaitPredictor::default(),
+            host_visible,
             _memory: memory,
         })
     }
@@ -99,8 +100,8 @@ impl WgpuProgram {
             }
         }
         let mut copies = Vec::new();
-        for memory in self.mailboxes.iter().filter(|_| last) {
-            let copy = Mailbox::copy(memory, context, &mut encoder)?;
+        for memory in self.host_visible.iter().filter(|_| last) {
+            let copy = HostVisible::copy(memory, context, &mut encoder)?;
             copies.extend(copy.map(|copy| (memory.clone(), copy)));
         }
         let commands = encoder.finish();
@@ -140,15 +141,15 @@ impl WgpuProgram {
         self.running.clock = self.context.submit(commands)?;
         self.running.runs += count;
         for (memory, copy) in copies {
-            if let Some(mailbox) = &memory.mailbox {
-                mailbox.map(copy, self.running.clock);
+            if let Some(host_visible) = &memory.host_visible {
+                host_visible.map(copy, self.running.clock);
             }
         }
         self.context.check("Buffer::map_async")
     }
 }
 
-/// A run that is encoded, and the copies of mailboxes at its end.
+/// A run that is encoded, and the copies of host-visible buffers at its end.
 pub(super) struct Encoded {
     commands: CommandBuffer,
     copies: Vec<(Arc<WgpuMemory>, wgpu::Buffer)>,
@@ -283,8 +284,11 @@ impl Program for WgpuProgram {
     }
 
     fn start(&mut self, times: usize) -> Result<Ticket> {
-        if self.context.done()? >= self.running.clock {
-            self.pace.rested(self.running.runs, Instant::now());
+        let (done, submitted) = (self.context.done()?, self.context.handed_over());
+        if done >= submitted {
+            self.predictor.rested(self.running.runs, Instant::now());
+        } else if submitted > self.running.clock {
+            self.predictor.behind_others();
         }
         let mut left = times;
         while left > 0 {
@@ -299,7 +303,7 @@ impl Program for WgpuProgram {
 
     fn finish(&mut self, runs: Ticket) -> Result<()> {
         let context = &self.context;
-        self.pace.finish(runs, self.running, || context.done(), |clock| context.wait(clock))
+        self.predictor.finish(runs, self.running, || context.done(), |clock| context.wait(clock))
     }
 
     fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {

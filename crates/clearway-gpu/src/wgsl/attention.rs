@@ -1,6 +1,9 @@
 //! Causal grouped-query attention over a KV cache, for any number of tokens and any head size.
 
+use clearway_graph::CapturedOpKind;
+
 use super::elementwise::{GRID, MATH};
+use super::template::piece;
 use super::{Job, Kernel, Source};
 
 const SEEN: &str = include_str!("kernels/attention_seen.wgsl");
@@ -21,7 +24,7 @@ pub(super) fn lower(job: &Job<'_>) -> Kernel {
     let ([_, tokens, heads, head], kv_heads) =
         (job.layout(0).shape4(), u64::from(job.layout(1).shape4()[2]));
     let queries = u64::from(tokens) * (u64::from(heads) / kv_heads);
-    with_cache(Source::new(job))
+    with_sinks(with_cache(Source::new(job)), "start")
         .constant("CHUNKS", head.div_ceil(CHUNK))
         .body(GRID)
         .body(MATH)
@@ -39,6 +42,15 @@ pub(super) fn with_cache<'a>(source: Source<'a>) -> Source<'a> {
         false => source.body(include_str!("kernels/attention_whole.wgsl")),
     };
     source.body(SEEN)
+}
+
+/// Adds what a part of a kernel does with sinks, or without them.
+pub(super) fn with_sinks<'a>(source: Source<'a>, part: &str) -> Source<'a> {
+    let text = match source.job().kind == CapturedOpKind::AttentionSinks {
+        true => include_str!("kernels/attention_sinks.wgsl"),
+        false => include_str!("kernels/attention_no_sinks.wgsl"),
+    };
+    source.body(piece(text, part).unwrap_or_default())
 }
 
 /// Whether the cache lies in blocks.

@@ -30,7 +30,9 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::Product(_) => matvec::lower(job),
         Kind::MatMulExperts => coop::experts(job).or_else(|| matvec::lower(job)),
         Kind::Gather => planar::gather(job),
-        Kind::Attention => decode_attention::lower(job).or_else(|| prompt_attention::lower(job)),
+        Kind::Attention | Kind::AttentionSinks => {
+            decode_attention::lower(job).or_else(|| prompt_attention::lower(job))
+        }
         Kind::RmsNorm
         | Kind::LayerNorm
         | Kind::Map(_)
@@ -55,7 +57,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
     special.map_or_else(|| general::lower(job), Ok)
 }
 
-/// In how many ways a job can be done: which one is the fastest depends on the device.
+/// How many variants a job has: which one is the fastest depends on the device.
 pub fn choices(job: &Job<'_>) -> u8 {
     if job.kind.product().is_some() { matvec::choices(job) } else { 1 }
 }
@@ -98,7 +100,8 @@ fn halves_in(request: &FusedRequest<'_>, target: &Target) -> Option<bool> {
     let w = request.kind.spec().and_then(|spec| spec.matrices().next());
     let w = w.and_then(|w| request.bindings.get(w)).map(|view| &view.layout);
     let tokens = x.layout.shape4()[..3].iter().map(|&extent| extent as usize).product::<usize>();
-    let rows = if request.kind == Kind::Attention { x.layout.shape4()[1] as usize } else { tokens };
+    let heads = matches!(request.kind, Kind::Attention | Kind::AttentionSinks);
+    let rows = if heads { x.layout.shape4()[1] as usize } else { tokens };
     let few = |w: &Layout| request.kind.product().is_some() && thin::takes(target, rows, w);
     let many = |w: &Layout| rows > matvec::MAX_COLS && coop::takes(target, rows, w);
     let reads = w.is_none_or(|w| few(w) || many(w));

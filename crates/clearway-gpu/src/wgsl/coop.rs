@@ -176,6 +176,36 @@ fn multiply(job: &Job<'_>, tiling: Tiling, part: &Part) -> Option<Kernel> {
     if in_units {
         source = source.view(0, View::Quads);
     }
+    let (source, finish) = with_finish(source);
+    let [tile_t, tile_n] = tiling.tile();
+    let [down, right] = tiling.matrices;
+    let units = |rows: usize| rows * (STEP / 8) / tiling.threads();
+    let source = source
+        .constant("TILE_T", tile_t as u32)
+        .constant("TILE_N", tile_n as u32)
+        .constant("THREADS", tiling.threads() as u32)
+        .constant("STEP", STEP as u32)
+        .constant("ACROSS", tiling.subgroups[1] as u32)
+        .constant("DOWN", down as u32)
+        .constant("RIGHT", right as u32)
+        .constant("X_UNITS", units(tile_t) as u32)
+        .constant("W_UNITS", units(tile_n) as u32)
+        .constant("BAND", BAND as u32)
+        .body(&part.shared)
+        .body(&finish)
+        .body(HALVES)
+        .body(activations)
+        .body(
+            &include_str!("kernels/coop.wgsl")
+                .replace("    // PART\n", &part.text.replace("ROWS", rows)),
+        )
+        .body(&weights);
+    Some(source.build(job.target.fold(part.groups)))
+}
+
+/// How four sums become results: the source with the views that this needs, and the text of `finish`.
+pub(super) fn with_finish(mut source: Source<'_>) -> (Source<'_>, String) {
+    let job = source.job();
     let last = job.operands.len() - 1;
     let mut finish = FINISH_ELEMENTS;
     if last_in_quads(job, last) {
@@ -200,31 +230,8 @@ fn multiply(job: &Job<'_>, tiling: Tiling, part: &Part) -> Option<Kernel> {
         }
         None => "return vec4<f32>();".into(),
     };
-    let [tile_t, tile_n] = tiling.tile();
-    let [down, right] = tiling.matrices;
-    let units = |rows: usize| rows * (STEP / 8) / tiling.threads();
-    let source = source
-        .constant("TILE_T", tile_t as u32)
-        .constant("TILE_N", tile_n as u32)
-        .constant("THREADS", tiling.threads() as u32)
-        .constant("STEP", STEP as u32)
-        .constant("ACROSS", tiling.subgroups[1] as u32)
-        .constant("DOWN", down as u32)
-        .constant("RIGHT", right as u32)
-        .constant("X_UNITS", units(tile_t) as u32)
-        .constant("W_UNITS", units(tile_n) as u32)
-        .constant("BAND", BAND as u32)
-        .body(&part.shared)
-        .body(&format!("fn addend(t: u32, n: u32, outer: u32) -> vec4<f32> {{\n    {add}\n}}\n"))
-        .body(HALVES)
-        .body(finish)
-        .body(activations)
-        .body(
-            &include_str!("kernels/coop.wgsl")
-                .replace("    // PART\n", &part.text.replace("ROWS", rows)),
-        )
-        .body(&weights);
-    Some(source.build(job.target.fold(part.groups)))
+    let addend = format!("fn addend(t: u32, n: u32, outer: u32) -> vec4<f32> {{\n    {add}\n}}\n");
+    (source, addend + finish)
 }
 
 /// How activations are read, and whether that is 16 bytes at a time.
@@ -259,7 +266,7 @@ const FINISH_QUADS: &str = include_str!("kernels/coop_finish_quads.wgsl");
 const FINISH_ELEMENTS: &str = include_str!("kernels/coop_finish_elements.wgsl");
 
 /// Rows of a plain product.
-const ROWS: &str = "
+pub(super) const ROWS: &str = "
 fn x_row(t: u32) -> u32 { return row_x(t); }
 fn y_row(t: u32) -> u32 { return row_y(t); }
 fn known_or_zero(y: vec4<f32>) -> vec4<f32> { return y; }

@@ -2,7 +2,7 @@
 
 use clearway_graph::{DType, Layout};
 
-use super::attention::{BLOCKS, in_blocks, run, with_cache};
+use super::attention::{BLOCKS, in_blocks, run, with_cache, with_sinks};
 use super::elementwise::MATH;
 use super::template::{fill, front, piece};
 use super::{Job, Kernel, Source, View};
@@ -37,9 +37,9 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     }
     // What the subgroups leave for one another must fit.
     let part = share * (head + 2);
-    let waves = (job.target.shared_bytes / 4 * 3 / (part * 4)).min(WORKGROUP / subgroup);
-    let waves = 1 << waves.checked_ilog2()?;
-    let workgroup = (waves * subgroup).min(job.target.max_invocations);
+    let subgroups = (job.target.shared_bytes / 4 * 3 / (part * 4)).min(WORKGROUP / subgroup);
+    let subgroups = 1 << subgroups.checked_ilog2()?;
+    let workgroup = (subgroups * subgroup).min(job.target.max_invocations);
     let teams = workgroup / team;
     let pairs = tokens.checked_mul(kv_heads)?;
     let queries = tokens.checked_mul(heads)?;
@@ -63,7 +63,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let source = if tokens == 1 { source.baked() } else { source };
     let source =
         if q { source.view(0, View::Quads).body(Q_QUADS) } else { source.body(Q_ELEMENTS) };
-    let source = with_cache(source)
+    let source = with_sinks(with_cache(source), "mean")
         .scratch(u64::from(pairs) * u64::from(splits * part) * 4, queries)
         .constant("HEAD", head)
         .constant("SHARE", share)

@@ -66,26 +66,13 @@ pub(super) fn copy(job: &Job<'_>) -> Kernel {
         let source = Source::new(job).line(&job.mover("move_element", 0, 1));
         return each(job, source.body(OF_RESULT).body(apply), elems(job));
     }
-    let apply = "fn extent() -> vec4<u32> { return vec4<u32>(P.y.shape.xyz, P.y.shape.w / 4u); }
-fn apply(c: vec4<u32>) {
-    let first = vec4<u32>(c.xyz, 4u * c.w);
-    let four = element_four(at_x(first));
-    let to = at_y(first);
-    for (var i = 0u; i < 4u; i++) { put_y(to + i * P.y.stride.w, four[i]); }
-}\n";
+    let apply = include_str!("kernels/copy_blocks.wgsl");
     let source = blocks::decoder(Source::new(job), job, 0).body(apply);
     each(job, source, elems(job) / 4)
 }
 
 pub(super) fn concat(job: &Job<'_>) -> Kernel {
-    let apply = "fn apply(c: vec4<u32>) {
-    let first = P.a.shape.w;
-    if (c.w < first) {
-        move_first(at_y(c), at_a(c));
-    } else {
-        move_second(at_y(c), at_b(vec4<u32>(c.xyz, c.w - first)));
-    }
-}\n";
+    let apply = include_str!("kernels/concat.wgsl");
     let source = Source::new(job).line(&job.mover("move_first", 0, 2));
     let source = source.line(&job.mover("move_second", 1, 2));
     each(job, source.body(OF_RESULT).body(apply), elems(job))

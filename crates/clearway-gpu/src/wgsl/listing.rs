@@ -279,7 +279,7 @@ impl Device for TargetDevice {
         Err(GpuError::ForeignBuffer { buf_id, device: self.info.name.clone() })
     }
 
-    fn rounds_activations(&self) -> bool {
+    fn quantises_activations(&self) -> bool {
         self.target.planes
     }
 

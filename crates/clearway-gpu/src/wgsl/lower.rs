@@ -45,7 +45,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::RouterTopK => Ok(select::router(job)),
         Kind::Product(product) if product.is_basic() => product::matmul(job),
         Kind::MatMulExperts => Ok(product::matmul_experts(job)),
-        Kind::Attention => Ok(attention::lower(job)),
+        Kind::Attention | Kind::AttentionSinks => Ok(attention::lower(job)),
         Kind::Product(_) | Kind::Custom | Kind::Pinned => {
             Err(GpuError::UnknownKernel { kernel: job.kind.name().into() })
         }

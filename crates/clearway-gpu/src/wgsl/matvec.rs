@@ -35,7 +35,7 @@ struct Shape {
 }
 
 /// How lanes share the rows of weights: teams take `rows` of them at the same time, a workgroup `span`.
-struct Cut {
+struct Tiling {
     workgroup: u32,
     team: u32,
     rows: u32,
@@ -51,7 +51,7 @@ pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a L
         || (matches!(w.dtype(), DType::F32 | DType::F16 | DType::BF16)
             && w.is_dense()
             && w.cols().is_multiple_of(8));
-    // Where the result goes to heads: weights in one piece, since rows that belong together must not be cut
+    // Where the result goes to heads: weights in one piece, since rows that belong together must not be tiling
     // apart, and a lane for each row of activations.
     let heads = find(Slot::Factors).or(find(Slot::Cache)).is_some();
     let whole = w.span_bytes() <= target.max_binding / 2 && w.cols() >= CHUNK * MAX_COLS;
@@ -69,7 +69,7 @@ pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a L
 /// Whether a product of few rows has a kernel here that finds its activations rounded, or gives its result so.
 pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a Layout>) -> bool {
     let (Some(x), Some(w)) = (find(Slot::Input), find(Slot::Weight)) else { return false };
-    // Rows that share a scale or belong together must not be cut apart.
+    // Rows that share a scale or belong together must not be tiling apart.
     let whole = w.span_bytes() <= target.max_binding / 2;
     let planes =
         super::planes::supports(w) && find(Slot::UpWeight).is_none_or(|u| u.dtype() == w.dtype());
@@ -90,16 +90,16 @@ pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a
     few && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
 }
 
-/// In how many ways a product of one row, or of rounded rows, can be done.
+/// How many variants a product of one row, or of quantised rows, has.
 pub(super) fn choices(job: &Job<'_>) -> u8 {
     let tried = job.layout(0).rows() == 1 || job.dtype(0) == DType::A8;
-    let ways = if tried && job.slot(Slot::Weight).is_some() { Way::ALL.len() } else { 1 };
-    ways as u8
+    let variants = if tried && job.slot(Slot::Weight).is_some() { Variant::ALL.len() } else { 1 };
+    variants as u8
 }
 
 /// How a product differs from what is expected to be the fastest.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Variant {
     Expected,
     /// Twice as many loads of each row under way.
     Deeper,
@@ -109,11 +109,11 @@ enum Way {
     OtherRows,
 }
 
-/// How many ways there are.
+/// How many variants there are.
 #[cfg(all(test, feature = "vulkan"))]
-pub(super) const WAYS: u8 = Way::ALL.len() as u8;
+pub(super) const VARIANTS: u8 = Variant::ALL.len() as u8;
 
-impl Way {
+impl Variant {
     const ALL: [Self; 4] = [Self::Expected, Self::Deeper, Self::Smaller, Self::OtherRows];
 
     fn of(job: &Job<'_>) -> Self {
@@ -165,7 +165,7 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         return None;
     }
     let dtype = job.dtype(shape.weights);
-    let (cut, text) = match shape.cols {
+    let (tiling, text) = match shape.cols {
         1 => (cut_rounded(job, shape), waiting(include_str!("kernels/matvec_rounded.wgsl"))?),
         _ => (cut_rounded_rows(job, shape), include_str!("kernels/matvec_rows.wgsl").into()),
     };
@@ -180,22 +180,22 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         }
         None => operand("no second weights")?.into(),
     };
-    let mut source = common(source, job, shape, &cut)?;
+    let mut source = common(source, job, shape, &tiling)?;
     source = match shape.cols {
-        1 => source.constant("UNROLL", loads_of_a_row(job, shape, &cut)),
-        cols => source.constant("UNITS", (3 * cols * cut.team).div_ceil(cut.workgroup)),
+        1 => source.constant("UNROLL", loads_of_a_row(job, shape, &tiling)),
+        cols => source.constant("UNITS", (3 * cols * tiling.team).div_ceil(tiling.workgroup)),
     };
     let source = source
         .body(&chunk_type(dtype)?)
         .body(&load_chunk(dtype, "w")?)
         .body(&gated)
         // Beside the sums of products each row of activations has one of what it is to be divided by.
-        .constant("SUMS", sums(shape, &cut) + shape.cols)
+        .constant("SUMS", sums(shape, &tiling) + shape.cols)
         .constant("GATES", shape.gate.is_some().into())
         .body(TEAM)
         .body(ROUNDED);
     let source = epilogue::close(source, job).body(&text);
-    let groups = groups(job, shape, &cut);
+    let groups = groups(job, shape, &tiling);
     // The kernel of several rows has an entry point of its own.
     let source = match shape.cols {
         1 => staged(source, job, 3 * shape.inner / CHUNK as u32, groups)?,
@@ -205,14 +205,14 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
 }
 
 /// Chunks of each row of weights that a lane has under way, for one row of rounded activations.
-fn loads_of_a_row(job: &Job<'_>, shape: &Shape, cut: &Cut) -> u32 {
-    let steps = (shape.inner / CHUNK as u32).div_ceil(cut.team);
+fn loads_of_a_row(job: &Job<'_>, shape: &Shape, tiling: &Tiling) -> u32 {
+    let steps = (shape.inner / CHUNK as u32).div_ceil(tiling.team);
     // The largest workgroups leave few registers to each invocation.
-    let loads = if cut.workgroup > 512 { 5 } else { 8 };
+    let loads = if tiling.workgroup > 512 { 5 } else { 8 };
     // What is under way during a wait stays in registers, which leaves room for fewer workgroups.
     let loads = if job.target.counters { 2 } else { loads };
-    let loads = if Way::of(job) == Way::Deeper { 2 * loads } else { loads };
-    let depth = (loads / sums(shape, cut)).max(1);
+    let loads = if Variant::of(job) == Variant::Deeper { 2 * loads } else { loads };
+    let depth = (loads / sums(shape, tiling)).max(1);
     let even = (1..=depth).rev().find(|&u| steps.is_multiple_of(u) && 2 * u > depth);
     even.unwrap_or(depth).min(steps)
 }
@@ -220,11 +220,11 @@ fn loads_of_a_row(job: &Job<'_>, shape: &Shape, cut: &Cut) -> u32 {
 fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let chunks = shape.inner / CHUNK as u32;
     let dtype = job.dtype(shape.weights);
-    let cut = cut_blocks(job, shape);
+    let tiling = cut_blocks(job, shape);
     // More chunks under way cost registers, and with them workgroups that would hide the same latency.
-    let alone = cut.rows * shape.cols == 1 && shape.gate.is_none();
-    let depth = if alone { 2 } else { 1 } * if Way::of(job) == Way::Deeper { 2 } else { 1 };
-    let unroll = depth.min(chunks.div_ceil(cut.team));
+    let alone = tiling.rows * shape.cols == 1 && shape.gate.is_none();
+    let depth = if alone { 2 } else { 1 } * if Variant::of(job) == Variant::Deeper { 2 } else { 1 };
+    let unroll = depth.min(chunks.div_ceil(tiling.team));
     if epilogue::rounds(job) && !job.operands[job.result()].is_aligned() {
         return None;
     }
@@ -242,20 +242,20 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         Some(_) => load_chunk(dtype, "u")?,
         None => operand("no second weights")?.into(),
     };
-    let source = common(source, job, shape, &cut)?
+    let source = common(source, job, shape, &tiling)?
         .constant("TILE", tile)
         .constant("UNROLL", unroll)
-        .constant("SHARE", (shape.cols * tile * 8).div_ceil(cut.workgroup))
+        .constant("SHARE", (shape.cols * tile * 8).div_ceil(tiling.workgroup))
         .constant("SUBGROUP", job.target.subgroup)
         .body(&chunk_type(dtype)?)
         .body(&load_chunk(dtype, "w")?)
         .body(&gated)
         .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
-    let source = source.constant("SUMS", sums(shape, &cut)).body(TEAM).body(ROUNDED);
+    let source = source.constant("SUMS", sums(shape, &tiling)).body(TEAM).body(ROUNDED);
     let source = epilogue::close(source, job);
     let source = if quads { source.body(operand("quads from memory")?) } else { source };
     let source = source.body(&waiting(include_str!("kernels/matvec_blocks.wgsl"))?);
-    let groups = groups(job, shape, &cut);
+    let groups = groups(job, shape, &tiling);
     let counted = shape.cols == 1 && is_counted(job, groups);
     let source = if counted { source.counted() } else { source.uncounted() };
     Some(source.build(groups))
@@ -272,9 +272,9 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         return None;
     }
     let steps = shape.inner / 8;
-    let cut = cut(job, shape, steps);
-    let whole = steps / cut.team;
-    let depth = if Way::of(job) == Way::Deeper { 8 } else { 4 };
+    let tiling = tiling(job, shape, steps);
+    let whole = steps / tiling.team;
+    let depth = if Variant::of(job) == Variant::Deeper { 8 } else { 4 };
     let depth = if job.target.counters { depth / 2 } else { depth };
     let unroll = [8, 4, 2]
         .into_iter()
@@ -292,16 +292,16 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         }
         None => operand("no second float weights")?.into(),
     };
-    let source = common(source, job, shape, &cut)?
+    let source = common(source, job, shape, &tiling)?
         .constant("UNROLL", unroll)
         .body(values)
         .body(&fill(load, &[("operand", "w")]))
         .body(&gated)
         .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
     let squares = if job.slot(Slot::NormWeight).is_some() { shape.cols } else { 0 };
-    let source = source.constant("SUMS", sums(shape, &cut) + squares).body(TEAM);
+    let source = source.constant("SUMS", sums(shape, &tiling) + squares).body(TEAM);
     let source = source.body(&waiting(include_str!("kernels/matvec_floats.wgsl"))?);
-    let groups = groups(job, shape, &cut);
+    let groups = groups(job, shape, &tiling);
     let source = match quads {
         true => staged(source, job, shape.cols * shape.inner / 4, groups)?,
         false => source.uncounted(),
@@ -335,8 +335,8 @@ fn is_counted(job: &Job<'_>, groups: [u32; 3]) -> bool {
 }
 
 /// Numbers a team sums up.
-fn sums(shape: &Shape, cut: &Cut) -> u32 {
-    cut.rows * shape.cols * if shape.gate.is_some() { 2 } else { 1 }
+fn sums(shape: &Shape, tiling: &Tiling) -> u32 {
+    tiling.rows * shape.cols * if shape.gate.is_some() { 2 } else { 1 }
 }
 
 /// A text with its wait for the dispatches before it, which looks at the first weights `w` and `u`.
@@ -361,17 +361,22 @@ pub(super) fn in_quads(job: &Job<'_>, operand: usize) -> bool {
         && (0..3).all(|d| shape[d] == 1 || strides[d].is_multiple_of(4))
 }
 
-fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Option<Source<'a>> {
+fn common<'a>(
+    source: Source<'a>,
+    job: &Job<'_>,
+    shape: &Shape,
+    tiling: &Tiling,
+) -> Option<Source<'a>> {
     let baked = shape.cols == 1 || job.dtype(0) == DType::A8 || epilogue::rounds(job);
     let source = if baked { source.baked() } else { source };
     let source = source
         .constant("K", shape.inner)
         .constant("COLS", shape.cols)
-        .constant("WG", cut.workgroup)
-        .constant("TEAM", cut.team)
-        .constant("ROWS", cut.rows)
-        .constant("SPAN", cut.span)
-        .constant("LANES", cut.team.min(job.target.subgroup))
+        .constant("WG", tiling.workgroup)
+        .constant("TEAM", tiling.team)
+        .constant("ROWS", tiling.rows)
+        .constant("SPAN", tiling.span)
+        .constant("LANES", tiling.team.min(job.target.subgroup))
         .constant("WIDTH", job.target.max_groups);
     let norm = job.slot(Slot::NormWeight);
     let (source, weight) = match norm {
@@ -388,18 +393,19 @@ fn common<'a>(source: Source<'a>, job: &Job<'_>, shape: &Shape, cut: &Cut) -> Op
     })
 }
 
-/// As [`cut`], where every workgroup rounds all activations for itself first: an invocation for each
+/// As [`tiling`], where every workgroup rounds all activations for itself first: an invocation for each
 /// four of them, so that this takes one turn.
-fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Cut {
-    let (target, way) = (job.target, Way::of(job));
+fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Tiling {
+    let (target, variant) = (job.target, Variant::of(job));
     let team = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
     let most = (target.max_invocations / target.subgroup * target.subgroup).min(1024);
     let least = 128.min(most).max(target.subgroup);
     let workgroup = (shape.inner / 4).next_power_of_two().clamp(least, most);
-    let workgroup = if way == Way::Smaller { (workgroup / 2).max(least) } else { workgroup };
+    let workgroup =
+        if variant == Variant::Smaller { (workgroup / 2).max(least) } else { workgroup };
     let teams = workgroup / team;
     if epilogue::in_pairs(job) {
-        return Cut { workgroup, team, rows: 2, span: 2 * teams };
+        return Tiling { workgroup, team, rows: 2, span: 2 * teams };
     }
     if epilogue::rounds(job) {
         return cut_for_chunks(job, shape, workgroup, team);
@@ -409,45 +415,45 @@ fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Cut {
     let slots = target.processors * (RESIDENT / workgroup).max(1);
     let needed = (shape.outer * shape.pairs).div_ceil(teams);
     let two = light && needed > slots && shape.pairs == 1;
-    if two == (way == Way::OtherRows) {
-        Cut { workgroup, team, rows: 1, span: teams }
+    if two == (variant == Variant::OtherRows) {
+        Tiling { workgroup, team, rows: 1, span: teams }
     } else if two && needed <= 2 * slots {
         // All workgroups at once: each processor then rounds the activations once.
         let span = shape.outer.div_ceil(slots).clamp(teams, 2 * teams);
-        Cut { workgroup, team, rows: 2, span }
+        Tiling { workgroup, team, rows: 2, span }
     } else {
-        Cut { workgroup, team, rows: 2, span: 2 * teams }
+        Tiling { workgroup, team, rows: 2, span: 2 * teams }
     }
 }
 
 /// As [`cut_blocks`], where a workgroup rounds its results: whole chunks of them. Two rows to a team, unless that
 /// leaves processors without a workgroup.
-fn cut_for_chunks(job: &Job<'_>, shape: &Shape, workgroup: u32, team: u32) -> Cut {
+fn cut_for_chunks(job: &Job<'_>, shape: &Shape, workgroup: u32, team: u32) -> Tiling {
     let least = LEAST_TEAMS * team;
     let few = shape.outer.div_ceil(2 * workgroup.max(least) / team) < job.target.processors;
     let most = job.target.max_invocations;
-    let one_row = few != (Way::of(job) == Way::OtherRows) && 2 * least <= most;
+    let one_row = few != (Variant::of(job) == Variant::OtherRows) && 2 * least <= most;
     let rows = if one_row { 1 } else { 2 };
     let workgroup = workgroup.max(2 * least / rows);
     let span = workgroup / team * rows / CHUNK as u32 * CHUNK as u32;
-    Cut { workgroup, team, rows, span }
+    Tiling { workgroup, team, rows, span }
 }
 
 /// Small workgroups: nothing is shared that more of them would have to do again, unless they round what they give.
 /// More lanes to a row where rows are few.
-fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Cut {
-    let (target, way) = (job.target, Way::of(job));
+fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Tiling {
+    let (target, variant) = (job.target, Variant::of(job));
     let chunks = shape.inner / CHUNK as u32;
     let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
     let mut team = chunks.next_power_of_two().min(target.subgroup);
     if epilogue::rounds(job) {
         // One row to a team where that makes a chunk.
-        let two = way == Way::OtherRows || CHUNK as u32 * team > most;
+        let two = variant == Variant::OtherRows || CHUNK as u32 * team > most;
         let rows = if two { 2 } else { 1 };
         let workgroup = CHUNK as u32 / rows * team;
-        return Cut { workgroup, team, rows, span: CHUNK as u32 };
+        return Tiling { workgroup, team, rows, span: CHUNK as u32 };
     }
-    let rows = if epilogue::in_pairs(job) || way == Way::OtherRows { 2 } else { 1 };
+    let rows = if epilogue::in_pairs(job) || variant == Variant::OtherRows { 2 } else { 1 };
     while team >= target.subgroup
         && team * 2 <= chunks.min(most / 2)
         && shape.outer / rows * team * 2 <= target.processors * BUSY
@@ -455,24 +461,24 @@ fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Cut {
     {
         team *= 2;
     }
-    let teams = if way == Way::Smaller { 2 } else { 4 };
+    let teams = if variant == Variant::Smaller { 2 } else { 4 };
     let workgroup = (teams * team).clamp(target.subgroup, most) / team * team;
-    Cut { workgroup, team, rows, span: workgroup / team * rows }
+    Tiling { workgroup, team, rows, span: workgroup / team * rows }
 }
 
 /// As [`cut_rounded`], for several rows of activations. Small teams where there are enough of them: those of a subgroup load
 /// the same activations, and sums of a row cross few lanes. Wide ones keep more loads under way where rows are few.
-fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Cut {
-    let (target, way) = (job.target, Way::of(job));
+fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Tiling {
+    let (target, variant) = (job.target, Variant::of(job));
     let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
     // Second weights count like rows.
     let rows = if shape.gate.is_some() && !epilogue::in_pairs(job) { 1 } else { 2 };
     let busy = |team: &u32| shape.outer / rows * team >= target.processors * BUSY / 2;
-    let team = match way {
-        Way::Expected => [8, 16].into_iter().find(busy).unwrap_or(32),
-        Way::Deeper => 32,
-        Way::Smaller => 8,
-        Way::OtherRows => 16,
+    let team = match variant {
+        Variant::Expected => [8, 16].into_iter().find(busy).unwrap_or(32),
+        Variant::Deeper => 32,
+        Variant::Smaller => 8,
+        Variant::OtherRows => 16,
     };
     let widest = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
     // A lane for each row of activations, and two slices of them with a chunk of results in workgroup memory.
@@ -490,42 +496,42 @@ fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Cut {
         while CHUNK as u32 / rows * team < target.subgroup {
             team *= 2;
         }
-        return Cut { workgroup: CHUNK as u32 / rows * team, team, rows, span: CHUNK as u32 };
+        return Tiling { workgroup: CHUNK as u32 / rows * team, team, rows, span: CHUNK as u32 };
     }
     let workgroup = (8 * team).max(128).min(most).max(target.subgroup) / team * team;
-    Cut { workgroup, team, rows, span: workgroup / team * rows }
+    Tiling { workgroup, team, rows, span: workgroup / team * rows }
 }
 
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves
 /// enough teams to keep the device busy.
-fn cut(job: &Job<'_>, shape: &Shape, steps: u32) -> Cut {
-    let (target, way) = (job.target, Way::of(job));
+fn tiling(job: &Job<'_>, shape: &Shape, steps: u32) -> Tiling {
+    let (target, variant) = (job.target, Variant::of(job));
     let mut team = steps.next_power_of_two().min(target.subgroup);
     let outer = shape.outer * shape.pairs;
     let many = outer / 4 >= target.processors * 8 && shape.cols <= 2;
-    let rows = match (many, way) {
+    let rows = match (many, variant) {
         _ if epilogue::in_pairs(job) => 2,
-        (true, Way::OtherRows) => 1,
+        (true, Variant::OtherRows) => 1,
         (true, _) => 4,
-        (false, Way::OtherRows) => 2,
+        (false, Variant::OtherRows) => 2,
         (false, _) => 1,
     };
     // Workgroups that keep activations for themselves are few and large.
     let workgroup = if target.counters { 512 } else { 128 };
     let workgroup = workgroup.min(target.max_invocations).max(target.subgroup);
     // More lanes to a row where rows are few: this is what brings enough loads under way.
-    while way != Way::Smaller
+    while variant != Variant::Smaller
         && team >= target.subgroup
         && team * 2 <= workgroup.min(steps)
         && outer / rows * team * 2 <= target.processors * BUSY
     {
         team *= 2;
     }
-    Cut { workgroup, team, rows, span: workgroup / team * rows }
+    Tiling { workgroup, team, rows, span: workgroup / team * rows }
 }
 
-fn groups(job: &Job<'_>, shape: &Shape, cut: &Cut) -> [u32; 3] {
-    let count = shape.outer.div_ceil(cut.span);
+fn groups(job: &Job<'_>, shape: &Shape, tiling: &Tiling) -> [u32; 3] {
+    let count = shape.outer.div_ceil(tiling.span);
     let width = job.target.max_groups;
     [count.min(width), count.div_ceil(width), shape.pairs]
 }

@@ -188,7 +188,7 @@ pub struct Job<'a> {
     pub params: &'a [u32],
     /// The device.
     pub target: &'a Target,
-    /// Which of the ways to do it, below [`choices`]; 0 is the one that is expected to be the fastest.
+    /// Which variant, below [`choices`]; 0 is the one that is expected to be the fastest.
     pub choice: u8,
 }
 

@@ -50,7 +50,7 @@ fn finish(row: u32, col: u32, sum: f32) {{ put_y(row_y(row) + col, sum{add}); }}
 /// Many rows of f32 with few rows of weights, such as those of a router.
 fn narrow(job: &Job<'_>, text: &str, rows: usize, outer: usize) -> Kernel {
     let width = job.target.width(DOT_WIDTH);
-    let waves = u64::from((width / job.target.subgroup.max(1)).max(1));
+    let subgroups = u64::from((width / job.target.subgroup.max(1)).max(1));
     let parts = rows.div_ceil(8) as u64 * outer.div_ceil(8) as u64;
     Source::new(job)
         .view(0, View::Quads)
@@ -59,21 +59,14 @@ fn narrow(job: &Job<'_>, text: &str, rows: usize, outer: usize) -> Kernel {
         .body(text)
         .body(GRID)
         .body(include_str!("kernels/narrow.wgsl"))
-        .build(job.target.fold(parts.div_ceil(waves)))
+        .build(job.target.fold(parts.div_ceil(subgroups)))
 }
 
 /// A row of `x` serves all experts of its token, or each has one of its own.
 pub(super) fn matmul_experts(job: &Job<'_>) -> Kernel {
     let used = job.layout(2).shape4()[3];
     let sharers = if job.layout(0).rank() == 2 { used } else { 1 };
-    let text = "fn x_row(row: u32) -> u32 { return row_x(row / arg(0u)); }
-fn expert_of(row: u32) -> u32 {
-    let used = P.ids.shape.w;
-    return get_ids(row_ids(row / used) + row % used);
-}
-fn has_weights(row: u32) -> bool { return expert_of(row) < P.w.shape.y; }
-fn w_row(row: u32, col: u32) -> u32 { return row_w(expert_of(row) * P.w.shape.z + col); }
-fn finish(row: u32, col: u32, sum: f32) { put_y(row_y(row) + col, sum); }\n";
+    let text = include_str!("kernels/expert_rows.wgsl");
     let source = operands(Source::new(job).args(&[sharers]), job).body(text);
     let y = job.layout(job.result());
     dot(job, source, y.rows(), y.cols())

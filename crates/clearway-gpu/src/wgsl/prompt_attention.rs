@@ -2,7 +2,7 @@
 
 use clearway_graph::DType;
 
-use super::attention::with_cache;
+use super::attention::{with_cache, with_sinks};
 use super::elementwise::MATH;
 use super::{HALVES, Job, Kernel, Source, View};
 
@@ -68,7 +68,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let tiles = (u64::from(tokens) * u64::from(share)).div_ceil(u64::from(16 * tiling.subgroups));
     let tiles = u32::try_from(tiles).ok().filter(|&tiles| tiles <= job.target.max_groups)?;
     let y = job.operands.len() - 1;
-    let mut source = with_cache(Source::new(job))
+    let mut source = with_sinks(with_cache(Source::new(job)), "factor")
         .enable("wgpu_cooperative_matrix")
         .constant("HEAD", head)
         .constant("SHARE", share)

@@ -4,8 +4,8 @@ use super::elementwise::{self, GRID, MATH};
 use super::{Job, Kernel, Source, Target};
 use crate::error::Result;
 
-const WAVES: &str = include_str!("kernels/waves.wgsl");
-const WAVES_ALONE: &str = include_str!("kernels/waves_alone.wgsl");
+const SUBGROUPS: &str = include_str!("kernels/subgroups.wgsl");
+const SUBGROUPS_ALONE: &str = include_str!("kernels/subgroups_alone.wgsl");
 const NORM: &str = include_str!("kernels/norm.wgsl");
 const LAYER_NORM: &str = include_str!("kernels/layer_norm.wgsl");
 const SOFTMAX: &str = include_str!("kernels/softmax.wgsl");
@@ -54,8 +54,8 @@ pub(super) fn softmax(job: &Job<'_>) -> Kernel {
 }
 
 /// Sums and maxima over a workgroup.
-pub(super) fn waves(target: &Target) -> &'static str {
-    if target.subgroup > 1 { WAVES } else { WAVES_ALONE }
+pub(super) fn subgroups(target: &Target) -> &'static str {
+    if target.subgroup > 1 { SUBGROUPS } else { SUBGROUPS_ALONE }
 }
 
 /// A workgroup for each row of the result.
@@ -64,7 +64,7 @@ fn on_rows(job: &Job<'_>, source: Source<'_>, body: &str) -> Kernel {
     source
         .constant("WIDTH", job.target.row_width(layout.cols()))
         .body(GRID)
-        .body(waves(job.target))
+        .body(subgroups(job.target))
         .body(body)
         .build(job.target.fold(layout.rows() as u64))
 }

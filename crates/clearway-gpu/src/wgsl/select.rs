@@ -4,7 +4,7 @@
 
 use super::elementwise::{self, GRID, MATH};
 use super::planar::taken;
-use super::rows::waves;
+use super::rows::subgroups;
 use super::{Job, Kernel, Source, blocks};
 use crate::ops::NO_INDEX;
 
@@ -26,27 +26,11 @@ const CHOSEN: u32 = 512;
 pub(super) fn gather(job: &Job<'_>) -> Kernel {
     let elems = job.layout(2).elems() as u64;
     if job.dtype(0).is_quantised() {
-        let apply =
-            "fn extent() -> vec4<u32> { return vec4<u32>(P.y.shape.xyz, P.y.shape.w / 4u); }
-fn apply(c: vec4<u32>) {
-    let id = get_ids(c.z);
-    var four = vec4<f32>();
-    if (id < P.table.shape.z) { four = element_four(row_table(id) + 4u * c.w) * argf(0u); }
-    let to = row_y(c.z) + 4u * c.w;
-    for (var i = 0u; i < 4u; i++) { put_y(to + i, four[i]); }
-}\n";
+        let apply = include_str!("kernels/gather_blocks.wgsl");
         let source = blocks::decoder(Source::new(job), job, 0).body(apply);
         return elementwise::each(job, source, elems / 4);
     }
-    let apply = "fn extent() -> vec4<u32> { return P.y.shape; }
-fn apply(c: vec4<u32>) {
-    let picked = get_ids(c.z);
-    if (!taken(picked, P.table.shape.z)) { return; }
-    let id = own(picked);
-    var value = 0.0;
-    if (id < P.table.shape.z) { value = get_table(row_table(id) + c.w) * argf(0u); }
-    put_y(row_y(c.z) + c.w, value);
-}\n";
+    let apply = include_str!("kernels/gather.wgsl");
     let source = Source::new(job).body(&taken(job.operands[0].rows)).body(apply);
     elementwise::each(job, source, elems)
 }
@@ -74,7 +58,7 @@ pub(super) fn expert_order(job: &Job<'_>) -> Kernel {
 }
 
 pub(super) fn router(job: &Job<'_>) -> Kernel {
-    choose(job, Source::new(job).body(MATH).body(waves(job.target)), ROUTER)
+    choose(job, Source::new(job).body(MATH).body(subgroups(job.target)), ROUTER)
 }
 
 /// A workgroup for each row of operand 0, with the choice that suits its length.

@@ -38,6 +38,8 @@ pub struct Source<'a> {
     /// Operands that are bound once more, as words.
     again: Vec<usize>,
     scratch: Option<Scratch>,
+    /// What scratch is an array of.
+    scratch_of: &'static str,
     trust: Trust,
     /// Waits for the group before it and is counted itself.
     counted: bool,
@@ -61,6 +63,7 @@ impl<'a> Source<'a> {
             views: vec![View::Elements; job.operands.len()],
             again: Vec::new(),
             scratch: None,
+            scratch_of: "f32",
             trust: Trust::Own,
             counted: false,
             args: job.params.to_vec(),
@@ -99,6 +102,13 @@ impl<'a> Source<'a> {
     pub fn scratch(mut self, bytes: u64, tickets: u32) -> Self {
         self.scratch = Some(Scratch { bytes, tickets });
         self
+    }
+
+    /// As [`scratch`](Self::scratch), four floats at a time.
+    #[must_use]
+    pub(super) fn scratch_in_quads(mut self, bytes: u64, tickets: u32) -> Self {
+        self.scratch_of = "vec4<f32>";
+        self.scratch(bytes, tickets)
     }
 
     /// Says whose text it is. In a checked one `get_x` gives zero and `put_x` does nothing outside the view.
@@ -218,8 +228,9 @@ impl<'a> Source<'a> {
             // Between workgroups of one dispatch plain loads may be stale.
             let _ = writeln!(
                 text,
-                "@group(0) @binding({slot}) @coherent var<storage, read_write> b_scratch: array<f32>;
+                "@group(0) @binding({slot}) @coherent var<storage, read_write> b_scratch: array<{}>;
 @group(0) @binding({}) var<storage, read_write> b_tickets: array<atomic<u32>>;",
+                self.scratch_of,
                 slot + 1
             );
         }

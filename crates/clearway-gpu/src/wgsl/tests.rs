@@ -125,7 +125,7 @@ fn workgroup_memory_stays_within_the_least_of_devices() {
         let target = Target { shared_bytes: 16384, cooperative: false, counters, ..TARGET };
         let with_kernel = |case: &OpCase| !is_rounded(case) || in_planes(case);
         for case in cases(DEFAULT_SEED).into_iter().filter(with_kernel) {
-            for choice in 0..super::matvec::WAYS {
+            for choice in 0..super::matvec::VARIANTS {
                 let Some(kernel) = lower_case_on(&target, &case, None, choice) else { continue };
                 if seen.insert(kernel.source.clone(), ()).is_none() {
                     let bytes = shared_bytes(&kernel.source);
@@ -205,7 +205,7 @@ fn products_on_matrices_of_any_number_of_rows_share_a_text() {
 fn products_of_rounded_rows_lower_to_valid_text_in_every_way() {
     let mut sources: BTreeMap<String, String> = BTreeMap::new();
     for case in cases(DEFAULT_SEED).into_iter().filter(|case| is_rounded(case) && in_planes(case)) {
-        for choice in 0..super::matvec::WAYS {
+        for choice in 0..super::matvec::VARIANTS {
             let kernel = lower_case_as(&case, None, choice).unwrap();
             assert!(kernel.groups.iter().all(|&g| (1..=TARGET.max_groups).contains(&g)), "{case}");
             sources.entry(kernel.source).or_insert_with(|| case.to_string());

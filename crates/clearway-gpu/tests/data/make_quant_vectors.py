@@ -2,7 +2,8 @@
 """Writes quant_vectors.bin: block bytes and the floats that belong to them.
 
 The oracle is the Python package `gguf` (made with 0.19.0, numpy 2.4.6), which shares no code with
-the crate. Run it with no arguments; the output is the same every time.
+the crate. Run it with no arguments; the output is the same every time. Blocks of MXFP4 have every exponent
+but 255, which is NaN by the format's definition and a power of two to that package.
 
 The file, all numbers little-endian:
 
@@ -119,6 +120,10 @@ def main() -> None:
     for qtype in ENCODERS:
         x = weights(rng)
         parts.append(section(qtype, ENCODE, quantize(x, qtype), x))
+    blocks = rng.integers(0, 256, (255, 17), np.uint8)
+    blocks[:, 0] = np.arange(255)
+    with np.errstate(over="ignore"):
+        parts.append(section(Type.MXFP4, DECODE, blocks, dequantize(blocks, Type.MXFP4)))
 
     out = pathlib.Path(__file__).with_name("quant_vectors.bin")
     out.write_bytes(b"CWQUANT1" + struct.pack("<I", len(parts)) + b"".join(parts))

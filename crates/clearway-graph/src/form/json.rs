@@ -94,7 +94,7 @@ impl ComputeGraph {
             "values": values.collect::<Vec<_>>(),
             "reports": {
                 "fuse": self.fuse_report().map(report_json),
-                "round": self.round_report().map(report_json),
+                "quantise": self.quantise_report().map(report_json),
                 "schedule": self.schedule_report().map(schedule_json),
             },
         })

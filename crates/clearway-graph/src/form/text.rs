@@ -7,8 +7,8 @@ use crate::graph::ComputeGraph;
 use crate::ids::{NodeId, buf_name};
 use crate::layout::TensorView;
 use crate::node::{Access, CapturedNode, Dispatch};
+use crate::quantise::QuantiseReport;
 use crate::range::View;
-use crate::round::RoundReport;
 use crate::schedule::{MoveRefusal, ScheduleReport, Strategy};
 
 impl ComputeGraph {
@@ -56,8 +56,9 @@ fn write_graph(graph: &ComputeGraph, out: &mut String) -> std::fmt::Result {
     if let Some(report) = graph.fuse_report() {
         writeln!(out, "{report}")?;
     }
-    let touched = |report: &&RoundReport| !report.rounded.is_empty() || !report.refusals.is_empty();
-    if let Some(report) = graph.round_report().filter(touched) {
+    let touched =
+        |report: &&QuantiseReport| !report.quantised.is_empty() || !report.refusals.is_empty();
+    if let Some(report) = graph.quantise_report().filter(touched) {
         writeln!(out, "{report}")?;
     }
     if let Some(report) = graph.schedule_report() {

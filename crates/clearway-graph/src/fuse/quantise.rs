@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::graph::Value;
 use crate::ids::NodeId;
 use crate::node::Dispatch;
-use crate::round::{ACTIVATIONS, may_read, with_layout};
+use crate::quantise::{ACTIVATIONS, may_read, with_layout};
 
 /// Those who read a result, by index in the list.
 pub(super) type Reads = SmallVec<[u32; 4]>;
@@ -52,7 +52,7 @@ pub(super) fn check(
     if (p0, p1) != (0, entry.bytes) {
         return Err(Refusal::PartialWrite { p0, p1, bytes: entry.bytes });
     }
-    let layout = result.layout.rounded().ok_or(Refusal::NoKernel { kind: pair.rule.fused })?;
+    let layout = result.layout.quantised().ok_or(Refusal::NoKernel { kind: pair.rule.fused })?;
     let mut reads = Reads::new();
     for index in list.readers(value) {
         let reader = list.at(index).ok_or(Refusal::NotAValue)?;

@@ -95,4 +95,6 @@ maps! {
     ReluSquared RELU_SQUARED "relu_squared" One []
     /// `cap * tanh(x / cap)`.
     SoftCap SOFT_CAP "soft_cap" One [positive("cap")]
+    /// `g * sigmoid(alpha * g) * (u + 1)`, where `g` is `gate` and at most `limit`, and `u` is `up` within `limit` of zero.
+    ClampedGate CLAMPED_GATE "clamped_gate" Gated [positive("limit"), float("alpha")]
 }

@@ -155,6 +155,8 @@ ops! {
     /// Causal grouped-query attention over a KV cache: the rows of one sequence in order, or blocks of rows that a table
     /// finds for each of many sequences.
     Attention "attention" [read("q"), read("k"), read("v"), read("positions"), read_in_blocks("sequences"), read_in_blocks("blocks"), write("y")] [float("scale"), int("window"), float("softcap"), int("block")]
+    /// The same with sinks: each head has one more score, which takes its share of the softmax and has no value.
+    AttentionSinks "attention_sinks" [read("q"), read("k"), read("v"), read("positions"), read_in_blocks("sequences"), read_in_blocks("blocks"), read("sinks"), write("y")] [float("scale"), int("window"), float("softcap"), int("block")]
     /// Rows written into a KV cache at positions known only on the device.
     KvWrite "kv_write" [read("x"), read("positions"), update("cache")] []
     /// Copy, cast, transpose: any layout to any layout.

@@ -29,8 +29,8 @@ use crate::fuse::{ALREADY_KEPT_AT, Fit, RULES, Rule, Source, binding_counts};
 use crate::layout::{Layout, TensorView};
 use crate::node::{Access, Dispatch};
 use crate::op::{CapturedOpKind as Kind, Product, Slot as Part};
+use crate::quantise::halve::{self, same_elements};
 use crate::range::MemRangeRole;
-use crate::round::halve::{self, same_elements};
 
 /// Most members of anything the rules make. More need not be looked at.
 pub(super) const MOST_MEMBERS: usize = 8;

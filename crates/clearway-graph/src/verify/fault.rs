@@ -329,7 +329,7 @@ pub enum Problem {
         /// What is wrong with it.
         why: Underived,
     },
-    /// `dispatch` reads or writes a value rounded where no rule of the round stage allows that.
+    /// `dispatch` reads or writes a value rounded where no rule of the quantise stage allows that.
     Rounded {
         /// What it computes.
         kind: CapturedOpKind,
@@ -442,7 +442,7 @@ impl fmt::Display for Fault {
             }
             Problem::Rounded { kind, binding } => write!(
                 f,
-                "{at} ({kind}) finds binding {binding} rounded, which no rule of the round stage allows"
+                "{at} ({kind}) finds binding {binding} rounded, which no rule of the quantise stage allows"
             )?,
             Problem::NotRounded { kind, binding } => {
                 write!(f, "{at} ({kind}) must give binding {binding} rounded, but gives floats")?;

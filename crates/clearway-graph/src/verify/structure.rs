@@ -185,7 +185,7 @@ pub(super) struct Carriers {
     /// Per recorded dispatch: whether anybody in the final list writes what it wrote.
     written: Vec<bool>,
     /// Recorded values that somebody in the final list finds rounded, with the form.
-    rounded: FxHashMap<usize, DType>,
+    quantised: FxHashMap<usize, DType>,
 }
 
 const NOBODY: u32 = u32::MAX;
@@ -199,7 +199,7 @@ impl Carriers {
             // Most dispatches have two or three operands and a result.
             carried: Vec::with_capacity(4 * recorded.dispatches.len()),
             written: vec![false; recorded.dispatches.len()],
-            rounded: FxHashMap::default(),
+            quantised: FxHashMap::default(),
         }
     }
 
@@ -228,7 +228,7 @@ impl Carriers {
                     return Err(fault_at(Problem::Altered { what: "layout" }, dispatch, access));
                 }
                 // Those who find it in another form are found where the whole list is proven.
-                self.rounded.entry(was.buf_id).or_insert(form);
+                self.quantised.entry(was.buf_id).or_insert(form);
             }
         }
         Ok(())
@@ -256,7 +256,7 @@ impl Carriers {
         last: &[&Dispatch],
         values: &[Value],
     ) -> Result<(), Fault> {
-        if self.rounded.is_empty() {
+        if self.quantised.is_empty() {
             return Ok(());
         }
         const FORM: Problem = Problem::Altered { what: "form of a value" };
@@ -264,7 +264,7 @@ impl Carriers {
             let seen = |view: &&TensorView| {
                 let value = NodeId::from_buf_id(view.buf_id).and_then(|id| values.get(id.index()));
                 let own = value.is_some_and(|value| !value.lasts() && !value.output);
-                self.rounded.contains_key(&view.buf_id) && (!own || !dispatch.is_annotated())
+                self.quantised.contains_key(&view.buf_id) && (!own || !dispatch.is_annotated())
             };
             if let Some(view) = dispatch.bindings.iter().find(seen) {
                 let end = view.offset.saturating_add(view.layout.span_bytes());
@@ -274,7 +274,7 @@ impl Carriers {
         for dispatch in last {
             let mut views = views(recorded, dispatch);
             let differs = |(_, now, was): &(&Access, &TensorView, &TensorView)| {
-                self.rounded.get(&was.buf_id).is_some_and(|&form| now.layout.dtype() != form)
+                self.quantised.get(&was.buf_id).is_some_and(|&form| now.layout.dtype() != form)
             };
             if let Some((access, ..)) = views.find(differs) {
                 return Err(fault_at(FORM, dispatch, access));

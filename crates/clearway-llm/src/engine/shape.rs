@@ -63,10 +63,12 @@ fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
     shape.norm_eps = keys.number(eps, Sign::NotNegative)?;
     rope(gguf, keys, &mut shape, source)?;
     scales(keys, &mut shape)?;
-    let has_bias = |part: &str| gguf.find_tensor(&format!("blk.0.{part}.bias")).is_some();
-    shape.biases.qkv = has_bias("attn_q");
-    shape.biases.output = has_bias("attn_output");
-    shape.biases.feed_forward = has_bias("ffn_up");
+    if !arch.biases_all() {
+        let has_bias = |part: &str| gguf.find_tensor(&format!("blk.0.{part}.bias")).is_some();
+        shape.biases.qkv = has_bias("attn_q");
+        shape.biases.output = has_bias("attn_output");
+        shape.biases.feed_forward = has_bias("ffn_up");
+    }
     let cap = |key: &str| {
         Ok::<_, EngineError>(keys.optional_number(key, Sign::NotNegative)?.unwrap_or(0.0))
     };
@@ -175,6 +177,9 @@ fn window(keys: &Keys<'_>, arch: Arch) -> Result<Option<Window>> {
     let (period, rope_base) = match arch {
         Arch::Gemma2 => (2, None),
         Arch::Gemma3 => (6, Some(10_000.0)),
+        Arch::GptOss => {
+            (keys.optional_size("attention.sliding_window_pattern")?.unwrap_or(2), None)
+        }
         // Every layer.
         Arch::Phi3 => (usize::MAX, None),
         _ => return Ok(None),
@@ -187,7 +192,7 @@ fn experts(keys: &Keys<'_>, arch: Arch) -> Result<Option<Experts>> {
     let count = keys.optional_size("expert_count")?.unwrap_or(0);
     match (arch, count) {
         (_, 0) => Ok(None),
-        (Arch::Qwen3Moe | Arch::Qwen2Moe, _) => {
+        (Arch::Qwen3Moe | Arch::Qwen2Moe | Arch::GptOss, _) => {
             let used = keys.size("expert_used_count")?;
             if used > count {
                 let expected =

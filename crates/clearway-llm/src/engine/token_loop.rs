@@ -73,6 +73,11 @@ impl Engine {
         self.stalled
     }
 
+    /// Remembers that steps had to be done again.
+    pub(crate) fn note_stall(&mut self) {
+        self.stalled = true;
+    }
+
     /// Whether generation should stay on the device.
     pub fn feeds_back(&self) -> bool {
         self.options.replay && self.executor.device().host_is_far()
@@ -215,7 +220,7 @@ impl Engine {
         stream.left += steps + behind.sum::<usize>();
         looped.step.tokens.write_slice(0, &[stream.input])?;
         looped.step.positions.write_slice(0, &[self.position as u32])?;
-        self.stalled = true;
+        self.note_stall();
         self.refill(stream)
     }
 
@@ -224,7 +229,7 @@ impl Engine {
         let mut recorded = self.record(1, Logits::Last)?;
         let device = self.executor.device().clone();
         let (tokens, positions) = (device.alloc(4)?, device.alloc(4)?);
-        let ring = device.alloc_mailbox(4 * RING as u64)?;
+        let ring = device.alloc_host_visible(4 * RING as u64)?;
         let row = device.alloc(4 * DRAW_WORDS as u64)?;
         let mut bound = self.bind(&recorded, &tokens, &positions, None)?;
         let tensors = (recorded.external(TOKENS), recorded.external(POSITIONS));

@@ -97,7 +97,7 @@ fn reads(kind: Kind) -> Reads {
     match kind {
         Kind::Gather => Reads::Rows,
         Kind::MatMulExperts => Reads::Experts,
-        Kind::Attention => Reads::Cache,
+        Kind::Attention | Kind::AttentionSinks => Reads::Cache,
         Kind::RmsNorm
         | Kind::LayerNorm
         | Kind::Map(_)

@@ -16,7 +16,7 @@ mod saved;
 pub(crate) mod stop;
 
 pub use chat::Chat;
-pub use reply::{End, Pace, Piece, Reply, Usage};
+pub use reply::{End, Piece, Rate, Reply, Usage};
 pub use stop::Stops;
 
 use std::path::Path;

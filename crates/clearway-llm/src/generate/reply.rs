@@ -47,23 +47,23 @@ pub struct Usage {
     /// Tokens of the prompt that the model still remembered.
     pub cached: usize,
     /// Reading the rest of the prompt.
-    pub prompt: Pace,
+    pub prompt: Rate,
     /// Tokens of the reply, without the one that ended it.
     pub tokens: usize,
     /// Writing the reply from its second token on: the first comes with the prompt.
-    pub decode: Pace,
+    pub decode: Rate,
 }
 
 /// Tokens and the time they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Pace {
+pub struct Rate {
     /// How many.
     pub tokens: usize,
     /// How long.
     pub time: Duration,
 }
 
-impl Pace {
+impl Rate {
     /// Tokens per second; 0 if nothing was measured.
     pub fn rate(&self) -> f64 {
         let seconds = self.time.as_secs_f64();
@@ -259,7 +259,7 @@ impl<'a> Reply<'a> {
         self.read.extend_from_slice(&self.prompt[self.usage.cached..self.engine.position()]);
         self.started = Instant::now();
         let tokens = self.read.len() - self.usage.cached;
-        self.usage.prompt = Pace { tokens, time: self.started - started };
+        self.usage.prompt = Rate { tokens, time: self.started - started };
         Ok(logits)
     }
 
@@ -282,7 +282,7 @@ impl<'a> Reply<'a> {
 
     fn measure(&mut self) {
         let tokens = self.read.len() - self.usage.cached - self.usage.prompt.tokens;
-        self.usage.decode = Pace { tokens, time: self.started.elapsed() };
+        self.usage.decode = Rate { tokens, time: self.started.elapsed() };
     }
 
     fn end_with(&mut self, end: End) {

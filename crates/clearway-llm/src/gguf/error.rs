@@ -214,7 +214,7 @@ pub enum GgufError {
     },
     /// A tensor of a type that Clearway does not compute with.
     #[error(
-        "tensor \"{tensor}\" has type {type_name}, which is not supported; use a file with f32, f16, bf16, q4_0 to q8_0, q2_k to q6_k, iq4_nl or iq4_xs weights"
+        "tensor \"{tensor}\" has type {type_name}, which is not supported; use a file with f32, f16, bf16, q4_0 to q8_0, q2_k to q6_k, iq4_nl, iq4_xs or mxfp4 weights"
     )]
     UnsupportedType {
         /// The name.

@@ -41,7 +41,7 @@ const GGML_TYPES: [(u32, &str, Option<DType>); 40] = [
     (36, "IQ4_NL_4_4", None),
     (37, "IQ4_NL_4_8", None),
     (38, "IQ4_NL_8_8", None),
-    (39, "MXFP4", None),
+    (39, "MXFP4", Some(DType::MXFP4)),
     (40, "NVFP4", None),
     (41, "Q1_0", None),
 ];

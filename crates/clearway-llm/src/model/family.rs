@@ -30,6 +30,7 @@ pub const FAMILIES: &[Family] = &[
     family(Arch::Granite, "granite", "Granite 3"),
     family(Arch::Olmo2, "olmo2", "OLMo 2"),
     family(Arch::Glm4, "glm4", "GLM-4-0414"),
+    family(Arch::GptOss, "gpt-oss", "gpt-oss-20b, gpt-oss-120b"),
     family(Arch::Bert, "bert", "BERT, BGE, E5, all-MiniLM (vectors of texts)"),
     family(Arch::NomicBert, "nomic-bert", "nomic-embed-text (vectors of texts)"),
 ];
@@ -46,7 +47,6 @@ const RELATIVES: &[(&str, &str)] = &[
     ("ernie4_5", "llama"),
     ("exaone", "llama"),
     ("falcon3", "llama"),
-    ("gpt-oss", "qwen3moe"),
     ("internlm2", "llama"),
     ("jina-bert-v2", "bert"),
     ("minicpm", "granite"),

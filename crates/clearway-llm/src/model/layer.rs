@@ -14,6 +14,10 @@ use super::{
 /// Tokens up to which rows of experts are multiplied one by one: hardly any two share an expert.
 const FEW_TOKENS: usize = 8;
 
+/// Constants of the clamped gate: its limit, and the factor in its sigmoid.
+const GATE_LIMIT: f32 = 7.0;
+const GATE_ALPHA: f32 = 1.702;
+
 /// Records the parts of a model one after another.
 pub(super) struct Layers<'a> {
     shape: &'a ModelShape,
@@ -106,7 +110,7 @@ impl<'a> Layers<'a> {
         let x = self.ops.add(x, attended)?;
         let x = self.norm_of_sum(layer, "attn_output_norm", x)?;
 
-        let fed = self.norm_before(layer, "ffn_norm", x)?;
+        let fed = self.norm_before(layer, self.shape.feed_forward_norm, x)?;
         let fed = match self.shape.experts {
             Some(experts) => self.experts(layer, fed, experts)?,
             None => self.gated(layer, fed, ["ffn_gate", "ffn_up", "ffn_down"], self.shape.ff)?,
@@ -207,6 +211,12 @@ impl<'a> Layers<'a> {
             softcap: self.shape.attention_softcap,
         };
         let y = match self.table {
+            table if self.shape.sinks => {
+                let name = format!("blk.{layer}.attn_sinks.weight");
+                let sinks = self.vector(&name, self.shape.heads)?;
+                let cache = [keys, values];
+                self.ops.attention_with_sinks(q, cache, self.seen, table, sinks, params)?
+            }
             None => self.ops.attention(q, keys, values, self.seen, params)?,
             Some(table) => {
                 self.ops.attention_in_blocks(q, [keys, values], self.seen, table, params)?
@@ -292,7 +302,7 @@ impl<'a> Layers<'a> {
                 self.label(layer, "ffn_act");
                 self.ops.gelu(up)?
             }
-            FeedForward::SiluGated | FeedForward::GeluGated => {
+            FeedForward::SiluGated | FeedForward::GeluGated | FeedForward::ClampedGated => {
                 let gate = self.biased(layer, gate, x, size, biased)?;
                 self.activate(layer, gate, up)?
             }
@@ -303,8 +313,9 @@ impl<'a> Layers<'a> {
     /// The experts each token chose, summed by weight, and the one that all use.
     fn experts(&mut self, layer: usize, x: TensorView, experts: Experts) -> Result<TensorView> {
         let Experts { count, used, ff, shared_ff, shared_gate, renormalise } = experts;
+        let biases = self.shape.biases.experts;
         let embd = self.shape.embd;
-        let logits = self.linear(layer, "ffn_gate_inp", x, count)?;
+        let logits = self.biased(layer, "ffn_gate_inp", x, count, biases)?;
         let router = RouterParams { used, mode: RouterMode::SoftmaxAll, renormalise, scale: 1.0 };
         self.label(layer, "ffn_router");
         let (ids, weights) = self.ops.router_top_k(logits, router)?;
@@ -320,10 +331,11 @@ impl<'a> Layers<'a> {
         };
         let multiply = |this: &mut Self, part, x, w| {
             this.label(layer, part);
-            match order {
+            let y = match order {
                 Some(order) => this.ops.matmul_experts_in_order(x, w, ids, order),
                 None => this.ops.matmul_experts(x, w, ids),
-            }
+            }?;
+            if biases { this.expert_bias(layer, part, y, ids, count) } else { Ok(y) }
         };
         let gate = multiply(self, "ffn_gate_exps", x, gate)?;
         let up = multiply(self, "ffn_up_exps", x, up)?;
@@ -341,6 +353,23 @@ impl<'a> Layers<'a> {
         }
         self.label(layer, "ffn_shared");
         self.ops.add(y, shared)
+    }
+
+    /// What the chosen experts gave, plus the bias of each: rows of a table by the numbers of the experts.
+    fn expert_bias(
+        &mut self,
+        layer: usize,
+        part: &str,
+        y: TensorView,
+        ids: TensorView,
+        count: usize,
+    ) -> Result<TensorView> {
+        let [tokens, used, size] = [0, 1, 2].map(|i| y.layout.dims()[i] as usize);
+        let name = format!("blk.{layer}.{part}.bias");
+        let table = self.ops.external(&name, DType::F32, &[count, size])?;
+        self.ops.set_label(&name);
+        let rows = self.ops.gather(table, reshape(ids, &[tokens * used])?, 1.0)?;
+        self.ops.add(y, reshape(rows, &[tokens, used, size])?)
     }
 
     /// What the expert that all use gives, times the sigmoid of a product of the row it was given. That is a sum over one
@@ -364,6 +393,9 @@ impl<'a> Layers<'a> {
         let gate = match self.shape.feed_forward {
             FeedForward::SiluGated => self.ops.silu(gate)?,
             FeedForward::GeluGated | FeedForward::Gelu => self.ops.gelu(gate)?,
+            FeedForward::ClampedGated => {
+                return self.ops.clamped_gate(gate, up, GATE_LIMIT, GATE_ALPHA);
+            }
         };
         self.ops.mul(gate, up)
     }

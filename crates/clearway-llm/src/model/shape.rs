@@ -2,7 +2,7 @@
 
 use clearway::RopeMode;
 
-use super::rope::Stretch;
+use super::rope::{Stretch, Yarn};
 
 /// Family of a model: which ops its layers are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +29,8 @@ pub enum Arch {
     Olmo2,
     /// GLM 4: norms before and after, half of each head turns.
     Glm4,
+    /// gpt-oss: experts with biases and a clamped gate, sinks in attention, every other layer sees a window.
+    GptOss,
     /// BERT: an encoder with layer norms behind the sums, biases and positions from a table.
     Bert,
     /// BERT with rotary embeddings and a gated feed-forward part.
@@ -46,6 +48,11 @@ impl Arch {
     /// Whether files have the gate of the feed-forward part and what it gates in one tensor, `ffn_up`.
     pub const fn joins_gate_and_up(self) -> bool {
         matches!(self, Self::Phi3 | Self::Glm4)
+    }
+
+    /// Whether every product of a layer has a bias. Of other families the files say which have one.
+    pub const fn biases_all(self) -> bool {
+        matches!(self, Self::GptOss)
     }
 
     /// Whether files have queries, keys and values in one tensor, `attn_qkv`. Those of other families may.
@@ -113,6 +120,8 @@ pub enum FeedForward {
     GeluGated,
     /// `gelu(up)`, tanh form.
     Gelu,
+    /// `clamped_gate(gate, up)` with the constants of gpt-oss, which no file has.
+    ClampedGated,
 }
 
 /// Which products of a layer have biases.
@@ -124,6 +133,8 @@ pub struct Biases {
     pub output: bool,
     /// Those of the feed-forward part.
     pub feed_forward: bool,
+    /// The router and the experts.
+    pub experts: bool,
 }
 
 /// A sliding window over the cache.
@@ -184,6 +195,8 @@ pub struct ModelShape {
     pub norm_place: NormPlace,
     /// What norms compute, but for those of queries and keys.
     pub norm_kind: NormKind,
+    /// Name of the norm in front of the feed-forward part.
+    pub feed_forward_norm: &'static str,
     /// Norms of queries and keys.
     pub head_norms: HeadNorms,
     /// What the feed-forward part does between its products.
@@ -198,6 +211,8 @@ pub struct ModelShape {
     pub logit_scale: f32,
     /// Factor on attention scores; 1 over the root of the head size where the model has no other.
     pub attention_scale: f32,
+    /// Whether each head has a sink: one more score, without a value.
+    pub sinks: bool,
     /// Soft cap on attention scores; 0 for none.
     pub attention_softcap: f32,
     /// Soft cap on logits; 0 for none.
@@ -257,6 +272,10 @@ impl ModelShape {
                 Arch::Bert | Arch::NomicBert => NormPlace::OfSum,
                 _ => NormPlace::Before,
             },
+            feed_forward_norm: match arch {
+                Arch::GptOss => "post_attention_norm",
+                _ => "ffn_norm",
+            },
             norm_kind: if encoder { NormKind::Layer } else { NormKind::RootMeanSquare },
             head_norms: match arch {
                 Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3 => HeadNorms::Each,
@@ -266,17 +285,20 @@ impl ModelShape {
             feed_forward: match arch {
                 Arch::Gemma2 | Arch::Gemma3 => FeedForward::GeluGated,
                 Arch::Bert => FeedForward::Gelu,
+                Arch::GptOss => FeedForward::ClampedGated,
                 _ => FeedForward::SiluGated,
             },
             biases: Biases {
-                qkv: matches!(arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::Bert),
-                output: arch == Arch::Bert,
+                qkv: matches!(arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::GptOss | Arch::Bert),
+                output: matches!(arch, Arch::GptOss | Arch::Bert),
                 feed_forward: arch == Arch::Bert,
+                experts: arch == Arch::GptOss,
             },
             embedding_scale: if gemma { (embd as f32).sqrt() } else { 1.0 },
             residual_scale: 1.0,
             logit_scale: 1.0,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            sinks: arch == Arch::GptOss,
             attention_softcap: 0.0,
             logit_softcap: 0.0,
             window: None,
@@ -372,6 +394,22 @@ pub fn builtin_shapes() -> Vec<ModelShape> {
             rope_magnitude: 1.190_238,
             tied: true,
             ..base("phi4-mini", Arch::Phi3, 32, 3072, 8192, 24, 8, 128, 200_064)
+        },
+        ModelShape {
+            context: 131_072,
+            rope_base: 150_000.0,
+            rope_magnitude: Yarn::new(32.0, 4096).magnitude(),
+            stretch: Stretch::Yarn(Yarn::new(32.0, 4096)),
+            window: Some(Window { rows: 128, period: 2, rope_base: None }),
+            experts: Some(Experts {
+                count: 32,
+                used: 4,
+                ff: 2880,
+                shared_ff: None,
+                shared_gate: false,
+                renormalise: true,
+            }),
+            ..base("gpt-oss-20b", Arch::GptOss, 24, 2880, 2880, 64, 8, 64, 201_088)
         },
     ]
 }

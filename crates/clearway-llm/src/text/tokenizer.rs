@@ -12,7 +12,7 @@ use super::vocab::{TokenKind, Vocab};
 use super::wpm::Wpm;
 
 /// Tokens that end an answer whatever the file says. Files often name only one of the two that a chat model uses.
-const END_TEXTS: [&str; 11] = [
+const END_TEXTS: [&str; 13] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -24,7 +24,13 @@ const END_TEXTS: [&str; 11] = [
     "<eos>",
     "</s>",
     "<EOT>",
+    "<|return|>",
+    "<|call|>",
 ];
+
+/// Where a vocabulary has these, its messages have parts that each end in [`PART_END`], and these end an answer.
+const ANSWER_ENDS: [&str; 2] = ["<|return|>", "<|call|>"];
+const PART_END: &str = "<|end|>";
 
 /// Text to token ids and back, as one model file defines it.
 ///
@@ -170,6 +176,9 @@ impl Tokenizer {
             SpecialTokens::new(&table, |kind| kind.is_special() || user_defined(kind), spelled);
         let mut ends: Vec<u32> = END_TEXTS.iter().filter_map(|text| special.id(text)).collect();
         ends.extend(eos.into_iter().chain(vocab.eot));
+        if ANSWER_ENDS.iter().all(|text| special.id(text).is_some()) {
+            ends.retain(|&id| Some(id) != special.id(PART_END));
+        }
         ends.sort_unstable();
         ends.dedup();
         Ok(Self {

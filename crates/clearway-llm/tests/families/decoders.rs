@@ -34,6 +34,7 @@ pub fn all() -> Vec<Decoder> {
         decoder("qwen2moe", qwen2moe_file(), qwen2moe),
         decoder("glm4", glm4_file(), glm4),
         decoder("qwen2_yarn", qwen2_yarn_file(), qwen2_yarn),
+        decoder("gpt_oss", gpt_oss_file(), gpt_oss),
     ]
 }
 
@@ -338,7 +339,7 @@ fn qwen2_yarn_file() -> Tiny {
 
 /// As the paper has it: pairs with wavelengths below the original context over 32 stay, those above the original context are
 /// stretched, and between them both count by a ramp over the number of the pair.
-fn qwen2_yarn(file: &Tiny, tokens: &[u32]) -> Rows {
+fn yarn_turn() -> Turn {
     let mut turn = Turn::plain(HEAD, f64::from(YARN_BASE), false);
     let pair = |turns: f64| {
         let length = YARN_ORIGINAL as f64 / (turns * std::f64::consts::TAU);
@@ -350,6 +351,11 @@ fn qwen2_yarn(file: &Tiny, tokens: &[u32]) -> Rows {
         *angle = *angle * (1.0 - ramp) + *angle / f64::from(YARN_FACTOR) * ramp;
     }
     turn.magnitude = 0.1 * f64::from(YARN_FACTOR).ln() + 1.0;
+    turn
+}
+
+fn qwen2_yarn(file: &Tiny, tokens: &[u32]) -> Rows {
+    let turn = yarn_turn();
     let mut x = file.embedded(tokens);
     for layer in 0..LAYERS {
         let p = |part: &str| format!("blk.{layer}.{part}");
@@ -363,4 +369,102 @@ fn qwen2_yarn(file: &Tiny, tokens: &[u32]) -> Rows {
         x = add(&x, &y);
     }
     head(file, &x)
+}
+
+// gpt-oss.
+
+const OSS_WINDOW: usize = 3;
+const GATE_LIMIT: f64 = 7.0;
+const GATE_ALPHA: f64 = 1.702;
+
+fn gpt_oss_file() -> Tiny {
+    let meta = [
+        ("rope.freq_base", F(YARN_BASE)),
+        ("rope.dimension_count", U(HEAD)),
+        ("rope.scaling.type", S("yarn")),
+        ("rope.scaling.factor", F(YARN_FACTOR)),
+        ("rope.scaling.original_context_length", U(YARN_ORIGINAL)),
+        ("attention.key_length", U(HEAD)),
+        ("attention.value_length", U(HEAD)),
+        ("attention.sliding_window", U(OSS_WINDOW)),
+        ("expert_count", U(EXPERTS)),
+        ("expert_used_count", U(USED)),
+        ("expert_feed_forward_length", U(EXPERT_FF)),
+    ];
+    let mut file = Tiny::decoder("gpt-oss", &meta);
+    file.layers(&APART[..4]);
+    file.layers(&QKV_BIASES);
+    file.layers(&[
+        ("attn_norm.weight", &[EMBD]),
+        ("attn_output.bias", &[EMBD]),
+        ("post_attention_norm.weight", &[EMBD]),
+        ("ffn_gate_inp.weight", &[EMBD, EXPERTS]),
+        ("ffn_gate_inp.bias", &[EXPERTS]),
+        ("ffn_gate_exps.weight", &[EMBD, EXPERT_FF, EXPERTS]),
+        ("ffn_up_exps.weight", &[EMBD, EXPERT_FF, EXPERTS]),
+        ("ffn_down_exps.weight", &[EXPERT_FF, EMBD, EXPERTS]),
+        ("ffn_down_exps.bias", &[EMBD, EXPERTS]),
+    ]);
+    for layer in 0..LAYERS {
+        let p = |part: &str| format!("blk.{layer}.{part}");
+        let sinks = (0..HEADS).map(|head| 0.6 * head as f32 - 0.7 + 0.3 * layer as f32).collect();
+        file.values(&p("attn_sinks.weight"), &[HEADS], sinks);
+        // Beyond the limits of the gate on both sides.
+        for (part, step) in [("ffn_gate_exps.bias", 7), ("ffn_up_exps.bias", 5)] {
+            let value = |i: usize| ((step * i + layer) % 23) as f32 * 0.8 - 9.0;
+            let values = (0..EXPERTS * EXPERT_FF).map(value).collect();
+            file.values(&p(part), &[EXPERT_FF, EXPERTS], values);
+        }
+    }
+    file
+}
+
+fn gpt_oss(file: &Tiny, tokens: &[u32]) -> Rows {
+    let turn = yarn_turn();
+    let mut x = file.embedded(tokens);
+    for layer in 0..LAYERS {
+        let p = |part: &str| format!("blk.{layer}.{part}");
+        // The first layer has a window, the second none, and so on.
+        let window = if layer % 2 == 0 { OSS_WINDOW } else { usize::MAX };
+        let sees = |token: usize, other: usize| causal(token, other) && token - other < window;
+        let y = norm(file, &p("attn_norm.weight"), &x);
+        let q = turn.turn(&biased(file, &p("attn_q"), &y), HEAD);
+        let k = turn.turn(&biased(file, &p("attn_k"), &y), HEAD);
+        let v = biased(file, &p("attn_v"), &y);
+        let sinks = file.vector(&p("attn_sinks.weight"));
+        let y = attention_with_sinks([&q, &k, &v], HEAD, usual_scale(), &sinks, sees);
+        x = add(&x, &biased(file, &p("attn_output"), &y));
+        let y = norm(file, &p("post_attention_norm.weight"), &x);
+        let experts = y.iter().map(|row| oss_experts(file, layer, row)).collect();
+        x = add(&x, &experts);
+    }
+    head(file, &x)
+}
+
+/// The best experts of a row by their logits, whose shares are the softmax over those that were chosen.
+fn oss_experts(file: &Tiny, layer: usize, row: &[f64]) -> Vec<f64> {
+    let p = |part: &str| format!("blk.{layer}.{part}");
+    let row = vec![row.to_vec()];
+    let logits = biased(file, &p("ffn_gate_inp"), &row).remove(0);
+    let mut chosen: Vec<usize> = (0..EXPERTS).collect();
+    chosen.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    chosen.truncate(USED);
+    let shares = softmax(&chosen.iter().map(|&expert| logits[expert]).collect::<Vec<_>>());
+    let expert_product = |name: &str, x: &Rows, expert: usize| -> Rows {
+        let bias = &file.rows(&p(&format!("{name}.bias")))[expert];
+        let rows = expert * bias.len()..(expert + 1) * bias.len();
+        add_row(&product(x, &file.rows(&p(&format!("{name}.weight")))[rows].to_vec()), bias)
+    };
+    let mut sum = vec![0.0; EMBD];
+    for (share, &expert) in shares.iter().zip(&chosen) {
+        let gate = expert_product("ffn_gate_exps", &row, expert);
+        let up = expert_product("ffn_up_exps", &row, expert);
+        let inner = zip(&gate, &up, |gate, up| {
+            let gate = gate.min(GATE_LIMIT);
+            gate * sigmoid(GATE_ALPHA * gate) * (up.clamp(-GATE_LIMIT, GATE_LIMIT) + 1.0)
+        });
+        let y = expert_product("ffn_down_exps", &inner, expert);
+        sum.iter_mut().zip(&y[0]).for_each(|(sum, y)| *sum += share * y);
+    }
+    sum
 }

@@ -112,9 +112,20 @@ impl Turn {
 
 /// Attention of heads of this size; `sees(token, other)` says who sees whom.
 pub fn attention(
+    qkv: [&Rows; 3],
+    head: usize,
+    scale: f64,
+    sees: impl Fn(usize, usize) -> bool,
+) -> Rows {
+    attention_with_sinks(qkv, head, scale, &[], sees)
+}
+
+/// The same where heads have a score more, if there are any: a token without a value that all see.
+pub fn attention_with_sinks(
     [q, k, v]: [&Rows; 3],
     head: usize,
     scale: f64,
+    sinks: &[f64],
     sees: impl Fn(usize, usize) -> bool,
 ) -> Rows {
     let group = q[0].len() / k[0].len();
@@ -126,7 +137,8 @@ pub fn attention(
             let score = |other: &usize| {
                 (0..head).map(|i| q[token][at + i] * k[*other][kv + i]).sum::<f64>() * scale
             };
-            let weights = softmax(&seen.iter().map(score).collect::<Vec<_>>());
+            let scores = seen.iter().map(score).chain(sinks.get(h).copied());
+            let weights = softmax(&scores.collect::<Vec<_>>());
             for (weight, other) in weights.iter().zip(&seen) {
                 for i in 0..head {
                     out[token][at + i] += weight * v[*other][kv + i];

@@ -72,6 +72,10 @@ impl Tiny {
         self.tensors.insert(name.to_owned(), (dims.to_vec(), values));
     }
 
+    pub fn remove(&mut self, name: &str) {
+        self.tensors.remove(name).unwrap_or_else(|| panic!("no {name}"));
+    }
+
     /// Tensors of every layer.
     pub fn layers(&mut self, parts: &[(&str, &[usize])]) {
         for layer in 0..LAYERS {

@@ -301,7 +301,7 @@ fn types_without_support_are_named() {
         (26, "I32"),
         (29, "IQ1_M"),
         (34, "TQ1_0"),
-        (39, "MXFP4"),
+        (40, "NVFP4"),
         (1000, "number 1000 (unknown)"),
     ] {
         let error = Raw::header(1, 0).tensor("blk.0.w", &[256], id, 0).data(2048).error();

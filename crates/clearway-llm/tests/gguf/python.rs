@@ -81,7 +81,7 @@ fn all_tensors_are_read() {
     let floats: Vec<f32> =
         values.bytes().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
     assert_eq!(floats, [-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0]);
-    assert_eq!(m.tensors().len(), 16);
+    assert_eq!(m.tensors().len(), 17);
     assert!(fuzz_one(FILE));
 }
 

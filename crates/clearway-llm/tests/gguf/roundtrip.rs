@@ -83,7 +83,7 @@ fn every_tensor_type_under_several_alignments_in_both_versions() {
         }
         let file = written(w);
         let m = Gguf::from_bytes(file.as_slice()).unwrap();
-        assert_eq!((m.version(), m.tensors().len(), m.parts()), (version, 15, 1));
+        assert_eq!((m.version(), m.tensors().len(), m.parts()), (version, 16, 1));
         assert_eq!(m.file_bytes(), file.len() as u64);
         assert_eq!(m.tensor_bytes(), data.iter().map(|d| d.len() as u64).sum::<u64>());
         for ((dtype, bytes), in_order) in file_types().zip(&data).zip(m.tensors()) {

@@ -76,9 +76,9 @@ fn reads_are_whole_while_others_write_on_vulkan() {
     let Some(device) = open() else { return };
     let words = vec![0_u32; 1 << 14];
     hammer(&device.upload(&words).unwrap(), 2);
-    let mailbox = device.alloc_mailbox(4 << 14).unwrap();
-    mailbox.write_slice(0, &words).unwrap();
-    hammer(&mailbox, 2);
+    let visible = device.alloc_host_visible(4 << 14).unwrap();
+    visible.write_slice(0, &words).unwrap();
+    hammer(&visible, 2);
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub(super) fn parts(map: Map) -> (GridFn, RunFn) {
         Map::GeluMul => (heavy, vectorised!(gelu_mul)),
         Map::ReluSquared => (light, vectorised!(relu_squared)),
         Map::SoftCap => (heavy, vectorised!(soft_cap)),
+        Map::ClampedGate => (heavy, vectorised!(clamped_gate)),
     }
 }
 
@@ -55,6 +56,10 @@ kernels! {
     gelu_mul binary |piece| |gate: f32, up: f32| math::gelu(gate) * up;
     relu_squared unary |piece| |x: f32| if x < 0.0 { 0.0 } else { x * x };
     soft_cap unary |piece| { let cap = piece.float(0); move |x: f32| math::soft_cap(x, cap) };
+    clamped_gate binary |piece| {
+        let (limit, alpha) = (piece.float(0), piece.float(1));
+        move |gate: f32, up: f32| math::clamped_gate(gate, up, limit, alpha)
+    };
 }
 
 #[inline(always)]

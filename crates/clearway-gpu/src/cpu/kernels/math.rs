@@ -59,6 +59,16 @@ pub(super) fn gelu(x: f32) -> f32 {
     x / (1.0 + exp(-TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)))
 }
 
+/// `g * sigmoid(alpha * g) * (u + 1)`, where `g` is `gate` and at most `limit`, and `u` is `up` within
+/// `limit` of zero. Comparisons leave NaN what it is.
+#[inline(always)]
+pub(super) fn clamped_gate(gate: f32, up: f32, limit: f32, alpha: f32) -> f32 {
+    let gate = if gate > limit { limit } else { gate };
+    let up = if up > limit { limit } else { up };
+    let up = if up < -limit { -limit } else { up };
+    gate / (1.0 + exp(-alpha * gate)) * (up + 1.0)
+}
+
 /// `cap * tanh(x / cap)`.
 #[inline(always)]
 pub(super) fn soft_cap(x: f32, cap: f32) -> f32 {

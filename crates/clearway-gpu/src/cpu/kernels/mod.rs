@@ -95,6 +95,7 @@ fn parts(kind: Kind, float: bool) -> Option<(GridFn, RunFn)> {
         Kind::Rope => (rope::grid, vectorised!(rope::rope)),
         Kind::Softmax => (norm::grid, vectorised!(norm::softmax)),
         Kind::Attention => (attention::grid, attention::attention),
+        Kind::AttentionSinks => (attention::grid, attention::attention_sinks),
         Kind::KvWrite => (shape::kv_write_grid, shape::kv_write),
         Kind::Copy => (shape::copy_grid, shape::copy),
         Kind::Concat => (shape::concat_grid, shape::concat),

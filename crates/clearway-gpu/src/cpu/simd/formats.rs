@@ -6,7 +6,7 @@
 use clearway_graph::DType;
 
 use super::lanes::Lanes;
-use crate::quant::blocks::IQ4_LEVELS;
+use crate::quant::blocks::{BlockMxfp4, IQ4_LEVELS, MXFP4_LEVELS};
 
 /// A block format, packed in row blocks.
 pub(super) trait Format {
@@ -186,12 +186,12 @@ impl Format for Q8_0 {
     }
 }
 
-/// The levels with a number added to each.
-const fn levels(offset: i32) -> [u8; 16] {
+/// Levels with a number added to each.
+const fn levels(from: &[i8; 16], offset: i32) -> [u8; 16] {
     let mut levels = [0; 16];
     let mut i = 0;
     while i < 16 {
-        levels[i] = (IQ4_LEVELS[i] as i32 + offset) as u8;
+        levels[i] = (from[i] as i32 + offset) as u8;
         i += 1;
     }
     levels
@@ -200,7 +200,8 @@ const fn levels(offset: i32) -> [u8; 16] {
 /// Levels of indices.
 #[inline(always)]
 fn level<L: Lanes>(l: L, index: L::Bytes) -> L::Bytes {
-    let levels = const { if L::SIGNED { &levels(0) } else { &levels(128) } };
+    let levels =
+        const { if L::SIGNED { &levels(&IQ4_LEVELS, 0) } else { &levels(&IQ4_LEVELS, 128) } };
     l.lookup(levels, index)
 }
 
@@ -242,6 +243,25 @@ impl Format for Iq4Xs {
         let high = l.int_shl(l.int_and(high, l.int(3)), 4);
         let scale = l.int_add(l.int_add(low, high), l.int(-32));
         (l.mul(f16(l, block, 0), l.to_floats(scale)), zero(l))
+    }
+}
+
+pub(super) struct Mxfp4;
+
+impl Format for Mxfp4 {
+    const DTYPE: DType = DType::MXFP4;
+    const OFFSET: i32 = 12;
+    const TOP: usize = 24;
+
+    #[inline(always)]
+    fn word<L: Lanes>(l: L, block: &[u8], _: usize, i: usize) -> L::Bytes {
+        l.lookup(const { &levels(&MXFP4_LEVELS, 12) }, nibble(l, block, 1, i))
+    }
+
+    #[inline(always)]
+    fn scales<L: Lanes>(l: L, block: &[u8], _: usize, _: usize) -> (L::Floats, L::Floats) {
+        let exponents: &[u8; 16] = part(block, 0);
+        (l.floats(&exponents.map(BlockMxfp4::half_scale)), zero(l))
     }
 }
 

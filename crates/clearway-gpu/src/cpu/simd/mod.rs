@@ -36,7 +36,7 @@ use std::sync::LazyLock;
 
 use clearway_graph::DType;
 
-use formats::{Format, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use formats::{Format, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use packed::ROWS;
 use product::Rounding;
 use scalar::Scalar;
@@ -183,6 +183,7 @@ macro_rules! by_format {
             DType::Q6_K => $function::<Q6K>,
             DType::IQ4_NL => $function::<Iq4Nl>,
             DType::IQ4_XS => $function::<Iq4Xs>,
+            DType::MXFP4 => $function::<Mxfp4>,
             DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 => {
                 return None
             }

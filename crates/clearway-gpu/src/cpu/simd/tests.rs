@@ -4,7 +4,7 @@ use super::packed::{Packed, pack_rows};
 use super::*;
 use crate::quant;
 
-const BLOCK_TYPES: [DType; 12] = [
+const BLOCK_TYPES: [DType; 13] = [
     DType::Q4_0,
     DType::Q4_1,
     DType::Q5_0,
@@ -17,6 +17,7 @@ const BLOCK_TYPES: [DType; 12] = [
     DType::Q6_K,
     DType::IQ4_NL,
     DType::IQ4_XS,
+    DType::MXFP4,
 ];
 
 struct Random(u64);
@@ -42,9 +43,13 @@ impl Random {
             DType::Q2_K => &[80, 82],
             DType::Q3_K => &[108],
             DType::Q6_K => &[208],
+            DType::MXFP4 => &[],
             _ => &[0],
         };
         for block in bytes.chunks_exact_mut(size) {
+            if dtype == DType::MXFP4 {
+                block[0] = 119 + self.next() as u8 % 8;
+            }
             for &at in scales {
                 block[at..at + 2].copy_from_slice(&f16::from_f32(self.float()).to_le_bytes());
             }
@@ -114,6 +119,25 @@ fn products_are_those_of_decoded_weights_with_rounded_inputs() {
                 pairs.fold((0.0, 0.0), |(sum, size), p: f64| (sum + p, size + p.abs()));
             let error = (f64::from(found[0][row]) - sum).abs();
             assert!(error <= 1e-6 * size, "{dtype}, row {row}: {} for {sum}", found[0][row]);
+        }
+    }
+}
+
+#[test]
+fn an_exponent_that_is_no_number_spoils_its_row_and_no_other() {
+    let (cols, bad) = (96, 5);
+    let mut plain = Random(4).rows(DType::MXFP4, cols);
+    let stride = plain.len() / ROWS;
+    // Even where all of the block's weights would be zeros.
+    plain[bad * stride + 17..][..17].fill(0);
+    plain[bad * stride + 17] = 255;
+    let mut group = vec![0; plain.len()];
+    pack_rows(DType::MXFP4, &plain, stride, &mut group);
+    for isa in available() {
+        let products = Products::with(isa, DType::MXFP4).unwrap();
+        let found = multiply(&products, &group, &[vec![1.0; cols]]);
+        for (row, value) in found[0].iter().enumerate() {
+            assert_eq!(value.is_nan(), row == bad, "row {row} with {}: {value}", isa.name());
         }
     }
 }

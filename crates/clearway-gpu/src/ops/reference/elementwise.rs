@@ -37,6 +37,12 @@ pub(in crate::ops) fn soft_cap(x: f64, cap: f64) -> f64 {
     cap * (x / cap).tanh()
 }
 
+pub(in crate::ops) fn clamped_gate(gate: f64, up: f64, limit: f64, alpha: f64) -> f64 {
+    let gate = if gate > limit { limit } else { gate };
+    let up = if up.is_nan() { up } else { up.clamp(-limit, limit) };
+    gate * sigmoid(alpha * gate) * (up + 1.0)
+}
+
 pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }

@@ -129,10 +129,12 @@ fn compute(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<Vec<Ref
         Kind::ExpertSum => one(product::expert_sum(x, &operands[1])),
         Kind::Rope => one(positional::rope(x, &operands[1], &operands[2], params)),
         Kind::Softmax => one(norm::softmax(x, &operands[1], float(0))),
-        Kind::Attention => {
+        Kind::Attention | Kind::AttentionSinks => {
             let (scale, window, cap) = (float(0), params[1] as usize, float(2));
             let seen = positional::seen(operands, window, params[3] as usize);
-            one(positional::attention(x, &operands[1], &operands[2], &seen, scale, cap))
+            let last = operands.len().checked_sub(2).and_then(|last| operands.get(last));
+            let sinks = last.filter(|_| kind == Kind::AttentionSinks);
+            one(positional::attention(x, [&operands[1], &operands[2]], sinks, &seen, scale, cap))
         }
         Kind::KvWrite => one(positional::kv_write(x, &operands[1], y)),
         Kind::Copy => one(x.data.clone()),

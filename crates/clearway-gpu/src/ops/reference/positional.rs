@@ -56,7 +56,7 @@ pub(super) fn seen(operands: &[RefTensor], window: usize, block: usize) -> Vec<V
         let position = operands[3].index(token);
         (0..rows).filter(move |&s| s <= position && (window == 0 || position - s < window))
     };
-    let [_, _, _, _, sequences, blocks, _] = operands else {
+    let [_, _, _, _, sequences, blocks, _, ..] = operands else {
         return (0..tokens).map(|token| visible(token, cache_rows).collect()).collect();
     };
     let (known, entries) = (blocks.shape[0], blocks.shape[1]);
@@ -71,11 +71,12 @@ pub(super) fn seen(operands: &[RefTensor], window: usize, block: usize) -> Vec<V
     (0..tokens).map(of_token).collect()
 }
 
-/// Each token looks at the cache rows it sees. Head `h` uses head `h / (H / Hkv)` of the cache.
+/// Each token looks at the cache rows it sees. Head `h` uses head `h / (H / Hkv)` of the cache. A sink is one more score of its
+/// head, which has no value.
 pub(super) fn attention(
     q: &RefTensor,
-    k: &RefTensor,
-    v: &RefTensor,
+    [k, v]: [&RefTensor; 2],
+    sinks: Option<&RefTensor>,
     seen: &[Vec<usize>],
     scale: f64,
     cap: f64,
@@ -87,7 +88,7 @@ pub(super) fn attention(
         for h in 0..heads {
             let q = q.row(token * heads + h);
             let kv_row = |s: usize| s * kv_heads + h / (heads / kv_heads);
-            let scores: Vec<f64> = visible
+            let mut scores: Vec<f64> = visible
                 .iter()
                 .map(|&s| {
                     let dot: f64 = q.iter().zip(k.row(kv_row(s))).map(|(q, k)| q * k).sum();
@@ -95,7 +96,9 @@ pub(super) fn attention(
                     if cap > 0.0 { soft_cap(score, cap) } else { score }
                 })
                 .collect();
+            scores.extend(sinks.map(|sinks| sinks.data[h]));
             let out = &mut out[(token * heads + h) * head..][..head];
+            // The weight of a sink, which comes last, meets no row.
             for (weight, &s) in normalised_exp(&scores).into_iter().zip(visible) {
                 for (out, v) in out.iter_mut().zip(v.row(kv_row(s))) {
                     *out += weight * v;

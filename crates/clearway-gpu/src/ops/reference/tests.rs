@@ -325,6 +325,23 @@ fn attention_scores_are_scaled_then_capped_and_heads_are_grouped() {
 }
 
 #[test]
+fn a_sink_takes_its_share_and_gives_nothing() {
+    // Scores 0 and 0, and a sink of ln 2, which counts as much as both.
+    let q = t(&[1, 2, 1], &[0.0, 0.0]);
+    let (k, v) = (t(&[2, 1, 1], &[1.0, 2.0]), t(&[2, 1, 1], &[4.0, 8.0]));
+    let sinks = t(&[2], &[2_f64.ln(), -1e9]);
+    let run = |position: f64, window| {
+        let at = ids(&[1], &[position]);
+        let operands = [q.clone(), k.clone(), v.clone(), at, sinks.clone(), y(&[1, 2, 1])];
+        one(Kind::AttentionSinks, &operands, &[bits(3.0), window, bits(1.0), 0])
+    };
+    close(&run(1.0, 0), &[3.0, 6.0]);
+    close(&run(0.0, 0), &[4.0 / 3.0, 4.0]);
+    // A query that sees only its sink.
+    close(&run(9.0, 1), &[0.0, 0.0]);
+}
+
+#[test]
 fn bad_operands_are_errors() {
     let x = t(&[2], &[1.0, 2.0]);
     let error = reference(Kind::SILU, &[x.clone(), y(&[3])], &[]).unwrap_err();

@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::OperandSpec;
 use crate::quant;
+use crate::random::Rng;
 
 /// What an operand holds before the op runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,22 +90,7 @@ impl Fill {
     pub const WIDE: Self = Self::Uniform { low: -120.0, high: 120.0 };
 }
 
-/// A small random generator (splitmix64).
-pub(super) struct Rng(pub(super) u64);
-
 impl Rng {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-
     /// From 0 to 1.
     fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 24) as f32
@@ -113,12 +99,6 @@ impl Rng {
     /// Twelve even ones make a bell curve that ends at six deviations.
     fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.unit()).sum::<f32>() - 6.0
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for i in (1..items.len()).rev() {
-            items.swap(i, self.below(i + 1));
-        }
     }
 }
 

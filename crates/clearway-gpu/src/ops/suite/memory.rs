@@ -2,10 +2,11 @@
 
 use clearway_graph::BindingRole;
 
-use super::fill::{Rng, dense_bytes};
+use super::fill::dense_bytes;
 use super::{OpCase, OperandSpec};
 use crate::ops::reference::RefTensor;
 use crate::quant;
+use crate::random::Rng;
 
 /// Bytes of sentinels behind the last operand of a buffer.
 const TAIL: usize = 64;

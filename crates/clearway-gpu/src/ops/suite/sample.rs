@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clearway_graph::{CapturedOpKind as Kind, DType};
 
 use super::OpCase;
-use super::fill::Rng;
+use crate::random::Rng;
 
 /// What decides which kernel a case gets, but for lengths and places: the op, the types of its operands, and whether its rows
 /// are one, few or many.

@@ -98,8 +98,9 @@ type Row = (Kind, Weights, Scale, f64, u32);
 pub(super) const ULP: f64 = f32::EPSILON as f64;
 
 /// How many times the limit holds for products of activations that came rounded: quants and minimums of block
-/// weights are summed apart, and each sum may be as many times what is left of their difference; and what the
-/// row is divided by is off by a few units.
+/// weights are summed apart. Where the quants of a run go from end to end, its minimum is at most its largest
+/// weight and a quant times its scale at most twice that. The other half is for runs whose quants do not, and for
+/// what the row is divided by.
 pub const OF_ROUNDED: f64 = 6.0;
 
 /// Limit of attention on a device that rounds queries, keys and weights to f16: each of them is off by half a
@@ -133,6 +134,7 @@ static TABLE: &[Row] = {
         (Kind::Rope,           None,  Angle,     4.0 * ULP,  0),
         (Kind::Softmax,        None,  Score,     4.0 * ULP,  0),
         (Kind::Attention,      None,  Score,     4.0 * ULP,  0),
+        (Kind::AttentionSinks, None,  Score,     4.0 * ULP,  0),
         (Kind::KvWrite,        None,  Moved,     0.0,        0),
         (Kind::Copy,           None,  Moved,     0.0,        0),
         (Kind::Concat,         None,  Moved,     0.0,        0),
@@ -148,8 +150,8 @@ static TABLE: &[Row] = {
 
 impl Weights {
     /// The class of a weight type on a device that rounds activations to 8 bits or does not.
-    pub const fn of(dtype: DType, rounds_activations: bool) -> Self {
-        match (dtype.is_quantised(), rounds_activations) {
+    pub const fn of(dtype: DType, quantises_activations: bool) -> Self {
+        match (dtype.is_quantised(), quantises_activations) {
             (false, _) => Self::Float,
             (true, false) => Self::Block,
             (true, true) => Self::Rounded,

@@ -7,8 +7,8 @@ fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(subgroup_invocation_id) lane: u32,
-    @builtin(subgroup_id) wave: u32,
-    @builtin(num_subgroups) waves: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
 ) {
     enter(index, id, count);
     let shape = P.x.shape;
@@ -35,12 +35,12 @@ fn main(
     let largest = subgroupMax(best);
     let first = subgroupMin(select(0xffffffffu, place, best == largest));
     if (lane == 0u) {
-        keys[wave] = largest;
-        places[wave] = first;
+        keys[subgroup] = largest;
+        places[subgroup] = first;
     }
     workgroupBarrier();
     if (thread != 0u) { return; }
-    for (var i = 0u; i < waves; i++) {
+    for (var i = 0u; i < subgroups; i++) {
         if (keys[i] > best || (keys[i] == best && places[i] < place)) {
             best = keys[i];
             place = places[i];

@@ -58,8 +58,9 @@ fn main(
     let part = thread % 8u;
     let query = min(first + own, last);
 
-    var largest = LEAST;
-    var sum = 0.0;
+    let start = start_of(kv_head * share + query % share);
+    var largest = start.x;
+    var sum = start.y;
     var out: array<vec4<f32>, 2u * CHUNKS>;
     for (var i = 0u; i < 2u * CHUNKS; i++) { out[i] = vec4<f32>(); }
 

@@ -8,11 +8,11 @@
 // Constants: HEAD, SHARE, FEW, SPLIT, MAX_SPLITS, WG, TEAM, SUBGROUP.
 const LOG2_E = 1.44269504;
 const TEAMS = WG / TEAM;
-const WAVES = WG / SUBGROUP;
+const SUBGROUPS = WG / SUBGROUP;
 // What a query leaves for others: a row of sums, the largest score and the sum of weights.
 const ENTRY = HEAD + 2u;
 
-var<workgroup> joined: array<f32, WAVES * SHARE * ENTRY>;
+var<workgroup> joined: array<f32, SUBGROUPS * SHARE * ENTRY>;
 var<workgroup> last: u32;
 
 fn eight(q: vec4<u32>) -> array<vec4<f32>, 2> {
@@ -48,10 +48,9 @@ fn work(lid: u32, group: vec3<u32>) {
     }
 }
 
-fn write(token: u32, head: u32, d: u32, total: f32, weight: f32) {
+fn write(token: u32, head: u32, d: u32, total: f32, weight: f32, highest: f32) {
     let at = token * P.y.stride.y + head * P.y.stride.z + d;
-    // A weight that is NaN stays what it is.
-    put_y(at, select(total / weight, 0.0, weight == 0.0));
+    put_y(at, mean_of(total, weight, highest, head));
 }
 
 //# piece attend
@@ -124,7 +123,7 @@ fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range)
             }
         }
     }
-    let wave = lid / SUBGROUP;
+    let subgroup = lid / SUBGROUP;
     for (var g = 0u; g < $share; g++) {
         var highest = largest[g];
         for (var step = TEAM; step < SUBGROUP; step *= 2u) {
@@ -139,7 +138,7 @@ fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range)
             low += subgroupShuffleXor(low, step);
             high += subgroupShuffleXor(high, step);
         }
-        let at = wave * ($share * ENTRY) + g * ENTRY;
+        let at = subgroup * ($share * ENTRY) + g * ENTRY;
         if (lid % SUBGROUP < TEAM) {
             for (var i = 0u; i < 4u; i++) {
                 joined[at + lane * 8u + i] = low[i];
@@ -158,19 +157,19 @@ fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range)
         let g = i / HEAD;
         let d = i % HEAD;
         var highest = LEAST;
-        for (var t = 0u; t < WAVES; t++) {
+        for (var t = 0u; t < SUBGROUPS; t++) {
             highest = max(highest, joined[t * ($share * ENTRY) + g * ENTRY + HEAD]);
         }
         var total = 0.0;
         var weight = 0.0;
-        for (var t = 0u; t < WAVES; t++) {
+        for (var t = 0u; t < SUBGROUPS; t++) {
             let at = t * ($share * ENTRY) + g * ENTRY;
             let factor = exp2(joined[at + HEAD] - highest);
             total = fma(joined[at + d], factor, total);
             weight = fma(joined[at + HEAD + 1u], factor, weight);
         }
         if (range.count == 1u) {
-            write(token, first_head + g, d, total, weight);
+            write(token, first_head + g, d, total, weight, highest);
         } else {
             b_scratch[place + g * ENTRY + d] = total;
             if (d == 0u) {
@@ -207,7 +206,7 @@ fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range)
             total = fma(b_scratch[at + d], factor, total);
             weight = fma(b_scratch[at + HEAD + 1u], factor, weight);
         }
-        write(token, first_head + g, d, total, weight);
+        write(token, first_head + g, d, total, weight, highest);
     }
     if (lid == 0u) {
         atomicStore(&b_tickets[ticket], 0u);

@@ -196,7 +196,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         }
     }
     weight += subgroupShuffleXor(weight, 1u);
-    let factor = select(1.0 / weight, 0.0, weight == 0.0);
+    let factor = factor_of(weight, reference, kv_head * SHARE + query % SHARE);
     let at = query / SHARE * P.y.stride.y + (kv_head * SHARE + query % SHARE) * P.y.stride.z;
     let exists = first + subgroup * 16u + lane / 2u <= last;
     //# for d in HEAD_TILES

@@ -8,8 +8,8 @@ fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(subgroup_invocation_id) lane_id: u32,
-    @builtin(subgroup_id) wave_id: u32,
-    @builtin(num_subgroups) wave_count: u32,
+    @builtin(subgroup_id) subgroup_id: u32,
+    @builtin(num_subgroups) subgroup_count: u32,
 ) {
     enter(index, id, count);
     let shape = P.x.shape;
@@ -24,10 +24,10 @@ fn main(
         found = found || cache_row(later) == row;
     }
     let repeated = subgroupAny(found);
-    if (lane_id == 0u) { followed[wave_id] = select(0u, 1u, repeated); }
+    if (lane_id == 0u) { followed[subgroup_id] = select(0u, 1u, repeated); }
     workgroupBarrier();
     var last = true;
-    for (var i = 0u; i < wave_count; i++) { last = last && followed[i] == 0u; }
+    for (var i = 0u; i < subgroup_count; i++) { last = last && followed[i] == 0u; }
     let e = group % parts * WIDTH + thread;
     if (last && row < P.cache.shape.y && e < total) {
         store_item(token, e / item_count, e % item_count, row);

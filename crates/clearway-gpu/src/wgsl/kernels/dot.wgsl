@@ -6,8 +6,8 @@ fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(subgroup_invocation_id) lane: u32,
-    @builtin(subgroup_id) wave: u32,
-    @builtin(num_subgroups) waves: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
     @builtin(subgroup_size) lanes: u32,
 ) {
     enter(index, id, count);
@@ -18,7 +18,7 @@ fn main(
     if (row >= P.y.shape.x * P.y.shape.y * P.y.shape.z) { return; }
     let x = x_row(row);
     let first = group % parts * ROWS;
-    for (var i = wave; i < ROWS; i += waves) {
+    for (var i = subgroup; i < ROWS; i += subgroups) {
         let col = first + i;
         if (col >= outer) { break; }
         var sums = vec4<f32>();

@@ -1,7 +1,7 @@
 // Pairs of a row and an expert, by expert: a workgroup counts those of experts before its own, and then gives its own
 // their places in the order of their numbers.
 var<workgroup> before: atomic<u32>;
-var<workgroup> wave_hits: array<u32, WIDTH>;
+var<workgroup> subgroup_hits: array<u32, WIDTH>;
 
 fn expert_of(pair: u32) -> u32 {
     let used = P.ids.shape.w;
@@ -14,8 +14,8 @@ fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(subgroup_invocation_id) lane: u32,
-    @builtin(subgroup_id) wave: u32,
-    @builtin(num_subgroups) waves: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
 ) {
     enter(index, id, count);
     let experts = arg(0u);
@@ -41,14 +41,14 @@ fn main(
         let hit = select(0u, 1u, pair < pairs && expert_of(min(pair, pairs - 1u)) == own);
         let rank = subgroupExclusiveAdd(hit);
         let all = subgroupAdd(hit);
-        if (lane == 0u) { wave_hits[wave] = all; }
+        if (lane == 0u) { subgroup_hits[subgroup] = all; }
         workgroupBarrier();
         var in_front = 0u;
         var hits = 0u;
-        for (var i = 0u; i < waves; i++) {
-            let of_wave = wave_hits[i];
-            in_front += select(0u, of_wave, i < wave);
-            hits += of_wave;
+        for (var i = 0u; i < subgroups; i++) {
+            let of_subgroup = subgroup_hits[i];
+            in_front += select(0u, of_subgroup, i < subgroup);
+            hits += of_subgroup;
         }
         if (hit == 1u) { put_order(next + in_front + rank, pair); }
         next += hits;

@@ -47,6 +47,13 @@ fn relu_squared(x: f32) -> f32 {
     return select(x * x, 0.0, x < 0.0);
 }
 
+// The gate is limited above, what it gates on both sides. Comparisons leave NaN what it is.
+fn clamped_gate(gate: f32, up: f32, limit: f32, alpha: f32) -> f32 {
+    let g = select(gate, limit, gate > limit);
+    let u = select(select(up, limit, up > limit), -limit, up < -limit);
+    return g * sigmoid(alpha * g) * (u + 1.0);
+}
+
 fn tanh_of(x: f32) -> f32 {
     let a = abs(x);
     let q = a * a;

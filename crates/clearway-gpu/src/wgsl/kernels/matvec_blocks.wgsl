@@ -7,13 +7,13 @@
 // Constants: K, COLS, TILE (chunks in workgroup memory at a time), WG, TEAM, ROWS, UNROLL (chunks of each
 // row under way), SUBGROUP, SHARE (quads of activations of an invocation).
 const CHUNKS = K / 32u;
-const WAVES = WG / SUBGROUP;
+const SUBGROUPS = WG / SUBGROUP;
 
 // First halves of all chunks, then second halves: lanes side by side read words side by side.
 var<workgroup> quants: array<vec4<u32>, COLS * TILE * 2u>;
 // Scale, scale times the sum of the first half, of the second half.
 var<workgroup> scales: array<vec4<f32>, COLS * TILE>;
-var<workgroup> squares: array<f32, COLS * WAVES>;
+var<workgroup> squares: array<f32, COLS * SUBGROUPS>;
 
 // Rounds this invocation's share of the activations of a tile. All loads are under way before the first
 // is used.
@@ -42,7 +42,7 @@ fn load_x(first: u32, count: u32, lane: u32, expert_row: u32, sums: ptr<function
                 sum += subgroupShuffleXor(sum, step);
             }
             if (lane % SUBGROUP == 0u) {
-                squares[t * WAVES + lane / SUBGROUP] = sum;
+                squares[t * SUBGROUPS + lane / SUBGROUP] = sum;
             }
         }
     }
@@ -67,8 +67,8 @@ fn norm_factor(t: u32) -> f32 {
         return 1.0;
     }
     var sum = 0.0;
-    for (var i = 0u; i < WAVES; i++) {
-        sum += squares[t * WAVES + i];
+    for (var i = 0u; i < SUBGROUPS; i++) {
+        sum += squares[t * SUBGROUPS + i];
     }
     return inverseSqrt(sum / f32(K) + argf(0u));
 }

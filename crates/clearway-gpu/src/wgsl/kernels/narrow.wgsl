@@ -6,8 +6,8 @@ fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(subgroup_invocation_id) lane: u32,
-    @builtin(subgroup_id) wave: u32,
-    @builtin(num_subgroups) waves: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
     @builtin(subgroup_size) lanes: u32,
 ) {
     enter(index, id, count);
@@ -15,7 +15,7 @@ fn main(
     let outer = P.y.shape.w;
     let inner = P.x.shape.w;
     let across = (outer - 1u) / 8u + 1u;
-    let part = group * waves + wave;
+    let part = group * subgroups + subgroup;
     let row = part / across * 8u;
     let col = part % across * 8u;
     //# for t in 8

@@ -13,11 +13,11 @@ fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(subgroup_invocation_id) lane_id: u32,
-    @builtin(subgroup_id) wave_id: u32,
-    @builtin(num_subgroups) wave_count: u32,
+    @builtin(subgroup_id) subgroup_id: u32,
+    @builtin(num_subgroups) subgroup_count: u32,
 ) {
     enter(index, id, count);
-    enter_waves(lane_id, wave_id, wave_count);
+    enter_subgroups(lane_id, subgroup_id, subgroup_count);
     if (group >= P.logits.shape.z) { return; }
     row = group;
     let start = row_logits(row);

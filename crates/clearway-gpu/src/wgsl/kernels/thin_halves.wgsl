@@ -23,8 +23,11 @@ fn fetch_weights(at: Places, c: u32, lane: u32) -> Fetched {
 }
 
 fn stage_weights(w: Fetched, at: Places, c: u32, ws: u32, lane: u32) {
-    let place = lane % LANES / 4u * CHUNK + lane % 4u;
+    let place = lane % LANES;
     //# for r in W_UNITS
     staged[ws + (lane / LANES + 32u / LANES * $ru) * ROW + place] = bitcast<vec4<f32>>(w_halves(w[$r]));
     //# end
 }
+
+// Eight activations in the order of weights.
+fn in_order(x: vec4<u32>) -> vec4<u32> { return x; }

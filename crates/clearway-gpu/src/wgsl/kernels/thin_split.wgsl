@@ -4,11 +4,8 @@ var<workgroup> is_last: u32;
 
 fn tile_of(group: vec3<u32>) -> u32 { return group.z * ((P.w.shape.z - 1u) / TILE_N + 1u) + group.x; }
 
-fn leave(group: vec3<u32>, t: u32, n: u32, sums: vec4<f32>, rows: u32, outer: u32) {
-    let at = ((tile_of(group) * SPLITS + group.y) * TILE_T + t) * TILE_N + n;
-    for (var j = 0u; j < 4u; j++) {
-        b_scratch[at + j] = sums[j];
-    }
+fn leave(group: vec3<u32>, quad: u32, sums: vec4<f32>, rows: u32, outer: u32) {
+    b_scratch[(tile_of(group) * SPLITS + group.y) * ALL + quad] = sums;
 }
 
 fn join(group: vec3<u32>, lid: u32, rows: u32, outer: u32) {
@@ -20,21 +17,22 @@ fn join(group: vec3<u32>, lid: u32, rows: u32, outer: u32) {
     workgroupBarrier();
     if (is_last == 0u) { return; }
     storageBarrier();
-    for (var i = lid; i < TILE_T * TILE_N; i += 32u * SUBGROUPS) {
-        let row = group.z * TILE_T + i / TILE_N;
-        let col = group.x * TILE_N + i % TILE_N;
-        if (row < rows && col < outer) {
-            // All are under way before the first is used.
-            let at = tile * SPLITS * TILE_T * TILE_N + i;
-            //# for s in SPLITS
-            let part$s = b_scratch[at + $su * TILE_T * TILE_N];
-            //# end
-            var sum = 0.0;
-            //# for s in SPLITS
-            sum += part$s;
-            //# end
-            finish(row, col, sum);
+    for (var first = lid; first < ALL; first += THREADS * TOGETHER) {
+        // All are under way before the first is used.
+        //# for e in TOGETHER
+        //# for s in SPLITS
+        let part$e_$s = b_scratch[(tile * SPLITS + $su) * ALL + min(first + $eu * THREADS, ALL - 1u)];
+        //# end
+        //# end
+        //# for e in TOGETHER
+        var sum$e = vec4<f32>();
+        //# for s in SPLITS
+        sum$e += part$e_$s;
+        //# end
+        if (first + $eu * THREADS < ALL) {
+            finish_quad(group, first + $eu * THREADS, sum$e, rows, outer);
         }
+        //# end
     }
     if (lid == 0u) {
         atomicStore(&b_tickets[tile], 0u);

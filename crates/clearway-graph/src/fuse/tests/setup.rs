@@ -12,7 +12,7 @@ pub(super) const COLS: usize = 8;
 pub(super) const BYTES: u64 = (ROWS * COLS * 4) as u64;
 
 /// Every rule that any pair in real buffers can be an example of: those that quantise ask for more
-/// (`round/tests/ahead.rs`).
+/// (`quantise/tests/ahead.rs`).
 pub(super) fn rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().filter(|rule| !rule.quantises)
 }

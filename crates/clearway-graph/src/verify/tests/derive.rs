@@ -199,7 +199,7 @@ impl Case {
         let mut last = recorded.clone();
         last.fuse_with(&mut catalog, &(), rounds).unwrap();
         if rounds {
-            last.round(&mut catalog, &()).unwrap();
+            last.quantise(&mut catalog, &()).unwrap();
         }
         last.place_barriers();
         verify(&recorded, &last, None).unwrap();
@@ -432,7 +432,7 @@ fn rounded_block() -> Case {
     let kinds: Vec<_> = case.last.dispatches().map(|d| d.kind).collect();
     let ahead = AHEAD;
     assert_eq!(kinds, [ahead, kind("matmul_silu_gated"), ahead, Kind::MATMUL, Kind::MATMUL]);
-    assert_eq!(case.last.round_report().unwrap().rounded.len(), 3);
+    assert_eq!(case.last.quantise_report().unwrap().quantised.len(), 3);
     case
 }
 
@@ -472,7 +472,7 @@ fn round_others(case: &Case) -> usize {
     for value in (0..case.recorded.values().len() as u32).map(NodeId) {
         let reads = |d: &Arc<Dispatch>| d.reads().any(|range| range.buf_id == value.buf_id());
         let read = case.last.dispatches().any(reads);
-        let rounded = in_form(case, value, |layout| layout.rounded()).filter(|_| read);
+        let rounded = in_form(case, value, |layout| layout.quantised()).filter(|_| read);
         if let Some(list) = rounded {
             case.must_fail(&list, &format!("{value} rounded by nobody's rule"));
             tried += 1;
@@ -493,13 +493,13 @@ fn a_value_that_no_rule_rounds_is_reported() {
     list.output(second);
     let case = Case::new(list.graph, TestCatalog::new(), true);
     let value = first.value().unwrap();
-    let rounded = in_form(&case, value, |layout| layout.rounded()).unwrap();
+    let rounded = in_form(&case, value, |layout| layout.quantised()).unwrap();
     let fault = case.must_fail(&rounded, "a product that may not round");
     let problem = Problem::Rounded { kind: Kind::MATMUL, binding: 2 };
     assert_eq!((fault.proof, fault.problem), (Proof::Derivation, problem), "{fault}");
     assert_eq!(
         fault.to_string(),
-        "derivation: #0 (matmul) finds binding 2 rounded, which no rule of the round stage allows"
+        "derivation: #0 (matmul) finds binding 2 rounded, which no rule of the quantise stage allows"
     );
 }
 
@@ -517,7 +517,7 @@ fn a_reader_of_another_kind_or_by_another_binding_finds_no_value_rounded() {
         list.output(y);
         let case = Case::new(list.graph, TestCatalog::new(), true);
         let value = gated.value().unwrap();
-        let rounded = in_form(&case, value, |layout| layout.rounded()).unwrap();
+        let rounded = in_form(&case, value, |layout| layout.quantised()).unwrap();
         let fault = case.must_fail(&rounded, kind.name());
         let problem = Problem::Rounded { kind, binding: at as u16 };
         assert_eq!((fault.proof, fault.problem), (Proof::Derivation, problem), "{fault}");
@@ -528,7 +528,7 @@ fn a_reader_of_another_kind_or_by_another_binding_finds_no_value_rounded() {
 fn a_norm_in_front_of_its_products_exists_only_rounded() {
     let case = rounded_block();
     let mut floats = 0;
-    for rounded in &case.last.round_report().unwrap().rounded {
+    for rounded in &case.last.quantise_report().unwrap().quantised {
         let value = NodeId::from_buf_id(rounded.buf_id).unwrap();
         let was = |layout: Layout| Some(Layout::new(DType::F32, &[1, layout.cols()]).unwrap());
         let list = in_form(&case, value, was).unwrap();

@@ -1,6 +1,8 @@
 //! The lists that a runner replays: decode steps, rows of prompts, copies of blocks.
 
-use clearway::{Bindings, Buffer, DType, Executable, Layout, Ops, Recorder, TensorView, Upload};
+use clearway::{
+    Bindings, Buffer, CompileOptions, DType, Executable, Layout, Ops, Recorder, TensorView, Upload,
+};
 
 use super::slots::{Advance, RING, WORDS};
 use crate::engine::choose::{self, Choice, DrawnBy};
@@ -39,7 +41,7 @@ impl Tables {
             entries,
             slots: device.upload(&vec![0_u32; slots * WORDS])?,
             blocks: device.upload(&vec![0_u32; slots * entries])?,
-            ring: device.alloc_mailbox(4 * (slots * (RING + 2)) as u64)?,
+            ring: device.alloc_host_visible(4 * (slots * (RING + 2)) as u64)?,
         })
     }
 
@@ -151,7 +153,9 @@ impl DecodeList {
             ring,
         };
         advance.record(graph, tables.block)?;
-        let graph = engine.executor().compile(graph, &bound, &engine.options().compile)?;
+        // A step is done again from the host's copy of its slots. Kernels of several rows are not counted.
+        let options = CompileOptions { counters: rows == 1, ..engine.options().compile };
+        let graph = engine.executor().compile(graph, &bound, &options)?;
         Ok(Self { graph, inputs, rows: of_rows, logits: recorded.logits })
     }
 

@@ -13,8 +13,9 @@ mod lists;
 mod slots;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use clearway::{NO_INDEX, Ticket};
+use clearway::{GpuError, NO_INDEX, Ticket};
 use rustc_hash::FxHashMap;
 
 use self::lists::{CopyList, DecodeList, ReadList, Row, TOGETHER, Tables};
@@ -74,6 +75,20 @@ pub struct DeviceRunner {
     ready: Option<((usize, Choice), Vec<Slot>)>,
     /// Why work under way was lost while the next was started.
     lost: Option<EngineError>,
+}
+
+/// The smallest range that holds all that was added: one write is faster than many short ones.
+#[derive(Default)]
+struct Touched(Range<usize>);
+
+impl Touched {
+    fn add(&mut self, some: Range<usize>) {
+        let Self(range) = self;
+        *range = match range.start == range.end {
+            true => some,
+            false => range.start.min(some.start)..range.end.max(some.end),
+        };
+    }
 }
 
 struct UnderWay {
@@ -149,7 +164,8 @@ impl DeviceRunner {
 
     fn apply(&mut self, changes: &[Change]) -> Result<()> {
         let entries = self.tables.entries;
-        let mut written = Vec::new();
+        let mut written = Touched::default();
+        let mut tabled = Touched::default();
         for change in changes {
             match change {
                 Change::Blocks { slot, first, blocks } => {
@@ -157,19 +173,19 @@ impl DeviceRunner {
                     let blocks = &blocks[..end.saturating_sub(*first)];
                     let at = slot * entries + first;
                     self.blocks[at..at + blocks.len()].copy_from_slice(blocks);
-                    self.tables.blocks.write_slice(4 * at as u64, blocks)?;
+                    tabled.add(at..at + blocks.len());
                 }
                 Change::Open { slot, state } => {
                     self.slots[*slot] = slots::Slot::open(state);
-                    written.push(*slot);
+                    written.add(*slot..slot + 1);
                 }
                 Change::End { slot, end } => {
                     self.slots[*slot].set_end((*end).min(self.options.context));
-                    written.push(*slot);
+                    written.add(*slot..slot + 1);
                 }
                 Change::Close { slot } => {
                     self.slots[*slot] = slots::Slot::empty();
-                    written.push(*slot);
+                    written.add(*slot..slot + 1);
                 }
                 Change::Copy { from, to } => {
                     let list = match self.copy.take() {
@@ -180,17 +196,16 @@ impl DeviceRunner {
                 }
             }
         }
-        written.sort_unstable();
-        written.dedup();
-        for slot in written {
-            self.write_slot(slot)?;
-        }
-        Ok(())
+        let Touched(range) = tabled;
+        self.tables.blocks.write_slice(4 * range.start as u64, &self.blocks[range])?;
+        self.write_slots(written)
     }
 
-    fn write_slot(&self, slot: Slot) -> Result<()> {
-        let at = 4 * (slot * WORDS) as u64;
-        Ok(self.tables.slots.write_slice(at, &self.slots[slot].words())?)
+    /// Writes the slots of a range, which no work under way has.
+    fn write_slots(&self, Touched(range): Touched) -> Result<()> {
+        let at = 4 * (range.start * WORDS) as u64;
+        let words: Vec<u32> = self.slots[range].iter().flat_map(slots::Slot::words).collect();
+        Ok(self.tables.slots.write_slice(at, &words)?)
     }
 
     /// Reads rows of prompts, as many at once as a list holds.
@@ -281,12 +296,18 @@ impl DeviceRunner {
     /// Waits for the oldest work on the device and takes its tokens.
     fn absorb(&mut self) -> Result<()> {
         let Some(work) = self.under_way.pop_front() else { return Ok(()) };
-        let UnderWay { key, ticket, slots, steps } = work;
-        if steps == 0 {
+        if work.steps == 0 {
             self.done.push_back(Vec::new());
             return Ok(());
         }
-        self.decode_list(key)?.graph.finish(ticket)?;
+        match self.decode_list(work.key)?.graph.finish(work.ticket) {
+            Err(clearway::Error::Gpu(GpuError::Stalled { .. })) => {
+                self.again(work)?;
+                return self.absorb();
+            }
+            other => other?,
+        }
+        let UnderWay { key, slots, steps, .. } = work;
         let count = self.slots.len();
         let ring: Vec<u32> = self.tables.ring.peek_vec(0, count * (RING + 2))?;
         let mut results = Vec::with_capacity(slots.len());
@@ -312,6 +333,23 @@ impl DeviceRunner {
             results.push(result);
         }
         self.done.push_back(results);
+        Ok(())
+    }
+
+    /// Does a work again that failed because the device did not start workgroups in order, and those behind it, which have the
+    /// same slots. The list has waited for all of them and runs with barriers from now on. The host's slots are those
+    /// before the work, and the cache rows it wrote are written again.
+    fn again(&mut self, work: UnderWay) -> Result<()> {
+        self.engine.note_stall();
+        let mut slots = Touched::default();
+        work.slots.iter().for_each(|&slot| slots.add(slot..slot + 1));
+        self.write_slots(slots)?;
+        self.write_rows(work.key, &work.slots)?;
+        let behind = std::mem::take(&mut self.under_way);
+        for work in std::iter::once(work).chain(behind) {
+            let ticket = self.decode_list(work.key)?.graph.start(work.steps)?;
+            self.under_way.push_back(UnderWay { ticket, ..work });
+        }
         Ok(())
     }
 

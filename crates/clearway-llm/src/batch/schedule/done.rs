@@ -90,12 +90,12 @@ impl Scheduler {
         let rows = started.rows.len();
         match (started.steps, started.read) {
             (0, 0) => {}
-            (0, read) => self.pace.chunk_took(read, time),
-            (steps, 0) => self.pace.step_took(rows, time / steps as u32),
+            (0, read) => self.times.chunk_took(read, time),
+            (steps, 0) => self.times.step_took(rows, time / steps as u32),
             (steps, read) => {
-                let step = self.pace.step(rows).unwrap_or_default() * steps as u32;
+                let step = self.times.step(rows).unwrap_or_default() * steps as u32;
                 // Steps vary; a chunk is not for nothing.
-                self.pace.chunk_took(read, time.saturating_sub(step).max(time / 8));
+                self.times.chunk_took(read, time.saturating_sub(step).max(time / 8));
             }
         }
     }

@@ -6,7 +6,7 @@
 //! | `memory` | blocks for sequences, and whose are taken when there are none |
 //! | `done` | what finished work means for sequences; failures |
 //! | `sequence` | one text |
-//! | `pace` | how long steps and chunks took |
+//! | `times` | how long steps and chunks took |
 //! | `decision` | what was decided, as data |
 //!
 //! **A sequence** waits, has a slot and reads its text, decodes, ends. It joins at the next work and leaves when it is done.
@@ -28,9 +28,9 @@
 mod decision;
 mod done;
 mod memory;
-mod pace;
 mod plan;
 mod sequence;
+mod times;
 
 pub use decision::{Decided, Decision};
 
@@ -43,8 +43,8 @@ use super::pool::{Pool, PoolCounts};
 use super::request::{EndReason, Event, Refusal, Request, RequestId, TokenUsage, What};
 use super::runner::{Block, Change, Limits, Slot};
 use decision::Log;
-use pace::Pace;
 use sequence::{Origin, Rank, Sequence, State};
+use times::Times;
 
 /// Names a sequence: one text of a request. They are counted in the order in which they came.
 pub type SequenceId = u64;
@@ -127,7 +127,7 @@ pub struct Scheduler {
     /// Tokens that end a text by the vocabulary.
     end_tokens: Vec<u32>,
     pool: Pool,
-    pace: Pace,
+    times: Times,
     log: Log,
     counts: Counts,
     events: Vec<Event>,
@@ -226,7 +226,7 @@ impl Scheduler {
             policy,
             end_tokens,
             pool: Pool::new(limits.blocks, limits.block),
-            pace: Pace::default(),
+            times: Times::default(),
             log: Log::new(policy.decisions),
             counts: Counts::default(),
             events: Vec::new(),

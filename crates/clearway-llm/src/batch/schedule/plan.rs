@@ -265,7 +265,7 @@ impl Scheduler {
         let waits = !self.waiting.is_empty()
             || self.any_running(|s| !s.is_decoding() || s.is_new())
             || self.any_running(Sequence::needs_host);
-        let Some(step) = self.pace.step(rows).filter(|_| !waits) else { return 1 };
+        let Some(step) = self.times.step(rows).filter(|_| !waits) else { return 1 };
         let patience = match rows == 1 || self.all_patient() {
             true => self.policy.patience_alone,
             false => self.policy.patience,
@@ -385,12 +385,12 @@ impl Scheduler {
         }
         let least = LEAST_CHUNK.max(self.limits.block).min(most);
         self.unmeasured += 1;
-        let Some(step) = self.pace.step(plan.rows.len()) else { return least };
+        let Some(step) = self.times.step(plan.rows.len()) else { return least };
         if self.unmeasured > self.policy.measure_every && !plan.rows.is_empty() {
             self.unmeasured = 0;
             return 0;
         }
-        self.pace.tokens_within(step.mul_f64(self.policy.read_share), least, most)
+        self.times.tokens_within(step.mul_f64(self.policy.read_share), least, most)
     }
 
     /// Reads up to `tokens` tokens of a sequence; how many.
@@ -465,9 +465,9 @@ impl Scheduler {
         work.decode = rows.iter().map(|row| row.slot).collect();
         // A slot that is due fewer tokens has its end there.
         work.steps = rows.iter().map(|row| row.due).max().unwrap_or(0).min(steps);
-        let step = self.pace.step(rows.len()).unwrap_or_default();
+        let step = self.times.step(rows.len()).unwrap_or_default();
         let chunk =
-            if read > 0 { self.pace.chunk(read).unwrap_or_default() } else { Duration::ZERO };
+            if read > 0 { self.times.chunk(read).unwrap_or_default() } else { Duration::ZERO };
         let expected = step * work.steps as u32 + chunk;
         self.counts.works += 1;
         self.counts.steps += work.steps as u64;

@@ -207,11 +207,17 @@ impl List<'_> {
             self.norm(&name("attn_k_norm"), k);
         }
         self.matrix(&name("attn_output"), &[q, embd], Role::Attended);
+        if shape.biases.output {
+            self.plain(format!("{}.bias", name("attn_output")), &[embd], false);
+        }
+        if shape.sinks {
+            self.plain(format!("{}.weight", name("attn_sinks")), &[shape.heads], false);
+        }
         if post_norms {
             self.norm(&name("post_attention_norm"), embd);
         }
         if pre_norms {
-            self.norm(&name("ffn_norm"), embd);
+            self.norm(&name(shape.feed_forward_norm), embd);
         }
         match shape.experts {
             Some(Experts { count, ff, shared_ff, shared_gate, .. }) => {
@@ -220,6 +226,14 @@ impl List<'_> {
                 self.matrix(&name("ffn_gate_exps"), &[embd, ff, count], Role::Other);
                 self.matrix(&name("ffn_up_exps"), &[embd, ff, count], Role::Other);
                 self.matrix(&name("ffn_down_exps"), &[ff, embd, count], Role::Down);
+                if shape.biases.experts {
+                    self.plain(format!("{}.bias", name("ffn_gate_inp")), &[count], false);
+                    let parts =
+                        [("ffn_gate_exps", ff), ("ffn_up_exps", ff), ("ffn_down_exps", embd)];
+                    for (part, width) in parts {
+                        self.plain(format!("{}.bias", name(part)), &[width, count], false);
+                    }
+                }
                 if let Some(ff) = shared_ff {
                     self.matrix(&name("ffn_gate_shexp"), &[embd, ff], Role::Other);
                     self.matrix(&name("ffn_up_shexp"), &[embd, ff], Role::Other);

@@ -28,6 +28,7 @@ pub enum SynthQuant {
     Q6_K,
     IQ4_NL,
     IQ4_XS,
+    MXFP4,
     Q2_K_S,
     Q3_K_S,
     Q3_K_M,
@@ -69,7 +70,7 @@ pub(super) struct Place {
 
 impl SynthQuant {
     /// Every format, plain types first.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -85,6 +86,7 @@ impl SynthQuant {
         Self::Q6_K,
         Self::IQ4_NL,
         Self::IQ4_XS,
+        Self::MXFP4,
         Self::Q2_K_S,
         Self::Q3_K_S,
         Self::Q3_K_M,
@@ -113,6 +115,7 @@ impl SynthQuant {
             Self::Q6_K => "q6_k",
             Self::IQ4_NL => "iq4_nl",
             Self::IQ4_XS => "iq4_xs",
+            Self::MXFP4 => "mxfp4",
             Self::Q2_K_S => "q2_k_s",
             Self::Q3_K_S => "q3_k_s",
             Self::Q3_K_M => "q3_k_m",
@@ -142,6 +145,7 @@ impl SynthQuant {
             Self::Q6_K => DType::Q6_K,
             Self::IQ4_NL => DType::IQ4_NL,
             Self::IQ4_XS => DType::IQ4_XS,
+            Self::MXFP4 => DType::MXFP4,
         }
     }
 

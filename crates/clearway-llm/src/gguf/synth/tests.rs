@@ -248,7 +248,8 @@ fn files_of_real_size_have_the_built_in_shapes() {
             "qwen3-0.6b",
             "qwen3-30b-a3b",
             "gemma3-4b",
-            "phi4-mini"
+            "phi4-mini",
+            "gpt-oss-20b"
         ]
     );
     for shape in all {

@@ -68,7 +68,7 @@ impl Tiles {
     }
 }
 
-/// Blocks of random but finite weights: normal numbers, or random bits with the 16-bit scales replaced.
+/// Blocks of random but finite weights: normal numbers, or random bits with the scales replaced.
 fn random_blocks(dtype: DType, blocks: usize, random: &mut Random) -> Vec<u8> {
     let mut normal = || DEVIATION * random.normal();
     match dtype {
@@ -83,6 +83,10 @@ fn random_blocks(dtype: DType, blocks: usize, random: &mut Random) -> Vec<u8> {
     }
     let mut out = vec![0; blocks * dtype.block_bytes()];
     random.fill(&mut out);
+    if dtype == DType::MXFP4 {
+        // Uniform nibbles have a deviation near three, and every exponent here is that of 2^-7.
+        out.iter_mut().step_by(dtype.block_bytes()).for_each(|exponent| *exponent = 120);
+    }
     let scales = scales(dtype);
     // Quants without a minimum have a mean below zero; blocks of both signs have none.
     let both_signs = scales.len() == 1;
@@ -114,7 +118,8 @@ fn scales(dtype: DType) -> &'static [(usize, f32)] {
         DType::Q6_K => &[(208, 1.46e-5)],
         DType::IQ4_NL => &[(0, 2.9e-4)],
         DType::IQ4_XS => &[(0, 1.57e-5)],
-        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 => &[],
+        DType::F32 | DType::F16 | DType::BF16 | DType::U32 => &[],
+        DType::MXFP4 | DType::A8 | DType::A16 => &[],
     }
 }
 

@@ -15,6 +15,8 @@ pub enum ChatFormat {
     Gemma,
     /// `[INST] … [/INST]` as control tokens.
     Mistral,
+    /// `<|start|>role<|message|> … <|end|>`, with the channel of an answer in front of its message: gpt-oss.
+    Harmony,
 }
 
 impl ChatFormat {
@@ -26,6 +28,7 @@ impl ChatFormat {
             (Self::ChatMl, &["<|im_start|>", "<|im_end|>"]),
             (Self::Gemma, &["<start_of_turn>", "<end_of_turn>"]),
             (Self::Mistral, &["[INST]", "[/INST]"]),
+            (Self::Harmony, &["<|start|>", "<|channel|>", "<|message|>", "<|end|>"]),
         ];
         let by_tokens = formats.into_iter().find(|(_, texts)| has(texts));
         // Llama 2 has no tokens of its own: what is left of the SentencePiece vocabularies is taken for one.
@@ -42,6 +45,7 @@ impl ChatFormat {
             Self::Llama3 => "llama3",
             Self::Gemma => "gemma",
             Self::Mistral => "mistral",
+            Self::Harmony => "gpt-oss",
         }
     }
 
@@ -53,6 +57,7 @@ impl ChatFormat {
             Self::Llama3 => LLAMA3,
             Self::Gemma => GEMMA,
             Self::Mistral => MISTRAL,
+            Self::Harmony => HARMONY,
         }
     }
 }
@@ -111,3 +116,16 @@ const MISTRAL: &str = "\
 {{- ' ' ~ message.content | trim ~ eos_token }}
 {%- endif %}
 {%- endfor %}";
+
+/// What others call the system's words are instructions of the developer here.
+const HARMONY: &str = "\
+{%- for message in messages %}
+{%- if message.role == 'system' %}
+{{- '<|start|>developer<|message|># Instructions\\n\\n' + message.content + '<|end|>' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+{%- else %}
+{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}";

@@ -14,7 +14,7 @@ mod pass;
 
 use std::ops::Range;
 
-use clearway_graph::{DType, TensorView};
+use clearway_graph::{DType, Layout, TensorView};
 use half::{bf16, f16};
 
 use super::math;
@@ -54,20 +54,24 @@ struct Sizes {
     heads: usize,
     kv_heads: usize,
     head: usize,
+    /// Rows of the cache, or of the longest sequence where the cache lies in blocks.
     cache_rows: usize,
     /// Rows of a block of the cache; 0 where the cache is one sequence.
     block: usize,
 }
 
 impl Sizes {
-    fn new(q: [u32; 4], k: [u32; 4], block: u32) -> Self {
-        let [_, tokens, heads, head] = q.map(|size| size as usize);
-        let [_, cache_rows, kv_heads, _] = k.map(|size| size as usize);
-        Self { tokens, heads, kv_heads, head, cache_rows, block: block as usize }
+    /// Sizes from the layouts of the operands.
+    fn new<'a>(layout: impl Fn(usize) -> &'a Layout, block: u32) -> Self {
+        let [_, tokens, heads, head] = layout(0).shape4().map(|size| size as usize);
+        let [_, rows, kv_heads, _] = layout(1).shape4().map(|size| size as usize);
+        let block = block as usize;
+        let cache_rows = if block == 0 { rows } else { layout(BLOCKS).cols() * block };
+        Self { tokens, heads, kv_heads, head, cache_rows, block }
     }
 
     fn of(piece: &Piece<'_>) -> Self {
-        Self::new(piece.layout(0).shape4(), piece.layout(1).shape4(), piece.int(BLOCK))
+        Self::new(|operand| piece.layout(operand), piece.int(BLOCK))
     }
 
     /// Query heads of a key-value head.
@@ -93,13 +97,13 @@ impl Sizes {
         let floats = (parts * each).saturating_mul(self.unit());
         let few = self.tokens * self.group() <= FEW_QUERIES && floats <= MOST_JOINT_FLOATS;
         // Tokens of several sequences do not share the cache.
-        (few && self.block == 0).then_some((parts, each))
+        let shared = self.block == 0 || self.tokens == 1;
+        (few && shared).then_some((parts, each))
     }
 }
 
 pub(super) fn grid(views: &[TensorView], params: &[u32]) -> Grid {
-    let [q, k] = [0, 1].map(|operand: usize| views[operand].layout.shape4());
-    let sizes = Sizes::new(q, k, params[BLOCK]);
+    let sizes = Sizes::new(|operand| &views[operand].layout, params[BLOCK]);
     let rows = sizes.tokens * sizes.heads;
     let grid = match sizes.parts() {
         Some((parts, each)) => Grid::joint(rows, parts, each * sizes.unit()),
@@ -116,32 +120,42 @@ pub(super) fn grid(views: &[TensorView], params: &[u32]) -> Grid {
 }
 
 pub(super) fn attention(piece: &mut Piece<'_>) {
-    vectorise(Attention(piece));
+    vectorise(Attention { piece, sinks: None });
 }
 
-struct Attention<'p, 'a>(&'p mut Piece<'a>);
+/// The same with a score for each head that has no value; they come in front of the result.
+pub(super) fn attention_sinks(piece: &mut Piece<'_>) {
+    let sinks = Some(piece.operand_count() - 2);
+    vectorise(Attention { piece, sinks });
+}
+
+struct Attention<'p, 'a> {
+    piece: &'p mut Piece<'a>,
+    /// Operand with the sinks.
+    sinks: Option<usize>,
+}
 
 impl Vectorised for Attention<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        let piece = self.0;
+        let Self { piece, sinks } = self;
         match piece.layout(1).dtype() {
-            DType::F32 => attend::<L, f32>(l, piece),
-            DType::F16 => attend::<L, f16>(l, piece),
-            DType::BF16 => attend::<L, bf16>(l, piece),
+            DType::F32 => attend::<L, f32>(l, piece, sinks),
+            DType::F16 => attend::<L, f16>(l, piece, sinks),
+            DType::BF16 => attend::<L, bf16>(l, piece, sinks),
             _ => misuse("the cache holds no plain floats"),
         }
     }
 }
 
 #[inline(always)]
-fn attend<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>) {
+fn attend<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, sinks: Option<usize>) {
     match Sizes::of(piece).parts() {
-        None => attend_tokens::<L, T>(l, piece),
+        None => attend_tokens::<L, T>(l, piece, sinks),
         Some((parts, each)) if piece.index() < parts => attend_part::<L, T>(l, piece, parts, each),
-        Some((parts, each)) => join(piece, parts, each),
+        Some((parts, each)) => join(piece, parts, each, sinks),
     }
 }
 
@@ -227,6 +241,12 @@ struct Summary {
 impl Summary {
     const NOTHING: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
+    /// What a head starts with: its sink, where there are any, whose value is nothing.
+    fn start(piece: &Piece<'_>, sinks: Option<usize>, head: usize) -> Self {
+        let sink = sinks.map(|operand| piece.src_row::<f32>(operand, 0)[head]);
+        sink.map_or(Self::NOTHING, |score| Self { max: score, sum: 1.0 })
+    }
+
     /// Adds what the next chunk gave.
     #[inline(always)]
     fn add(&mut self, values: &mut [f32], next: Self, next_values: &[f32]) {
@@ -253,7 +273,7 @@ impl Summary {
 
 /// A block of tokens, head by head through all of the cache they see.
 #[inline(always)]
-fn attend_tokens<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>) {
+fn attend_tokens<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, sinks: Option<usize>) {
     let sizes = Sizes::of(piece);
     let mut pass = Pass::take(piece);
     let (keys, values) = (Cache::<T>::new(piece, 1), Cache::<T>::new(piece, 2));
@@ -272,7 +292,7 @@ fn attend_tokens<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>) {
             let (keys, values) = (keys.of(piece, own), values.of(piece, own));
             // More heads than a pass holds take several.
             for heads in heads.clone().step_by(QUERIES).map(|h| h..heads.end.min(h + QUERIES)) {
-                pass.start(piece, tokens.clone(), heads, sizes);
+                pass.start(piece, tokens.clone(), heads, sizes, sinks);
                 for chunk in chunks(piece, tokens.clone(), sizes.cache_rows) {
                     pass.chunk(l, keys, values, kv_head, chunk);
                     pass.add();
@@ -290,7 +310,8 @@ fn attend_part<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, parts: usize, 
     let sizes = Sizes::of(piece);
     let summaries = piece.take_joint();
     let mut pass = Pass::take(piece);
-    let (keys, values) = (Cache::<T>::new(piece, 1), Cache::<T>::new(piece, 2));
+    let own = sequence(piece, 0);
+    let [keys, values] = [1, 2].map(|operand| Cache::<T>::new(piece, operand).of(piece, own));
     let chunks = chunks(piece, 0..sizes.tokens, sizes.cache_rows);
     let (part, units) = (piece.index(), chunks.len() * sizes.kv_heads);
     let units = part * units / parts..(part + 1) * units / parts;
@@ -298,7 +319,8 @@ fn attend_part<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, parts: usize, 
     for (unit, summaries) in units.zip(summaries.chunks_exact_mut(sizes.unit())) {
         let (chunk, kv_head) = (chunks.start + unit / sizes.kv_heads, unit % sizes.kv_heads);
         let heads = kv_head * sizes.group()..(kv_head + 1) * sizes.group();
-        pass.start(piece, 0..sizes.tokens, heads, sizes);
+        // Sinks come in where parts are put together.
+        pass.start(piece, 0..sizes.tokens, heads, sizes, None);
         pass.chunk(l, keys, values, kv_head, chunk);
         pass.summarise(summaries);
     }
@@ -306,7 +328,7 @@ fn attend_part<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, parts: usize, 
 
 /// Puts the summaries of all parts together.
 #[inline(always)]
-fn join(piece: &mut Piece<'_>, parts: usize, each: usize) {
+fn join(piece: &mut Piece<'_>, parts: usize, each: usize, sinks: Option<usize>) {
     let sizes = Sizes::of(piece);
     let summaries = &*piece.take_joint();
     let scratch = piece.take_scratch();
@@ -315,7 +337,7 @@ fn join(piece: &mut Piece<'_>, parts: usize, each: usize) {
     for row in 0..sizes.tokens * sizes.heads {
         let (token, head) = (row / sizes.heads, row % sizes.heads);
         let (kv_head, query) = (head / sizes.group(), token * sizes.group() + head % sizes.group());
-        let mut total = Summary::NOTHING;
+        let mut total = Summary::start(piece, sinks, head);
         values.fill(0.0);
         for unit in (kv_head..units).step_by(sizes.kv_heads) {
             // The last part that starts at this unit or before it.

@@ -103,6 +103,7 @@ impl<'a> Pass<'a> {
         tokens: Range<usize>,
         heads: Range<usize>,
         sizes: Sizes,
+        sinks: Option<usize>,
     ) {
         let padded = padded(self.head);
         self.len = 0;
@@ -116,7 +117,7 @@ impl<'a> Pass<'a> {
                 rest.fill(0.0);
                 self.rows[index] = row;
                 self.seen[index] = seen.clone();
-                self.total[index] = Summary::NOTHING;
+                self.total[index] = Summary::start(piece, sinks, head);
                 self.len += 1;
             }
         }

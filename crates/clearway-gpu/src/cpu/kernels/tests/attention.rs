@@ -113,6 +113,42 @@ fn tokens_give_the_same_bits_alone_and_together() {
 }
 
 #[test]
+fn tokens_of_sequences_in_blocks_give_the_same_bits_alone_and_together() {
+    // Alone, a token is cut along the blocks of its sequence. One token has no sequence.
+    let (tokens, heads, kv_heads, head, block, entries) = (7, 6, 2, 24, 16, 30);
+    let sequences = [2, 0, 1, 1, 3, 2, 0];
+    let mut rig = Rig::new(2);
+    let q = rig.random(DType::F32, &[tokens, heads, head]);
+    let pool = 3 * entries * block;
+    let [k, v] = [0, 1].map(|_| rig.random(DType::F16, &[pool, kv_heads, head]));
+    let positions: Vec<u32> = (0..tokens as u32).map(|t| (t * 229 + 3) % 480).collect();
+    let at = rig.u32(&positions, &[tokens]);
+    let of = rig.u32(&sequences, &[tokens]);
+    let table: Vec<u32> = (0..3 * entries as u32).map(|entry| entry * 7 % 90).collect();
+    let table = rig.u32(&table, &[3, entries]);
+    let params = [0.3f32.to_bits(), 0, 0, block as u32];
+    let together = rig.output(DType::F32, &[tokens, heads, head]);
+    let alone = rig.output(DType::F32, &[tokens, heads, head]);
+    rig.op(Kind::Attention, &[q, k, v, at, of, table, together], &params);
+    for token in 0..tokens {
+        let one = |view: TensorView| {
+            let layout = Layout::new(DType::F32, &[1, heads, head]).unwrap();
+            view.reinterpret((token * heads * head * 4) as u64, layout).unwrap()
+        };
+        let word = |view: TensorView| {
+            let layout = Layout::new(DType::U32, &[1]).unwrap();
+            view.reinterpret(token as u64 * 4, layout).unwrap()
+        };
+        let operands = [one(q), k, v, word(at), word(of), table, one(alone)];
+        rig.op(Kind::Attention, &operands, &params);
+    }
+    rig.run();
+    assert_eq!(rig.bits(together), rig.bits(alone));
+    let zeros = rig.floats(alone).iter().filter(|&&x| x == 0.0).count();
+    assert_eq!(zeros, heads * head, "the token without a sequence");
+}
+
+#[test]
 fn a_row_that_a_token_does_not_see_does_not_reach_it() {
     // Tokens that share a block of the cache, and one of its rows is not a number.
     let (tokens, rows, bad) = (40, 64, 37);

@@ -1,11 +1,13 @@
 //! Values that are f16 for the products that read them: who writes them, and products of them.
 
 use clearway_graph::testkit::kind;
-use clearway_graph::{CapturedOpKind as Kind, DType};
+use clearway_graph::{CapturedOpKind as Kind, DType, Map};
 
 use super::fused::EPS;
+use super::positional::sinks;
 use super::products::inner;
 use super::{Fill, List, Place, input, normal, output};
+use crate::ops::map::row;
 
 /// Places where dense operands stay dense.
 const PLACES: [Place; 3] = [Place::Dense, Place::Shifted, Place::Arena];
@@ -31,8 +33,9 @@ fn written(list: &mut List) {
         list.push(Kind::RmsNorm, &pair, &[EPS], place);
         let weighed = [&x, &w, &y].map(Clone::clone);
         list.push(Kind::RmsNormMul, &weighed, &[EPS], place);
-        for gate in [Kind::SILU_MUL, Kind::GELU_MUL] {
-            list.push(gate, &[&x, &x, &y].map(Clone::clone), &[], place);
+        for gate in [Map::SiluMul, Map::GeluMul, Map::ClampedGate] {
+            let params: Vec<u32> = row(gate).usual.iter().map(|param| param.to_bits()).collect();
+            list.push(Kind::Map(gate), &[&x, &x, &y].map(Clone::clone), &params, place);
         }
         list.push(Kind::AddRmsNorm, &[&x, &x, &sum, &y].map(Clone::clone), &[EPS], place);
         list.push(Kind::AddRmsNorm, &[&x, &x, &y].map(Clone::clone), &[EPS], place);
@@ -57,6 +60,9 @@ fn attended(list: &mut List) {
             let cap = if index == 2 { 30.0_f32 } else { 0.0 };
             let params = [(head as f32).powf(-0.5).to_bits(), window, cap.to_bits(), 0];
             list.push(Kind::Attention, &operands, &params, PLACES[index % PLACES.len()]);
+            let [q, k, v, positions, y] = operands;
+            let operands = [q, k, v, positions, sinks(heads), y];
+            list.push(Kind::AttentionSinks, &operands, &params, PLACES[index % PLACES.len()]);
         }
     }
 }

@@ -11,8 +11,9 @@ mod select;
 
 use clearway_graph::{CapturedOpKind as Kind, DType};
 
-use super::fill::{Fill, Rng};
+use super::fill::Fill;
 use super::{OpCase, OperandSpec};
+use crate::random::Rng;
 
 /// Every case, with the values of its inputs drawn from `seed`. The list itself, its shapes and
 /// places, is always the same.

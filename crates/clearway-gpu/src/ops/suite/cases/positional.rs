@@ -169,18 +169,29 @@ impl Heads {
     }
 }
 
+/// Scores of heads that count beside those of rows.
+pub(super) fn sinks(heads: usize) -> OperandSpec {
+    input(DType::F32, &[heads], Fill::Normal { mean: 1.0, deviation: 2.0 })
+}
+
 fn attention(list: &mut List) {
     for q in ACTIVATIONS {
         for kv in ACTIVATIONS {
             for (index, heads) in ATTENTION.iter().enumerate() {
                 let operands = heads.operands(q, kv, Fill::NORMAL);
                 list.push_strided_and(Kind::Attention, &operands, &heads.params(), index);
+                let [q, k, v, positions, y] = operands;
+                let operands = [q, k, v, positions, sinks(heads.heads), y];
+                list.push_strided_and(Kind::AttentionSinks, &operands, &heads.params(), index);
             }
             // Scores so far apart that all but one row vanish.
             let steep = Fill::Normal { mean: 0.0, deviation: 40.0 };
             let heads = &ATTENTION[5];
             let operands = heads.operands(q, kv, steep);
             list.push(Kind::Attention, &operands, &heads.params(), Place::Dense);
+            let [q, k, v, positions, y] = operands;
+            let operands = [q, k, v, positions, sinks(heads.heads), y];
+            list.push(Kind::AttentionSinks, &operands, &heads.params(), Place::Dense);
         }
     }
 }
@@ -217,6 +228,10 @@ fn attention_in_blocks(list: &mut List) {
                 let params = [scale, window, cap, block];
                 let operands = [q, k, v, positions, of_token, table, y];
                 list.push_strided_and(Kind::Attention, &operands, &params, index);
+                let [q, k, v, positions, of_token, table, y] = operands;
+                let sinks = sinks(heads.heads);
+                let operands = [q, k, v, positions, of_token, table, sinks, y];
+                list.push_strided_and(Kind::AttentionSinks, &operands, &params, index);
             }
         }
     }

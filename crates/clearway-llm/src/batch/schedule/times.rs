@@ -14,7 +14,7 @@ const STALE: u64 = 512;
 
 /// What was measured.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct Times {
     /// Seconds of a step.
     steps: [Class; CLASSES],
     /// Seconds of a token of a chunk.
@@ -53,7 +53,7 @@ fn class_of(count: usize) -> usize {
     (count.max(1).ilog2() as usize).min(CLASSES - 1)
 }
 
-impl Pace {
+impl Times {
     /// One decode step of `rows` rows took so long.
     pub(super) fn step_took(&mut self, rows: usize, time: Duration) {
         self.count += 1;
@@ -120,51 +120,51 @@ mod tests {
 
     #[test]
     fn the_median_ignores_a_slow_step_and_follows_a_change() {
-        let mut pace = Pace::default();
-        assert_eq!(pace.step(4), None);
+        let mut times = Times::default();
+        assert_eq!(times.step(4), None);
         for time in [2.0, 2.0, 50.0, 2.0, 2.0] {
-            pace.step_took(4, ms(time));
+            times.step_took(4, ms(time));
         }
-        assert_eq!(pace.step(5), Some(ms(2.0)));
-        assert_eq!(pace.step(64), Some(ms(2.0)), "the nearest class");
-        (0..4).for_each(|_| pace.step_took(4, ms(3.0)));
-        assert_eq!(pace.step(4), Some(ms(3.0)));
+        assert_eq!(times.step(5), Some(ms(2.0)));
+        assert_eq!(times.step(64), Some(ms(2.0)), "the nearest class");
+        (0..4).for_each(|_| times.step_took(4, ms(3.0)));
+        assert_eq!(times.step(4), Some(ms(3.0)));
     }
 
     #[test]
     fn chunks_grow_into_a_budget_and_stay_within_it() {
         // Reading takes 3 ms, and 0.05 ms for each token beyond 60.
         let truth = |tokens: usize| ms(3.0_f64.max(0.05 * tokens as f64));
-        let mut pace = Pace::default();
+        let mut times = Times::default();
         let budget = ms(10.0);
         let mut sizes = Vec::new();
         for _ in 0..40 {
-            let tokens = pace.tokens_within(budget, 16, 1024);
+            let tokens = times.tokens_within(budget, 16, 1024);
             sizes.push(tokens);
-            pace.chunk_took(tokens, truth(tokens));
+            times.chunk_took(tokens, truth(tokens));
         }
         assert_eq!(sizes[0], 16);
         let over = sizes.iter().filter(|&&tokens| truth(tokens) > budget.mul_f64(1.3)).count();
         assert!(over <= 1, "{sizes:?}");
         assert!(sizes[39] >= 150, "{sizes:?}");
         // Full chunks that were read while nobody waited say nothing about small ones.
-        pace.chunk_took(1024, truth(1024));
-        assert!(pace.tokens_within(budget, 16, 1024) >= 150);
+        times.chunk_took(1024, truth(1024));
+        assert!(times.tokens_within(budget, 16, 1024) >= 150);
         // A budget that nothing fits gives the least.
-        assert_eq!(pace.tokens_within(ms(0.1), 16, 1024), 16);
+        assert_eq!(times.tokens_within(ms(0.1), 16, 1024), 16);
     }
 
     #[test]
     fn a_class_with_one_bad_measurement_is_measured_again_after_a_while() {
-        let mut pace = Pace::default();
-        pace.chunk_took(32, ms(1.0));
-        pace.chunk_took(64, ms(500.0));
-        assert!(pace.tokens_within(ms(10.0), 16, 256) <= 64);
+        let mut times = Times::default();
+        times.chunk_took(32, ms(1.0));
+        times.chunk_took(64, ms(500.0));
+        assert!(times.tokens_within(ms(10.0), 16, 256) <= 64);
         let mut largest = 0;
         for _ in 0..STALE + 20 {
-            let tokens = pace.tokens_within(ms(10.0), 16, 256);
+            let tokens = times.tokens_within(ms(10.0), 16, 256);
             largest = largest.max(tokens);
-            pace.chunk_took(tokens, ms(1.0));
+            times.chunk_took(tokens, ms(1.0));
         }
         assert!(largest > 128, "{largest}");
     }

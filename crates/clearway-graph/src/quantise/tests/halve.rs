@@ -14,6 +14,7 @@ fn write(setup: &mut Setup, kind: Kind) {
     let value = setup.value;
     let inputs = match kind {
         Kind::Attention => 4,
+        Kind::AttentionSinks => 5,
         Kind::RmsNorm => 1,
         Kind::AddRmsNormMul => 3,
         _ => 2,
@@ -23,18 +24,20 @@ fn write(setup: &mut Setup, kind: Kind) {
     setup.dispatch(kind, &views);
 }
 
-fn halve(setup: &mut Setup) -> RoundReport {
+fn halve(setup: &mut Setup) -> QuantiseReport {
     setup.graph.halve(&mut setup.catalog, &()).unwrap();
-    setup.graph.round_report().unwrap().clone()
+    setup.graph.quantise_report().unwrap().clone()
 }
 
-const WRITERS: [Kind; 6] = [
+const WRITERS: [Kind; 8] = [
     Kind::RmsNorm,
     Kind::RmsNormMul,
     Kind::AddRmsNormMul,
     Kind::SILU_MUL,
     Kind::GELU_MUL,
+    Kind::CLAMPED_GATE,
     Kind::Attention,
+    Kind::AttentionSinks,
 ];
 
 #[test]
@@ -46,7 +49,7 @@ fn what_norms_gates_and_attention_give_to_products_is_f16() {
         let readers = vec![setup.product(Kind::MATMUL, value), setup.product(Kind::MATMUL, value)];
         let recorded = setup.graph.clone();
         let report = halve(&mut setup);
-        let expected = RoundedValue { buf_id: value.buf_id, writer: DispatchId(0), readers };
+        let expected = QuantisedValue { buf_id: value.buf_id, writer: DispatchId(0), readers };
         assert_eq!((report.halved, report.refusals), (vec![expected], vec![]), "{kind}");
         assert_eq!(dtypes_of(&setup.graph, value), [DType::A16; 3]);
         for (now, was) in setup.graph.dispatches().zip(recorded.dispatches()) {
@@ -95,7 +98,7 @@ fn what_others_read_stays_f32() {
     // A device without kernels for it says so to nobody.
     let mut setup = new();
     setup.catalog = TestCatalog::new().without(Kind::MATMUL);
-    assert_eq!(halve(&mut setup), RoundReport::default());
+    assert_eq!(halve(&mut setup), QuantiseReport::default());
     assert_eq!(dtypes_of(&setup.graph, setup.value), [DType::F32; 2]);
 }
 
@@ -116,7 +119,7 @@ fn the_proof_finds_whoever_sees_another_form() {
         (0..halved.nodes().len()).filter(|&at| halved.nodes()[at].dispatch().is_some()).collect();
     assert_eq!(touching.len(), 3);
     for at in touching {
-        for other in [Some(value.layout), value.layout.rounded()] {
+        for other in [Some(value.layout), value.layout.quantised()] {
             let mut spoilt = halved.clone();
             let mut dispatch = (**spoilt.nodes()[at].dispatch().unwrap()).clone();
             for view in dispatch.bindings.iter_mut().filter(|view| view.buf_id == value.buf_id) {

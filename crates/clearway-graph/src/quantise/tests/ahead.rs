@@ -105,7 +105,7 @@ impl Setup {
     fn refused(&mut self) -> Refusal {
         self.fuse();
         assert_eq!(self.fired(), 0);
-        let mut refusals = self.graph.round_report().unwrap().refusals.clone();
+        let mut refusals = self.graph.quantise_report().unwrap().refusals.clone();
         assert_eq!(refusals.len(), 1, "{refusals:?}");
         let refused = refusals.remove(0);
         assert_eq!(refused.rule, "matmul_add_norm");
@@ -117,7 +117,7 @@ impl Setup {
     fn ignored(&mut self) {
         self.fuse();
         assert_eq!(self.fired(), 0);
-        assert_eq!(self.graph.round_report().unwrap().refusals, []);
+        assert_eq!(self.graph.quantise_report().unwrap().refusals, []);
     }
 }
 
@@ -130,12 +130,12 @@ fn four_ops_become_one_and_the_products_behind_find_it_rounded() {
     let views: Vec<_> = fused.bindings.iter().map(|view| view.buf_id).collect();
     let (sum, scaled) = (setup.sum.buf_id, setup.scaled.buf_id);
     assert_eq!(views, [1, 2, 3, 4, sum, scaled], "the sum is kept");
-    assert_eq!(fused.bindings[5].layout, row(COLS).rounded().unwrap());
+    assert_eq!(fused.bindings[5].layout, row(COLS).quantised().unwrap());
     assert_eq!((fused.params.to_vec(), fused.id), (vec![7], DispatchId(3)));
     assert_eq!(fused.origins.to_vec(), [0, 1, 2, 3].map(DispatchId));
-    assert_eq!(setup.graph.round(&mut setup.catalog, &()).unwrap(), 1);
-    let report = setup.graph.round_report().unwrap();
-    assert_eq!(report.rounded[0].readers, [DispatchId(4), DispatchId(5)]);
+    assert_eq!(setup.graph.quantise(&mut setup.catalog, &()).unwrap(), 1);
+    let report = setup.graph.quantise_report().unwrap();
+    assert_eq!(report.quantised[0].readers, [DispatchId(4), DispatchId(5)]);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn without_its_switch_the_rule_takes_no_part() {
     let mut setup = Setup::new();
     setup.graph.fuse(&mut setup.catalog, &()).unwrap();
     assert_eq!(setup.fired(), 0);
-    assert_eq!(setup.graph.round_report(), None);
+    assert_eq!(setup.graph.quantise_report(), None);
     let kinds: Vec<_> = setup.graph.dispatches().map(|d| d.kind).collect();
     let norm = kind("norm_matmul");
     assert_eq!(kinds, [kind("matmul_add"), norm, norm, Kind::ADD]);

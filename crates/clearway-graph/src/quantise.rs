@@ -1,21 +1,21 @@
-//! The round stage: a value between two products lies in memory as the second one uses it.
+//! The quantise stage: a value between two products lies in memory as the second one uses it.
 //!
-//! A product with block weights rounds its activations to 8 bits before it does anything else, in every
-//! workgroup anew. Where nobody but products reads what another product gives, that one can round its
-//! result itself, once: the value then has the type [`DType::A8`]. Rounded rows take no more
+//! A product with block weights quantises its activations to 8 bits before it does anything else, in every
+//! workgroup anew. Where nobody but products reads what another product gives, that one can quantise its
+//! result itself, once: the value then has the type [`DType::A8`]. Quantised rows take no more
 //! bytes than the floats they stand for, so ranges, order and memory of the list stay as they are.
 //!
 //! A norm of such a value goes with it where that is possible: a fusion rule
 //! ([`Rule::quantises`](crate::fuse::Rule::quantises)) sees to that. Both have one switch.
 //!
-//! A value is rounded when
+//! A value is quantised when
 //!
 //! - it is an arena value, f32 in whole chunks, written whole and densely by one gated product and by
 //!   nobody else, not uploaded by the host and not read by it;
 //! - everybody who reads it is a product, reads it as its activations and as it was written;
 //! - the device has a kernel for each of them, which is asked last.
 //!
-//! Values that products of many rows read become f16 in the same way (`round/halve.rs`).
+//! Values that products of many rows read become f16 in the same way (`quantise/halve.rs`).
 
 pub(crate) mod halve;
 mod survey;
@@ -36,7 +36,7 @@ use crate::op::{CapturedOpKind as Kind, Product};
 use survey::{Readers, Survey, id_at};
 
 /// Name of the stage in reports of what was refused.
-const STAGE: &str = "round";
+const STAGE: &str = "quantise";
 
 /// Where products bind their activations.
 pub(crate) const ACTIVATIONS: u16 = 0;
@@ -51,21 +51,21 @@ pub(crate) fn may_read(kind: Kind) -> bool {
     kind.product().is_some_and(Product::may_read_quantised)
 }
 
-/// What the round stage did.
+/// What the quantise stage did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct RoundReport {
-    /// Values that are rounded, in the order in which they are written.
-    pub rounded: Vec<RoundedValue>,
+pub struct QuantiseReport {
+    /// Values that are quantised, in the order in which they are written.
+    pub quantised: Vec<QuantisedValue>,
     /// Values that are f16 for the products that read them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub halved: Vec<RoundedValue>,
+    pub halved: Vec<QuantisedValue>,
     /// Values between two products that could have been, with the reason why not.
     pub refusals: Vec<RefusedPair>,
 }
 
-/// A value that is written and read rounded.
+/// A value that is written and read quantised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RoundedValue {
+pub struct QuantisedValue {
     /// The value.
     #[serde(rename = "buf", serialize_with = "serialize_buf")]
     pub buf_id: usize,
@@ -75,16 +75,16 @@ pub struct RoundedValue {
     pub readers: Vec<DispatchId>,
 }
 
-impl fmt::Display for RoundReport {
+impl fmt::Display for QuantiseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |f: &mut fmt::Formatter<'_>, values: &[RoundedValue]| {
-            values.iter().try_for_each(|RoundedValue { buf_id, writer, readers }| {
+        let list = |f: &mut fmt::Formatter<'_>, values: &[QuantisedValue]| {
+            values.iter().try_for_each(|QuantisedValue { buf_id, writer, readers }| {
                 let readers: Vec<_> = readers.iter().map(ToString::to_string).collect();
                 write!(f, "\n  {}: {writer} -> {}", buf_name(*buf_id), readers.join(", "))
             })
         };
-        write!(f, "rounded {}", self.rounded.len())?;
-        list(f, &self.rounded)?;
+        write!(f, "quantised {}", self.quantised.len())?;
+        list(f, &self.quantised)?;
         if !self.halved.is_empty() {
             write!(f, "\nhalved {}", self.halved.len())?;
             list(f, &self.halved)?;
@@ -93,13 +93,13 @@ impl fmt::Display for RoundReport {
     }
 }
 
-/// Rounds every value that can be. The report also has those that the fusion rules gave rounded.
-pub(crate) fn round<C: KernelCatalog>(
+/// Rounds every value that can be. The report also has those that the fusion rules gave quantised.
+pub(crate) fn quantise<C: KernelCatalog>(
     graph: &mut ComputeGraph,
     catalog: &mut C,
     device: &C::Device,
-) -> Result<RoundReport> {
-    let mut report = RoundReport::default();
+) -> Result<QuantiseReport> {
+    let mut report = QuantiseReport::default();
     let mut writers: Vec<(usize, NodeId)> = Vec::new();
     let survey = Survey::of(graph, |index, dispatch| {
         let result = dispatch.bindings.last().filter(|_| may_write(dispatch.kind));
@@ -123,14 +123,14 @@ pub(crate) fn round<C: KernelCatalog>(
         if quantised || writer.kind.product().is_some_and(|product| product.epilogue().norm) {
             if quantised {
                 let readers = readers.iter().map(|&(at, _)| id_at(graph, at)).collect();
-                report.rounded.push(RoundedValue { buf_id, writer: writer.id, readers });
+                report.quantised.push(QuantisedValue { buf_id, writer: writer.id, readers });
             }
             continue;
         }
         match rounded(graph, (index, value), &survey, &readers, catalog, device)? {
             Ok(fresh) => {
                 let readers = readers.iter().map(|&(at, _)| id_at(graph, at)).collect();
-                report.rounded.push(RoundedValue { buf_id, writer: writer.id, readers });
+                report.quantised.push(QuantisedValue { buf_id, writer: writer.id, readers });
                 changed.extend(fresh);
             }
             Err(reason) => {
@@ -146,7 +146,7 @@ pub(crate) fn round<C: KernelCatalog>(
     Ok(report)
 }
 
-/// The dispatches that touch a value, with the value rounded; or why it cannot be.
+/// The dispatches that touch a value, with the value quantised; or why it cannot be.
 fn rounded<C: KernelCatalog>(
     graph: &ComputeGraph,
     (index, value): (usize, NodeId),
@@ -165,7 +165,7 @@ fn rounded<C: KernelCatalog>(
         return Ok(Err(reason));
     }
     let result = writer.bindings.len() - 1;
-    let Some(layout) = writer.bindings[result].layout.rounded() else {
+    let Some(layout) = writer.bindings[result].layout.quantised() else {
         return Ok(Err(Refusal::NoKernel { kind: writer.kind }));
     };
     let touching = [(index as u32, result as u16)].into_iter().chain(readers.iter().copied());

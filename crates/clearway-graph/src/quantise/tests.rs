@@ -56,17 +56,17 @@ impl Setup {
         }
     }
 
-    fn round(&mut self) -> RoundReport {
-        self.graph.round(&mut self.catalog, &()).unwrap();
-        self.graph.round_report().unwrap().clone()
+    fn quantise(&mut self) -> QuantiseReport {
+        self.graph.quantise(&mut self.catalog, &()).unwrap();
+        self.graph.quantise_report().unwrap().clone()
     }
 
-    /// The only reason for which nothing is rounded; the list stays as it is.
+    /// The only reason for which nothing is quantised; the list stays as it is.
     #[track_caller]
     fn refused(&mut self) -> Refusal {
         let before = self.graph.nodes().to_vec();
-        let mut report = self.round();
-        assert_eq!(report.rounded, []);
+        let mut report = self.quantise();
+        assert_eq!(report.quantised, []);
         assert_eq!(self.graph.nodes(), before);
         assert_eq!(report.refusals.len(), 1, "{report}");
         report.refusals.remove(0).reason
@@ -87,14 +87,15 @@ fn dtypes_of(graph: &ComputeGraph, value: TensorView) -> Vec<DType> {
 }
 
 #[test]
-fn all_who_touch_a_value_find_it_rounded_and_nothing_else_changes() {
+fn all_who_touch_a_value_find_it_quantised_and_nothing_else_changes() {
     for kinds in [&[Kind::MATMUL][..], &[kind("matmul_add")], &[Kind::MATMUL, kind("matmul_add")]] {
         let mut setup = Setup::new();
         let readers: Vec<_> = kinds.iter().map(|&kind| setup.product(kind, setup.value)).collect();
         let recorded = setup.graph.clone();
-        let report = setup.round();
-        let expected = RoundedValue { buf_id: setup.value.buf_id, writer: DispatchId(0), readers };
-        assert_eq!((report.rounded, report.refusals), (vec![expected], vec![]));
+        let report = setup.quantise();
+        let expected =
+            QuantisedValue { buf_id: setup.value.buf_id, writer: DispatchId(0), readers };
+        assert_eq!((report.quantised, report.refusals), (vec![expected], vec![]));
         assert_eq!(dtypes_of(&setup.graph, setup.value), vec![DType::A8; 1 + kinds.len()]);
         for (now, was) in setup.graph.dispatches().zip(recorded.dispatches()) {
             assert_eq!((now.id, now.accesses()), (was.id, was.accesses()));
@@ -103,7 +104,7 @@ fn all_who_touch_a_value_find_it_rounded_and_nothing_else_changes() {
         verify(&recorded, &setup.graph, None).unwrap();
         // A second time there is nothing to do.
         let nodes = setup.graph.nodes().to_vec();
-        assert_eq!(setup.graph.round(&mut setup.catalog, &()).unwrap(), 1);
+        assert_eq!(setup.graph.quantise(&mut setup.catalog, &()).unwrap(), 1);
         assert_eq!(setup.graph.nodes(), nodes);
     }
 }
@@ -113,12 +114,12 @@ fn only_products_of_what_a_gated_product_gives_are_looked_at() {
     let mut setup = Setup::new();
     let other = setup.buffer(row(COLS));
     setup.dispatch(Kind::SILU, &[setup.value, other]);
-    assert_eq!(setup.round(), RoundReport::default());
+    assert_eq!(setup.quantise(), QuantiseReport::default());
     // As weights of a product, not as activations.
     let mut setup = Setup::new();
     let [x, y] = [row(COLS), row(1)].map(|layout| setup.buffer(layout));
     setup.dispatch(Kind::MATMUL, &[x, setup.value, y]);
-    assert_eq!(setup.round(), RoundReport::default());
+    assert_eq!(setup.quantise(), QuantiseReport::default());
 }
 
 #[test]
@@ -192,17 +193,17 @@ fn the_device_is_asked_for_every_kernel() {
 }
 
 #[test]
-fn the_proof_finds_a_value_that_is_rounded_for_some_only() {
+fn the_proof_finds_a_value_that_is_quantised_for_some_only() {
     let mut setup = Setup::new();
     setup.product(Kind::MATMUL, setup.value);
     let recorded = setup.graph.clone();
-    setup.round();
+    setup.quantise();
     setup.graph.place_barriers();
-    let rounded = setup.graph.clone();
-    verify(&recorded, &rounded, None).unwrap();
+    let quantised = setup.graph.clone();
+    verify(&recorded, &quantised, None).unwrap();
     let form = Problem::Altered { what: "form of a value" };
     for back in [0, 2] {
-        let mut half = rounded.clone();
+        let mut half = quantised.clone();
         let mut dispatch = (**half.nodes()[back].dispatch().unwrap()).clone();
         for view in &mut dispatch.bindings {
             if view.buf_id == setup.value.buf_id {
@@ -216,8 +217,8 @@ fn the_proof_finds_a_value_that_is_rounded_for_some_only() {
     // The host, or somebody of unknown access, would see it.
     let mut seen = recorded.clone();
     seen.mark_output(setup.value.value().unwrap()).unwrap();
-    assert_eq!(verify(&seen, &rounded, None).unwrap_err().problem, form);
-    let mut bound = [recorded, rounded];
+    assert_eq!(verify(&seen, &quantised, None).unwrap_err().problem, form);
+    let mut bound = [recorded, quantised];
     for graph in &mut bound {
         let unknown = KernelContract::unknown("blob");
         graph.dispatch(Kind::Custom, &unknown, &[setup.value], &[], "").unwrap();
@@ -250,7 +251,7 @@ fn the_proof_knows_no_other_form() {
     setup.dispatch(Kind::MATMUL, &[x, w, y]);
     let mut graph = setup.graph.clone();
     let mut dispatch = (**graph.nodes()[1].dispatch().unwrap()).clone();
-    dispatch.bindings[0].layout = x.layout.rounded().unwrap();
+    dispatch.bindings[0].layout = x.layout.quantised().unwrap();
     graph.replace(1, dispatch);
     graph.place_barriers();
     let fault = verify(&setup.graph, &graph, None).unwrap_err();
@@ -265,6 +266,6 @@ fn weights_of(cols: usize) -> Layout {
 fn a_report_says_who_writes_and_who_reads() {
     let mut setup = Setup::new();
     setup.product(Kind::MATMUL, setup.value);
-    let text = setup.round().to_string();
-    assert_eq!(text, format!("rounded 1\n  {}: #0 -> #1", buf_name(setup.value.buf_id)));
+    let text = setup.quantise().to_string();
+    assert_eq!(text, format!("quantised 1\n  {}: #0 -> #1", buf_name(setup.value.buf_id)));
 }

@@ -20,6 +20,8 @@ const LONGEST: Duration = Duration::from_millis(100);
 /// How much faster runs are taken to be after each look that came late enough. Nothing else would say
 /// that they have become faster.
 const DOUBT: f64 = 1.0 / 256.0;
+/// An expectation holds if what was seen differs from it by this factor at most.
+const ALIKE: f64 = 1.1;
 
 /// Runs counted from the first, and when they were done.
 #[derive(Clone, Copy, Debug)]
@@ -29,26 +31,35 @@ struct Mark {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct WaitPredictor {
     /// How long a run takes.
     run: Option<Duration>,
     /// The last end, or start from rest, that was seen when it happened.
     seen: Option<Mark>,
     /// The last one that was seen or is taken to have happened.
     taken: Option<Mark>,
+    /// What was seen last is what was expected. Otherwise the host does not sleep: it waits, and sees when runs end.
+    trusted: bool,
 }
 
-impl Pace {
+impl WaitPredictor {
     /// The device had nothing to do when runs after the first `runs` were handed over.
     pub(crate) fn rested(&mut self, runs: u64, now: Instant) {
         self.seen = Some(Mark { runs, at: now });
         self.taken = self.seen;
     }
 
+    /// Runs after those so far were handed over behind work of others: nobody knows when they begin.
+    pub(crate) fn behind_others(&mut self) {
+        (self.seen, self.taken) = (None, None);
+    }
+
     /// How long the host may sleep before it looks whether the first `runs` are done; `more` says
     /// whether others stand behind them.
     pub(crate) fn sleep(&self, runs: u64, more: bool, now: Instant) -> Duration {
-        let Some((end, length)) = self.expected(runs) else { return Duration::ZERO };
+        let Some((end, length)) = self.expected(runs).filter(|_| self.trusted) else {
+            return Duration::ZERO;
+        };
         let left = end.saturating_duration_since(now);
         let sleep = if more { left + length.mul_f64(LATE) } else { left.mul_f64(ALONE) };
         sleep.min(LONGEST)
@@ -70,6 +81,7 @@ impl Pace {
             let most = now.saturating_duration_since(at).div_f64((runs - before) as f64);
             self.run = Some(run.min(most) / 2);
         }
+        self.trusted = false;
         self.rested(runs, now);
     }
 
@@ -78,7 +90,10 @@ impl Pace {
         if let Some(Mark { runs: before, at }) = self.seen
             && runs > before
         {
-            self.run = Some((now - at).div_f64((runs - before) as f64));
+            let run = (now - at).div_f64((runs - before) as f64);
+            let alike = |old: Duration| old.mul_f64(ALIKE) >= run && run.mul_f64(ALIKE) >= old;
+            self.trusted = self.run.is_some_and(alike);
+            self.run = Some(run);
         }
         self.rested(runs, now);
     }
@@ -126,7 +141,7 @@ mod tests {
 
     /// A device and the host that keeps two batches of runs in its queue.
     struct Simulated {
-        pace: Pace,
+        predictor: WaitPredictor,
         now: Instant,
         queue: VecDeque<(u64, Instant)>,
         handed: u64,
@@ -141,8 +156,9 @@ mod tests {
     impl Simulated {
         fn new() -> Self {
             let now = Instant::now();
-            let (pace, queue, idle) = (Pace::default(), VecDeque::new(), Duration::ZERO);
-            Self { pace, now, queue, handed: 0, free: now, batches: 0, waits: 0, idle }
+            let (predictor, queue, idle) =
+                (WaitPredictor::default(), VecDeque::new(), Duration::ZERO);
+            Self { predictor, now, queue, handed: 0, free: now, batches: 0, waits: 0, idle }
         }
 
         /// Some text: short batches first, then long ones.
@@ -162,7 +178,7 @@ mod tests {
 
         fn start(&mut self, runs: u64, run: &dyn Fn(u64) -> Duration) {
             if self.free <= self.now {
-                self.pace.rested(self.handed, self.now);
+                self.predictor.rested(self.handed, self.now);
                 self.idle += self.now - self.free;
                 self.free = self.now;
             }
@@ -176,14 +192,14 @@ mod tests {
         fn finish(&mut self) {
             let (runs, end) = self.queue.pop_front().unwrap();
             self.batches += 1;
-            self.now += self.pace.sleep(runs, !self.queue.is_empty(), self.now);
+            self.now += self.predictor.sleep(runs, !self.queue.is_empty(), self.now);
             if self.now >= self.free {
-                self.pace.too_late(self.handed, self.now);
+                self.predictor.too_late(self.handed, self.now);
             } else if self.now >= end {
-                self.pace.late(runs);
+                self.predictor.late(runs);
             } else {
                 (self.now, self.waits) = (end, self.waits + 1);
-                self.pace.seen(runs, self.now);
+                self.predictor.seen(runs, self.now);
             }
         }
     }
@@ -197,7 +213,7 @@ mod tests {
         assert_eq!(steady.idle, Duration::ZERO);
         let (waits, batches) = (steady.waits, steady.batches);
         assert!(waits * 3 < batches, "{waits} waits for {batches} batches");
-        let run = steady.pace.run.unwrap();
+        let run = steady.predictor.run.unwrap();
         assert!(run > RUN.mul_f64(0.95) && run < RUN.mul_f64(1.05), "{run:?}");
     }
 
@@ -218,7 +234,7 @@ mod tests {
         for _ in 0..20 {
             slow.generate(|run| if run < 8 { RUN * 100 } else { RUN });
         }
-        let run = slow.pace.run.unwrap();
+        let run = slow.predictor.run.unwrap();
         assert!(run > RUN.mul_f64(0.95) && run < RUN.mul_f64(1.05), "{run:?}");
         assert!(slow.idle < LONGEST, "{:?}", slow.idle);
         let before = slow.idle;
@@ -227,15 +243,50 @@ mod tests {
     }
 
     #[test]
+    fn work_of_others_in_front_is_not_counted() {
+        let (mut predictor, start) = (WaitPredictor::default(), Instant::now());
+        predictor.rested(0, start);
+        predictor.seen(5, start + RUN * 5);
+        predictor.seen(10, start + RUN * 10);
+        predictor.behind_others();
+        assert_eq!(predictor.sleep(11, false, start + RUN * 10), Duration::ZERO);
+        predictor.seen(11, start + RUN * 100);
+        assert_eq!(predictor.run, Some(RUN));
+        let sleep = predictor.sleep(21, true, start + RUN * 100);
+        assert!(sleep < RUN * 11, "{sleep:?}");
+    }
+
+    #[test]
+    fn an_expectation_is_followed_when_it_held_once() {
+        let (mut predictor, start) = (WaitPredictor::default(), Instant::now());
+        let asleep = |predictor: &WaitPredictor, runs| {
+            predictor.sleep(runs, true, start + RUN * 500 + RUN * runs as u32)
+        };
+        predictor.rested(0, start);
+        // A slow start, runs that are faster, and as fast again.
+        predictor.seen(1, start + RUN * 500 + RUN);
+        assert_eq!(asleep(&predictor, 11), Duration::ZERO);
+        predictor.seen(11, start + RUN * 511);
+        assert_eq!(asleep(&predictor, 21), Duration::ZERO);
+        predictor.seen(21, start + RUN * 521);
+        assert!(asleep(&predictor, 31) < RUN, "it should be done");
+        assert!(predictor.sleep(31, true, start + RUN * 521) > RUN * 10);
+        // All is done long before it was expected.
+        predictor.too_late(41, start + RUN * 531);
+        assert_eq!(asleep(&predictor, 51), Duration::ZERO);
+    }
+
+    #[test]
     fn a_host_that_must_be_there_in_time_wakes_early() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        assert_eq!(pace.sleep(10, false, start), Duration::ZERO, "nothing is known yet");
-        pace.rested(0, start);
-        pace.seen(10, start + RUN * 10);
-        let sleep = pace.sleep(20, false, start + RUN * 10);
+        let (mut predictor, start) = (WaitPredictor::default(), Instant::now());
+        assert_eq!(predictor.sleep(10, false, start), Duration::ZERO, "nothing is known yet");
+        predictor.rested(0, start);
+        predictor.seen(5, start + RUN * 5);
+        predictor.seen(10, start + RUN * 10);
+        let sleep = predictor.sleep(20, false, start + RUN * 10);
         assert!(sleep < RUN * 9 && sleep > RUN * 8, "{sleep:?}");
         let later = start + RUN * 100;
-        pace.rested(10, later);
-        assert_eq!(pace.sleep(20, false, later), sleep, "rest in between does not count");
+        predictor.rested(10, later);
+        assert_eq!(predictor.sleep(20, false, later), sleep, "rest in between does not count");
     }
 }

@@ -4,7 +4,7 @@
 //! nobody but products reads what a norm, a gate or attention gives, it is written as f16 at once: the value then
 //! has the type [`DType::A16`], in the bytes it had.
 //!
-//! The conditions are those of the round stage with one difference: a reader may see the value in another
+//! The conditions are those of the quantise stage with one difference: a reader may see the value in another
 //! shape, since an element of this type has its place whatever the shape is.
 
 use crate::contract::KernelCatalog;
@@ -14,26 +14,43 @@ use crate::graph::ComputeGraph;
 use crate::ids::NodeId;
 use crate::layout::TensorView;
 use crate::node::Dispatch;
-use crate::op::{CapturedOpKind as Kind, Product};
+use crate::op::{CapturedOpKind as Kind, MapInputs, Product};
 
 use super::survey::{Readers, Survey, id_at};
-use super::{ACTIVATIONS, RoundReport, RoundedValue, check_written, with_layout};
+use super::{ACTIVATIONS, QuantiseReport, QuantisedValue, check_written, with_layout};
 
 /// Name of the stage in reports of what was refused.
 const STAGE: &str = "halve";
 
 /// Whether an op may give its result as f16.
 pub(crate) const fn may_write(kind: Kind) -> bool {
-    matches!(
-        kind,
+    match kind {
         Kind::RmsNorm
-            | Kind::RmsNormMul
-            | Kind::AddRmsNorm
-            | Kind::AddRmsNormMul
-            | Kind::SILU_MUL
-            | Kind::GELU_MUL
-            | Kind::Attention
-    )
+        | Kind::RmsNormMul
+        | Kind::AddRmsNorm
+        | Kind::AddRmsNormMul
+        | Kind::Attention
+        | Kind::AttentionSinks => true,
+        Kind::Map(map) => matches!(map.inputs(), MapInputs::Gated),
+        Kind::Gather
+        | Kind::LayerNorm
+        | Kind::MatMulExperts
+        | Kind::ExpertOrder
+        | Kind::RouterTopK
+        | Kind::ExpertSum
+        | Kind::Rope
+        | Kind::Softmax
+        | Kind::KvWrite
+        | Kind::Copy
+        | Kind::Concat
+        | Kind::ArgMax
+        | Kind::TopK
+        | Kind::Fill
+        | Kind::RopeKvWrite
+        | Kind::Product(_)
+        | Kind::Custom
+        | Kind::Pinned => false,
+    }
 }
 
 /// Whether an op may find its activations as f16.
@@ -55,8 +72,8 @@ pub(crate) fn halve<C: KernelCatalog>(
     graph: &mut ComputeGraph,
     catalog: &mut C,
     device: &C::Device,
-) -> Result<RoundReport> {
-    let mut report = RoundReport::default();
+) -> Result<QuantiseReport> {
+    let mut report = QuantiseReport::default();
     let mut writers: Vec<(usize, NodeId)> = Vec::new();
     let survey = Survey::of(graph, |index, dispatch| {
         let result = dispatch.bindings.last().filter(|_| may_write(dispatch.kind));
@@ -75,7 +92,7 @@ pub(crate) fn halve<C: KernelCatalog>(
         match halved(graph, (index, value), &survey, &readers, catalog, device)? {
             Ok(fresh) => {
                 let readers = readers.iter().map(|&(at, _)| id_at(graph, at)).collect();
-                report.rounded.push(RoundedValue { buf_id, writer: writer.id, readers });
+                report.quantised.push(QuantisedValue { buf_id, writer: writer.id, readers });
                 changed.extend(fresh);
             }
             Err(Refusal::NoKernel { .. }) => {}

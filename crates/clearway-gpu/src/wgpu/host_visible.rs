@@ -1,6 +1,6 @@
 //! Memory that the host looks at while work is under way.
 //!
-//! wgpu lets nobody see a buffer that the device may write. So each submission ends with a copy of the mailbox into
+//! wgpu lets nobody see a buffer that the device may write. So each submission ends with a copy of the buffer into
 //! a buffer of its own, which the host maps when the submission is done. A look finds what the last finished
 //! submission left. The buffers are used again.
 
@@ -19,7 +19,7 @@ const READY: u8 = 1;
 const FAILED: u8 = 2;
 
 /// What the host sees of a buffer.
-pub(super) struct Mailbox(Mutex<State>);
+pub(super) struct HostVisible(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -38,7 +38,7 @@ struct Copy {
     clock: u64,
 }
 
-impl Mailbox {
+impl HostVisible {
     pub(super) fn new(bytes: u64) -> Self {
         Self(Mutex::new(State { seen: vec![0; bytes as usize], ..State::default() }))
     }
@@ -61,14 +61,14 @@ impl Mailbox {
         context: &Context,
         encoder: &mut CommandEncoder,
     ) -> Result<Option<wgpu::Buffer>> {
-        let Some(mailbox) = &memory.mailbox else { return Ok(None) };
+        let Some(host_visible) = &memory.host_visible else { return Ok(None) };
         let size = memory.buffer.size();
-        let free = mailbox.state().free.pop();
+        let free = host_visible.state().free.pop();
         let buffer = match free {
             Some(buffer) => buffer,
             None => {
                 let description = wgpu::BufferDescriptor {
-                    label: Some("mailbox"),
+                    label: Some("host-visible"),
                     size,
                     usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
                     mapped_at_creation: false,

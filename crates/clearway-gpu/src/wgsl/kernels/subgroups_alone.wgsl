@@ -2,7 +2,7 @@
 // One after another, 256 parts of a sum would be off by several units in the last place. WIDTH is a power of two.
 var<workgroup> joined: array<f32, WIDTH>;
 
-fn enter_waves(lane_id: u32, wave_id: u32, count: u32) {}
+fn enter_subgroups(lane_id: u32, subgroup_id: u32, count: u32) {}
 
 fn sum_of_all(value: f32) -> f32 {
     joined[thread] = value;
