@@ -81,6 +81,7 @@ impl WgslKernel {
     }
 
     /// Whether the text is checked.
+    #[cfg(any(feature = "vulkan", feature = "wgpu"))]
     pub(crate) fn trust(&self) -> Trust {
         self.trust
     }

@@ -152,6 +152,11 @@ impl Fields {
         self.take(field).map(|value| Self::of(&path, value)).transpose()
     }
 
+    /// All that was not taken.
+    pub fn into_all(self) -> Map<String, Value> {
+        self.fields
+    }
+
     /// Takes fields that say nothing about the answer.
     pub fn ignore(&mut self, fields: &[&str]) {
         for field in fields {

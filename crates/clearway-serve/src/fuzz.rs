@@ -37,7 +37,7 @@ pub fn fuzz_body(data: &[u8]) -> bool {
 }
 
 /// A model without weights.
-fn served() -> Option<Served> {
+pub fn served() -> Option<Served> {
     let mut tokens: Vec<String> = (33_u8..127).map(|byte| char::from(byte).to_string()).collect();
     tokens.extend(["Ġ", "Ċ", "{\"", "tr", "<end>"].map(String::from));
     let mut types = vec![1; tokens.len()];

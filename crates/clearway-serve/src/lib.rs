@@ -26,7 +26,7 @@ mod config;
 mod error;
 mod fields;
 mod front;
-#[cfg(feature = "testkit")]
+#[cfg(any(test, feature = "testkit"))]
 mod fuzz;
 mod generate;
 mod listen;

@@ -207,8 +207,8 @@ pub fn start(
 pub fn conversation(fields: &mut Fields) -> Result<Conversation> {
     let mut conversation =
         Conversation { tools: tools::from_chat(fields)?, ..Conversation::default() };
-    if let Some(Value::Object(variables)) = fields.take("chat_template_kwargs") {
-        for (name, value) in variables {
+    if let Some(variables) = fields.object("chat_template_kwargs")? {
+        for (name, value) in variables.into_all() {
             match (name.as_str(), &value) {
                 ("enable_thinking", Value::Bool(thinking)) => {
                     conversation.thinking = Some(*thinking)

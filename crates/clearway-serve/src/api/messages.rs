@@ -33,18 +33,20 @@ pub async fn create(call: Call) -> Response<Body> {
 
 /// Counts the tokens of a request that is not answered.
 pub async fn count(call: Call) -> Response<Body> {
-    let Call { served, body, .. } = call;
-    let counted = blocking(move || {
-        let mut fields = Fields::parse(&body)?;
-        check_model(fields.text("model")?.as_deref(), &served)?;
-        let conversation = conversation(&mut fields)?;
-        fields.finish()?;
-        Ok(conversation.prompt(&served)?.tokens.len())
-    });
+    let counted = blocking(move || counted(&call.served, &call.body));
     match counted.await {
         Ok(tokens) => json_response(&json!({ "input_tokens": tokens })),
         Err(error) => respond(&error, Dialect::Anthropic),
     }
+}
+
+/// The tokens of a conversation.
+pub(super) fn counted(served: &Served, body: &[u8]) -> Result<usize> {
+    let mut fields = Fields::parse(body)?;
+    check_model(fields.text("model")?.as_deref(), served)?;
+    let conversation = conversation(&mut fields)?;
+    fields.finish()?;
+    Ok(conversation.prompt(served)?.tokens.len())
 }
 
 async fn answer(call: Call) -> Result<Response<Body>> {

@@ -155,15 +155,19 @@ impl Call {
 ///
 /// # Errors
 /// What the endpoint refuses.
-#[cfg(feature = "testkit")]
+#[cfg(any(test, feature = "testkit"))]
 pub fn prepare(endpoint: u8, app: &App, served: &Served, body: &[u8]) -> Result<()> {
     let tally = Tally::default();
-    match endpoint % 5 {
+    match endpoint % 9 {
         0 => chat::prepare(app, served, &tally, body).map(drop),
         1 => completions::prepare(app, served, &tally, body).map(drop),
         2 => responses::prepare(app, served, &tally, body).map(drop),
         3 => messages::prepare(app, served, &tally, body).map(drop),
-        _ => embeddings::prepare(served, &tally, body).map(drop),
+        4 => embeddings::prepare(served, &tally, body).map(drop),
+        5 => messages::counted(served, body).map(drop),
+        6 => text::tokenized(served, body).map(drop),
+        7 => text::detokenized(served, body).map(drop),
+        _ => text::templated(served, body).map(drop),
     }
 }
 

@@ -169,11 +169,11 @@ fn read_tools(fields: &mut Fields) -> Result<(Tools, Value, Value)> {
             Some(other) => return Err(tool.error("type", format!("`{other}` is not supported"))),
             None => return Err(tool.error("type", "is missing")),
         }
-        let strict = tool.take("strict");
+        let strict = tool.flag("strict")?;
         let read = tools::from_function(&path, tool)?;
         shown.push(json!({
             "type": "function", "name": read.name, "description": read.description, "parameters": read.parameters,
-            "strict": strict.unwrap_or(json!(true)),
+            "strict": strict.unwrap_or(true),
         }));
         chat_tools.push(read.openai());
     }
