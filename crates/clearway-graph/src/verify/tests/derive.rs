@@ -437,7 +437,7 @@ fn rounded_block() -> Case {
 }
 
 #[test]
-fn every_change_to_what_the_round_stage_makes_is_reported() {
+fn every_change_to_what_the_quantise_stage_makes_is_reported() {
     let case = rounded_block();
     let tried: usize = case.fused().into_iter().map(|node| case.spoil(node, "rounded")).sum();
     assert!(tried > 200, "{tried}");
@@ -482,7 +482,7 @@ fn round_others(case: &Case) -> usize {
 }
 
 #[test]
-fn a_value_that_no_rule_rounds_is_reported() {
+fn a_value_that_no_rule_quantises_is_reported() {
     let case = rounded_block();
     assert_eq!(round_others(&case), 1, "the sum that is kept");
     // What a plain product gives to another one.
