@@ -22,15 +22,18 @@ const ROUNDS: usize = 5;
 /// What logits are compared after. Small ids, which every vocabulary has.
 const TOKENS: &str = "3 91 17 17 60 5 42 8 77";
 
-/// Largest mean error of logits, as a part of the largest one: what two roundings of activations to 8
-/// bits and a cache in f16 make of them.
-const LOGIT_LIMIT: f64 = 0.02;
+/// Largest mean error of logits of quantised files, as a part of the largest one: both programs quantise activations to 8
+/// bits.
+const QUANTISED_LIMIT: f64 = 0.02;
+
+/// Largest error of any logit of a file whose weights are floats.
+const FLOAT_LIMIT: f64 = 0.001;
 
 /// Measures files, or compares their logits; without any, the default model, and for logits also a tiny
 /// file of each family. Tells whether all logits agreed.
 pub fn run(logits: bool, files: &[&str]) -> Result<bool> {
     let root = root()?;
-    let programs = Programs::build(&root)?;
+    let programs = Programs::build(&root, logits)?;
     let mut files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
     if files.is_empty() {
         if logits {
@@ -56,6 +59,7 @@ pub fn run(logits: bool, files: &[&str]) -> Result<bool> {
 struct Programs {
     root: PathBuf,
     target: PathBuf,
+    clearway: PathBuf,
     threads: usize,
 }
 
@@ -67,13 +71,19 @@ struct Speeds {
 }
 
 impl Programs {
-    fn build(root: &Path) -> Result<Self> {
+    /// Logits need no release build: what the tests run is built already.
+    fn build(root: &Path, logits: bool) -> Result<Self> {
         need_packages()?;
         let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let programs = Self { root: root.to_owned(), target: root.join(target), threads };
-        let mut clearway = cargo(root, &["build", "--release", "--package", "clearway-cli"]);
-        ensure!(clearway.status()?.success(), "clearway did not build");
+        let target = root.join(target);
+        let (mut build, folder) = match logits {
+            true => (cargo(root, &["build", "--workspace", "--all-features"]), "debug"),
+            false => (cargo(root, &["build", "--release", "--package", "clearway-cli"]), "release"),
+        };
+        ensure!(build.status()?.success(), "clearway did not build");
+        let clearway = target.join(folder).join("clearway");
+        let programs = Self { root: root.to_owned(), target, clearway, threads };
         programs.build_peer("peers", "")?;
         Ok(programs)
     }
@@ -93,7 +103,7 @@ impl Programs {
     }
 
     fn clearway(&self) -> Command {
-        Command::new(self.target.join("release/clearway"))
+        Command::new(&self.clearway)
     }
 
     /// llama.cpp as it runs here. Some virtual machines name AMX among their instructions and do not
@@ -203,43 +213,72 @@ impl Programs {
         Ok(files)
     }
 
-    /// Prints how far the logits after the tokens are apart; tells whether that is little.
+    /// Prints how far the logits after the tokens are apart, read as a prompt and one by one; tells whether that is little.
     fn compare_logits(&self, peer: &Path, file: &Path) -> Result<bool> {
+        let mut agree = true;
+        for one_by_one in [false, true] {
+            let theirs = self.peer_logits(peer, file, one_by_one)?;
+            let ours = self.clearway_logits(file, one_by_one, theirs.len())?;
+            let errors: Vec<f64> = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).collect();
+            // A missing logit is NaN, which counts as infinite.
+            let largest = |values: &[f64]| {
+                values.iter().fold(
+                    0.0,
+                    |most: f64, v| if v.is_nan() { f64::INFINITY } else { most.max(v.abs()) },
+                )
+            };
+            let (mean, worst) =
+                (errors.iter().sum::<f64>() / errors.len() as f64, largest(&errors));
+            let scale = largest(&theirs);
+            let fits = match self.is_float(file)? {
+                true => worst <= FLOAT_LIMIT,
+                false => mean <= QUANTISED_LIMIT * scale,
+            };
+            agree &= fits;
+            println!(
+                "{}, {}: mean error {mean:.6}, worst {worst:.6}, largest logit {scale:.2}: {}",
+                file.file_name().unwrap_or_default().display(),
+                if one_by_one { "one by one" } else { "as a prompt" },
+                if fits { "agree" } else { "DIFFER" },
+            );
+        }
+        Ok(agree)
+    }
+
+    /// llama.cpp's logits after the tokens.
+    fn peer_logits(&self, peer: &Path, file: &Path, one_by_one: bool) -> Result<Vec<f64>> {
         let mut peer = Command::new(peer);
-        peer.arg("logits").arg(file).arg(self.threads.to_string()).args(TOKENS.split(' '));
-        let theirs = output(&mut peer)?;
-        let theirs: Vec<f64> = theirs
-            .lines()
-            .last()
-            .context("llama.cpp printed no logits")?
-            .split(' ')
-            .map(str::parse)
-            .collect::<std::result::Result<_, _>>()?;
+        let at_once = if one_by_one { "1" } else { "512" };
+        peer.arg("logits").arg(file).args([&self.threads.to_string(), at_once]);
+        peer.args(TOKENS.split(' '));
+        let printed = output(&mut peer)?;
+        let line = printed.lines().last().context("llama.cpp printed no logits")?;
+        Ok(line.split(' ').map(str::parse).collect::<std::result::Result<_, _>>()?)
+    }
+
+    /// Our logits after the tokens.
+    fn clearway_logits(&self, file: &Path, one_by_one: bool, count: usize) -> Result<Vec<f64>> {
         let mut eval = self.clearway();
-        eval.args(["eval", "--device", "cpu", "--json", "--tokens", TOKENS]).arg("-m").arg(file);
-        eval.args(["--top", &theirs.len().to_string()]);
+        eval.args(["eval", "--device", "cpu", "--json", "--cache-type", "f32", "--tokens", TOKENS]);
+        eval.args(one_by_one.then_some("--one-by-one"));
+        eval.arg("-m").arg(file).args(["--top", &count.to_string()]);
         let found: serde_json::Value = serde_json::from_str(&output(&mut eval)?)?;
-        let mut ours = vec![f64::NAN; theirs.len()];
+        let mut logits = vec![f64::NAN; count];
         for pair in found["top"].as_array().context("eval printed no logits")? {
             let id = pair[0].as_u64().and_then(|id| usize::try_from(id).ok());
-            let slot = id.and_then(|id| ours.get_mut(id)).context("llama.cpp has fewer logits")?;
+            let slot =
+                id.and_then(|id| logits.get_mut(id)).context("llama.cpp has fewer logits")?;
             *slot = pair[1].as_f64().context("a logit is not a number")?;
         }
-        let errors: Vec<f64> = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).collect();
-        let largest = |values: &[f64]| values.iter().fold(0.0, |max: f64, v| max.max(v.abs()));
-        let (mean, scale) = (errors.iter().sum::<f64>() / errors.len() as f64, largest(&theirs));
-        let best =
-            |logits: &[f64]| (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
-        // A missing logit is NaN, which is not below any limit.
-        let agree = mean <= LOGIT_LIMIT * scale;
-        println!(
-            "{}: mean error {mean:.5}, worst {:.5}, largest logit {scale:.2}, best token {}: {}",
-            file.display(),
-            largest(&errors),
-            if best(&ours) == best(&theirs) { "the same" } else { "another" },
-            if agree { "agree" } else { "DIFFER" },
-        );
-        Ok(agree)
+        Ok(logits)
+    }
+
+    /// Whether no tensor of a file is quantised.
+    fn is_float(&self, file: &Path) -> Result<bool> {
+        let shown = output(self.clearway().args(["show", "--json"]).arg(file))?;
+        let shown: serde_json::Value = serde_json::from_str(&shown)?;
+        let types = shown["tensors"].as_object().context("show printed no types")?;
+        Ok(types.keys().all(|name| name == "F32"))
     }
 }
 

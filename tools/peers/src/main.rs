@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Instant;
 
 use llama_cpp_2::context::LlamaContext;
-use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
@@ -29,12 +29,15 @@ fn main() -> Result<()> {
         ["speed", file, threads, prompt, generated] => {
             speed(file, threads.parse()?, prompt.parse()?, generated.parse()?)
         }
-        ["logits", file, threads, ref tokens @ ..] => {
-            let tokens =
+        ["logits", file, threads, at_once, ref tokens @ ..] => {
+            let tokens: Vec<i32> =
                 tokens.iter().map(|id| id.parse()).collect::<std::result::Result<_, _>>()?;
-            logits(file, threads.parse()?, tokens)
+            logits(file, threads.parse()?, at_once.parse()?, &tokens)
         }
-        _ => Err("usage: features | speed FILE THREADS PP TG | logits FILE THREADS ID...".into()),
+        _ => {
+            Err("usage: features | speed FILE THREADS PP TG | logits FILE THREADS AT_ONCE ID..."
+                .into())
+        }
     }
 }
 
@@ -60,18 +63,26 @@ fn speed(file: &str, threads: i32, prompt: usize, generated: usize) -> Result<()
     Ok(())
 }
 
-/// Prints the logits after each token, one line a token.
-fn logits(file: &str, threads: i32, tokens: Vec<i32>) -> Result<()> {
+/// Prints the logits after the last token; so many are read at once. The cache holds f32.
+fn logits(file: &str, threads: i32, at_once: usize, tokens: &[i32]) -> Result<()> {
     let mut backend = LlamaBackend::init()?;
     backend.void_logs();
     let model = LlamaModel::load_from_file(&backend, file, &LlamaModelParams::default())?;
-    let mut context = context(&backend, &model, threads, tokens.len() + 8)?;
-    for (position, &token) in tokens.iter().enumerate() {
-        eval(&mut context, &[token], position as i32)?;
-        let line: Vec<String> =
-            context.get_logits_ith(0).iter().map(|logit| logit.to_string()).collect();
-        println!("{}", line.join(" "));
+    let params = params(threads, tokens.len() + 8)
+        .with_type_k(KvCacheType::F32)
+        .with_type_v(KvCacheType::F32)
+        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED);
+    let mut context = model.new_context(&backend, params)?;
+    let mut position = 0;
+    let mut last = 0;
+    for some in tokens.chunks(at_once.max(1)) {
+        eval(&mut context, some, position)?;
+        position += some.len() as i32;
+        last = some.len() as i32 - 1;
     }
+    let line: Vec<String> =
+        context.get_logits_ith(last).iter().map(|logit| logit.to_string()).collect();
+    println!("{}", line.join(" "));
     Ok(())
 }
 
@@ -81,12 +92,15 @@ fn context<'a>(
     threads: i32,
     tokens: usize,
 ) -> Result<LlamaContext<'a>> {
-    let params = LlamaContextParams::default()
+    Ok(model.new_context(backend, params(threads, tokens))?)
+}
+
+fn params(threads: i32, tokens: usize) -> LlamaContextParams {
+    LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(tokens as u32))
         .with_n_batch(512)
         .with_n_threads(threads)
-        .with_n_threads_batch(threads);
-    Ok(model.new_context(backend, params)?)
+        .with_n_threads_batch(threads)
 }
 
 fn eval(context: &mut LlamaContext<'_>, ids: &[i32], first: i32) -> Result<()> {

@@ -25,6 +25,9 @@ pub struct Args {
     /// Tokens to generate greedily.
     #[arg(short = 'n', long = "n-predict", value_name = "N", default_value_t = 0)]
     n_predict: usize,
+    /// Read the tokens one after another, as generation does, instead of as a prompt.
+    #[arg(long)]
+    one_by_one: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -42,7 +45,11 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let gguf = args.model.name.open()?;
     let (mut engine, _device) = args.model.engine(&gguf)?;
-    let logits = engine.eval(&tokens)?;
+    let at_once = if args.one_by_one { 1 } else { tokens.len() };
+    let mut logits = Vec::new();
+    for some in tokens.chunks(at_once) {
+        logits = engine.eval(some)?;
+    }
     let mut best: Vec<(usize, f32)> = logits.iter().copied().enumerate().collect();
     best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     best.truncate(args.top);

@@ -19,7 +19,7 @@ impl Avx2 {
 
 /// One instruction. Who has a value of the type has the instructions.
 macro_rules! op {
-    ($name:ident $(::<$imm:literal>)? ($($arg:expr),*)) => {{
+    ($name:ident $(::<$imm:tt>)? ($($arg:expr),*)) => {{
         // SAFETY: the machine has the instruction: `self` exists, and `assume`, which makes it, is called by
         // `with_avx2` only, whose callers answer for that.
         unsafe { $name $(::<$imm>)? ($($arg),*) }
@@ -208,6 +208,28 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn float(self, value: f32) -> [__m256; 2] {
         [op!(_mm256_set1_ps(value)); 2]
+    }
+
+    #[inline(always)]
+    fn bits(self, a: [__m256; 2]) -> [__m256i; 2] {
+        both!(_mm256_castps_si256(a))
+    }
+
+    #[inline(always)]
+    fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        both!(_mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn max(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // Where either is NaN, the instruction gives the second.
+        let larger = both!(_mm256_max_ps(a, b));
+        let mut out = larger;
+        for ((out, a), larger) in out.iter_mut().zip(a).zip(larger) {
+            let nan = op!(_mm256_cmp_ps::<_CMP_UNORD_Q>(a, a));
+            *out = op!(_mm256_blendv_ps(larger, a, nan));
+        }
+        out
     }
 
     #[inline(always)]

@@ -19,10 +19,10 @@ impl<const VNNI: bool> Avx512<VNNI> {
 
 /// One instruction. Who has a value of the type has the instructions.
 macro_rules! op {
-    ($name:ident($($arg:expr),*)) => {{
+    ($name:ident $(::<$imm:tt>)? ($($arg:expr),*)) => {{
         // SAFETY: the machine has the instruction: `self` exists, and `assume`, which makes it, is called by
         // `with_avx512` and `with_avx512_vnni` only, whose callers answer for that.
-        unsafe { $name($($arg),*) }
+        unsafe { $name $(::<$imm>)? ($($arg),*) }
     }};
 }
 
@@ -216,6 +216,24 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn bits(self, a: __m512) -> __m512i {
+        op!(_mm512_castps_si512(a))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // Where either is NaN, the instruction gives the second.
+        let larger = op!(_mm512_max_ps(a, b));
+        let nan = op!(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a));
+        op!(_mm512_mask_mov_ps(larger, nan, a))
+    }
+
+    #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
         op!(_mm512_mul_ps(a, b))
     }
@@ -231,6 +249,42 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
         // SAFETY: the array has the 64 bytes that are written, and no alignment is asked for; the
         // machine has the instruction, since `self` exists (see `assume`).
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), a) };
+        out
+    }
+
+    #[inline(always)]
+    fn transpose(self, v: [__m512; 16]) -> [__m512; 16] {
+        // Inside each quarter of a register: pairs of neighbours, then fours.
+        let mut pairs = v;
+        for i in 0..8 {
+            pairs[2 * i] = op!(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]));
+            pairs[2 * i + 1] = op!(_mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+        }
+        let mut fours = v;
+        for four in 0..4 {
+            for i in 0..2 {
+                let (a, b) = (pairs[4 * four + i], pairs[4 * four + 2 + i]);
+                fours[4 * four + 2 * i] = op!(_mm512_shuffle_ps::<0b01_00_01_00>(a, b));
+                fours[4 * four + 2 * i + 1] = op!(_mm512_shuffle_ps::<0b11_10_11_10>(a, b));
+            }
+        }
+        // Then quarters: even and odd ones of two registers, and of four.
+        let mut out = v;
+        for i in 0..4 {
+            let (a, b, c, d) = (fours[i], fours[4 + i], fours[8 + i], fours[12 + i]);
+            let even = [
+                op!(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b)),
+                op!(_mm512_shuffle_f32x4::<0b10_00_10_00>(c, d)),
+            ];
+            let odd = [
+                op!(_mm512_shuffle_f32x4::<0b11_01_11_01>(a, b)),
+                op!(_mm512_shuffle_f32x4::<0b11_01_11_01>(c, d)),
+            ];
+            out[i] = op!(_mm512_shuffle_f32x4::<0b10_00_10_00>(even[0], even[1]));
+            out[4 + i] = op!(_mm512_shuffle_f32x4::<0b10_00_10_00>(odd[0], odd[1]));
+            out[8 + i] = op!(_mm512_shuffle_f32x4::<0b11_01_11_01>(even[0], even[1]));
+            out[12 + i] = op!(_mm512_shuffle_f32x4::<0b11_01_11_01>(odd[0], odd[1]));
+        }
         out
     }
 }

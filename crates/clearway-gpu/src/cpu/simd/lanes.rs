@@ -86,6 +86,12 @@ pub(in crate::cpu) trait Lanes: Copy {
     fn floats_f16(self, memory: &[u8; 32]) -> Self::Floats;
     /// The same number everywhere.
     fn float(self, value: f32) -> Self::Floats;
+    /// The bits of floats.
+    fn bits(self, a: Self::Floats) -> Self::Ints;
+    /// Sum.
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The larger of two; NaN if either is.
+    fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Product.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c` with one rounding.

@@ -267,7 +267,7 @@ fn with_neon<W: Vectorised>(work: W) -> W::Output {
 
 /// Does work with instructions the machine must have.
 #[inline]
-fn vectorise_as<W: Vectorised>(isa: Isa, work: W) -> W::Output {
+pub(super) fn vectorise_as<W: Vectorised>(isa: Isa, work: W) -> W::Output {
     match isa {
         Isa::Scalar => work.run(Scalar),
         // SAFETY: the machine has AVX2, FMA and F16C: sets come from `available` only, in `ISA` and in tests,

@@ -227,6 +227,21 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn bits(self, a: Self::Floats) -> Self::Ints {
+        all!(vreinterpretq_s32_f32(a))
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        all!(vaddq_f32(a, b))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        all!(vmaxq_f32(a, b))
+    }
+
+    #[inline(always)]
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
         all!(vmulq_f32(a, b))
     }

@@ -152,6 +152,21 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
+    fn bits(self, a: Self::Floats) -> Self::Ints {
+        a.map(|a| a.to_bits() as i32)
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        std::array::from_fn(|i| if a[i] > b[i] || a[i].is_nan() { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
         std::array::from_fn(|i| a[i] * b[i])
     }

@@ -41,7 +41,19 @@ pub(super) fn load_values<L: Lanes, T: Element>(l: L, rows: &[&[T]; KEYS], value
     }
 }
 
-/// Scores of `T` queries with the keys of a block, element by element.
+/// Lays queries side by side: element `i` of all `T`, then element `i + 1`. So [`scores`] reads them from one address.
+#[inline(always)]
+pub(super) fn interleave<const T: usize>(rows: &[f32], queries: &mut [f32]) {
+    let elems = rows.len() / T;
+    let queries = &mut queries.as_chunks_mut::<T>().0[..elems];
+    for (query, row) in rows.chunks_exact(elems).enumerate() {
+        for (to, from) in queries.iter_mut().zip(row) {
+            to[query] = *from;
+        }
+    }
+}
+
+/// Scores of `T` [interleaved](interleave) queries with the keys of a block, element by element.
 #[inline(always)]
 pub(super) fn scores<L: Lanes, const T: usize>(
     l: L,
@@ -49,17 +61,38 @@ pub(super) fn scores<L: Lanes, const T: usize>(
     keys: &[f32],
     out: &mut [[f32; KEYS]],
 ) {
+    const PARTS: usize = KEYS / LANES;
     let keys = keys.as_chunks::<KEYS>().0;
-    let mut rows: [&[f32]; T] = [&[]; T];
-    for (row, query) in rows.iter_mut().zip(queries.chunks_exact(keys.len())) {
-        *row = &query[..keys.len()];
+    let queries = &queries.as_chunks::<T>().0[..keys.len()];
+    let Some(out) = out.first_chunk_mut::<T>() else { return };
+    if const { L::TILE >= 8 } {
+        // There are registers for the sums of all keys.
+        let mut sums = [[l.float(0.0); PARTS]; T];
+        for (query, keys) in queries.iter().zip(keys) {
+            let mut vectors = [l.float(0.0); PARTS];
+            for (vector, keys) in vectors.iter_mut().zip(keys.as_chunks::<LANES>().0) {
+                *vector = l.floats(keys);
+            }
+            for (sums, query) in sums.iter_mut().zip(query) {
+                let query = l.float(*query);
+                for (sum, keys) in sums.iter_mut().zip(vectors) {
+                    *sum = l.mul_add(query, keys, *sum);
+                }
+            }
+        }
+        for (out, sums) in out.iter_mut().zip(sums) {
+            for (out, sum) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(sums) {
+                *out = l.store(sum);
+            }
+        }
+        return;
     }
-    for part in 0..KEYS / LANES {
+    for part in 0..PARTS {
         let mut sums = [l.float(0.0); T];
-        for (at, keys) in keys.iter().enumerate() {
+        for (query, keys) in queries.iter().zip(keys) {
             let keys = l.floats(&keys.as_chunks::<LANES>().0[part]);
-            for (sum, row) in sums.iter_mut().zip(&rows) {
-                *sum = l.mul_add(l.float(row[at]), keys, *sum);
+            for (sum, query) in sums.iter_mut().zip(query) {
+                *sum = l.mul_add(l.float(*query), keys, *sum);
             }
         }
         for (out, sum) in out.iter_mut().zip(sums) {
@@ -73,31 +106,60 @@ pub(super) fn scores<L: Lanes, const T: usize>(
 pub(super) fn add_values<L: Lanes, const T: usize>(
     l: L,
     weights: &[[f32; KEYS]],
-    (first, end): (usize, usize),
+    rows: (usize, usize),
     values: &[f32],
     outputs: &mut [f32],
 ) {
-    let panels = values.as_chunks::<LANES>().0.chunks_exact(KEYS);
-    let width = panels.len();
+    let Some(weights) = weights.first_chunk::<T>() else { return };
+    let panels = values.as_chunks::<LANES>().0.as_chunks::<KEYS>().0;
     let outputs = outputs.as_chunks_mut::<LANES>().0;
-    let mut rows: [&[f32]; T] = [&[]; T];
-    for (row, weights) in rows.iter_mut().zip(weights) {
-        *row = &weights[first..end];
-    }
-    for (at, panel) in panels.enumerate() {
-        let mut sums = [l.float(0.0); T];
-        for (query, sum) in sums.iter_mut().enumerate() {
-            *sum = l.floats(&outputs[query * width + at]);
+    let width = panels.len();
+    let mut at = 0;
+    if const { L::TILE >= 8 } {
+        // There are registers for the sums of two panels.
+        while let Some(two) = panels[at..].first_chunk::<2>() {
+            add_panels(l, weights, rows, two, outputs, width, at);
+            at += 2;
         }
-        let panel = &panel[first..end];
-        for (index, value) in panel.iter().enumerate() {
-            let value = l.floats(value);
-            for (sum, row) in sums.iter_mut().zip(&rows) {
-                *sum = l.mul_add(l.float(row[index]), value, *sum);
+    }
+    while let Some(one) = panels[at..].first_chunk::<1>() {
+        add_panels(l, weights, rows, one, outputs, width, at);
+        at += 1;
+    }
+}
+
+/// The same for `P` panels of the values, which are vectors `at` to `at + P` of each output's `width`.
+#[inline(always)]
+fn add_panels<L: Lanes, const T: usize, const P: usize>(
+    l: L,
+    weights: &[[f32; KEYS]; T],
+    (first, end): (usize, usize),
+    panels: &[[[f32; LANES]; KEYS]; P],
+    outputs: &mut [[f32; LANES]],
+    width: usize,
+    at: usize,
+) {
+    let mut sums = [[l.float(0.0); P]; T];
+    for (query, sums) in sums.iter_mut().enumerate() {
+        for (sum, output) in sums.iter_mut().zip(&outputs[query * width + at..]) {
+            *sum = l.floats(output);
+        }
+    }
+    for row in first..end.min(KEYS) {
+        let mut values = [l.float(0.0); P];
+        for (value, panel) in values.iter_mut().zip(panels) {
+            *value = l.floats(&panel[row]);
+        }
+        for (sums, weights) in sums.iter_mut().zip(weights) {
+            let weight = l.float(weights[row]);
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = l.mul_add(weight, value, *sum);
             }
         }
-        for (query, sum) in sums.iter().enumerate() {
-            outputs[query * width + at] = l.store(*sum);
+    }
+    for (query, sums) in sums.into_iter().enumerate() {
+        for (output, sum) in outputs[query * width + at..].iter_mut().zip(sums) {
+            *output = l.store(sum);
         }
     }
 }

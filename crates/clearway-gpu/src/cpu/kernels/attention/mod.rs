@@ -292,7 +292,7 @@ fn attend_tokens<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, sinks: Optio
             let (keys, values) = (keys.of(piece, own), values.of(piece, own));
             // More heads than a pass holds take several.
             for heads in heads.clone().step_by(QUERIES).map(|h| h..heads.end.min(h + QUERIES)) {
-                pass.start(piece, tokens.clone(), heads, sizes, sinks);
+                pass.start::<L>(piece, tokens.clone(), heads, sizes, sinks);
                 for chunk in chunks(piece, tokens.clone(), sizes.cache_rows) {
                     pass.chunk(l, keys, values, kv_head, chunk);
                     pass.add();
@@ -320,7 +320,7 @@ fn attend_part<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, parts: usize, 
         let (chunk, kv_head) = (chunks.start + unit / sizes.kv_heads, unit % sizes.kv_heads);
         let heads = kv_head * sizes.group()..(kv_head + 1) * sizes.group();
         // Sinks come in where parts are put together.
-        pass.start(piece, 0..sizes.tokens, heads, sizes, None);
+        pass.start::<L>(piece, 0..sizes.tokens, heads, sizes, None);
         pass.chunk(l, keys, values, kv_head, chunk);
         pass.summarise(summaries);
     }

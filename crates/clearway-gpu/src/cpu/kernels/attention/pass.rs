@@ -5,9 +5,9 @@ use std::ops::Range;
 use super::block::{self, KEYS, padded};
 use super::{CHUNK, Cache, Sizes, Summary, seen};
 use crate::cpu::Piece;
-use crate::cpu::kernels::{math, reduce};
+use crate::cpu::kernels::math;
 use crate::cpu::simd::Lanes;
-use crate::cpu::simd::float::Element;
+use crate::cpu::simd::float::{Element, LANES};
 
 /// Queries that go through the cache together.
 pub(super) const QUERIES: usize = 64;
@@ -23,10 +23,12 @@ pub(super) struct Pass<'a> {
     rows: [usize; QUERIES],
     /// Rows of the cache each query sees.
     seen: [Range<usize>; QUERIES],
-    /// What each query has found in this chunk, and in those before it.
-    found: [Summary; QUERIES],
+    /// What each query has found in this chunk: maxima and sums of groups of queries.
+    found: [Found; QUERIES / LANES],
+    /// What each has found in the chunks before it.
     total: [Summary; QUERIES],
     len: usize,
+    /// Queries as [`block::interleave`] lays them, tile by tile.
     queries: &'a mut [f32],
     /// Weighted sums of value rows, of this chunk and of those before it.
     outputs: &'a mut [f32],
@@ -35,6 +37,17 @@ pub(super) struct Pass<'a> {
     /// A block of the cache.
     keys: &'a mut [f32],
     values: &'a mut [f32],
+}
+
+/// Summaries of sixteen queries.
+#[derive(Clone, Copy)]
+struct Found {
+    max: [f32; LANES],
+    sum: [f32; LANES],
+}
+
+impl Found {
+    const NOTHING: Self = Self { max: [f32::NEG_INFINITY; LANES], sum: [0.0; LANES] };
 }
 
 /// Does work with several queries at a time, as many as the machine has registers for.
@@ -84,7 +97,7 @@ impl<'a> Pass<'a> {
             head,
             rows: [0; QUERIES],
             seen: [const { 0..0 }; QUERIES],
-            found: [Summary::NOTHING; QUERIES],
+            found: [Found::NOTHING; QUERIES / LANES],
             total: [Summary::NOTHING; QUERIES],
             len: 0,
             queries,
@@ -97,7 +110,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Starts with some heads of some tokens, at most [`QUERIES`] together.
-    pub(super) fn start(
+    #[inline(always)]
+    pub(super) fn start<L: Lanes>(
         &mut self,
         piece: &Piece<'_>,
         tokens: Range<usize>,
@@ -110,16 +124,25 @@ impl<'a> Pass<'a> {
         for token in tokens {
             let seen = seen(piece, token, sizes.cache_rows);
             for head in heads.clone() {
-                let (index, row) = (self.len, token * sizes.heads + head);
-                let query = &mut self.queries[index * padded..][..padded];
-                let (elems, rest) = query.split_at_mut(self.head);
-                piece.load_row(0, row, elems);
-                rest.fill(0.0);
-                self.rows[index] = row;
-                self.seen[index] = seen.clone();
-                self.total[index] = Summary::start(piece, sinks, head);
+                self.rows[self.len] = token * sizes.heads + head;
+                self.seen[self.len] = seen.clone();
+                self.total[self.len] = Summary::start(piece, sinks, head);
                 self.len += 1;
             }
+        }
+        let mut query = 0;
+        while query < self.len {
+            query += by_tile!(L, self.len - query, T => {
+                // There are no keys yet: queries of the tile lie there row by row first.
+                let rows = &mut self.keys[..T * padded];
+                for (row, elems) in self.rows[query..].iter().zip(rows.chunks_exact_mut(padded)) {
+                    let (elems, rest) = elems.split_at_mut(self.head);
+                    piece.load_row(0, *row, elems);
+                    rest.fill(0.0);
+                }
+                block::interleave::<T>(rows, &mut self.queries[query * padded..]);
+                T
+            });
         }
         self.totals[..self.len * padded].fill(0.0);
     }
@@ -134,7 +157,7 @@ impl<'a> Pass<'a> {
         kv_head: usize,
         chunk: usize,
     ) {
-        self.found[..self.len].fill(Summary::NOTHING);
+        self.found.fill(Found::NOTHING);
         self.outputs[..self.len * padded(self.head)].fill(0.0);
         let chunk = chunk * CHUNK..(chunk + 1) * CHUNK;
         let parts = self.seen[..self.len].iter().map(|seen| common(seen, &chunk));
@@ -171,9 +194,12 @@ impl<'a> Pass<'a> {
         }
         for (query, part) in parts.iter_mut().enumerate().take(self.len) {
             let seen = common(&self.seen[query], &(first..first + KEYS));
-            if !seen.is_empty() && self.weigh(query, seen.start - first, seen.end - first) {
+            if !seen.is_empty() {
                 *part = (seen.start - first, seen.end - first);
             }
+        }
+        for group in 0..self.len.div_ceil(LANES) {
+            self.weigh(l, group, &mut parts);
         }
         query = 0;
         while query < self.len {
@@ -187,52 +213,85 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Turns scores of one query, which sees rows `start` to `end` of a block, into weights, and brings
-    /// what was summed before to their scale. False if none of them can have any weight.
+    /// Turns scores of sixteen queries, each of which sees a part of the block, into weights, and brings what was summed before
+    /// to their scale. The part of a query becomes empty if nothing in it can have any weight.
     #[inline(always)]
-    fn weigh(&mut self, query: usize, start: usize, end: usize) -> bool {
-        let scores = &mut self.scores[query];
-        for score in scores.iter_mut() {
-            *score *= self.scale;
-        }
-        if self.softcap > 0.0 {
-            for score in scores.iter_mut() {
-                *score = math::soft_cap(*score, self.softcap);
+    fn weigh<L: Lanes>(&mut self, l: L, group: usize, parts: &mut [(usize, usize); QUERIES]) {
+        let first = group * LANES;
+        let count = LANES.min(self.len - first);
+        let scores = &mut self.scores[first..first + count];
+        let parts = &mut parts[first..first + count];
+        let mut maxima = [l.float(f32::NEG_INFINITY); LANES];
+        for ((scores, part), max) in scores.iter_mut().zip(&*parts).zip(&mut maxima) {
+            for vector in scores.as_chunks_mut::<LANES>().0 {
+                *vector = l.store(l.mul(l.floats(vector), l.float(self.scale)));
+            }
+            if self.softcap > 0.0 {
+                for score in scores.iter_mut() {
+                    *score = math::soft_cap(*score, self.softcap);
+                }
+            }
+            if *part != (0, KEYS) {
+                scores[..part.0].fill(f32::NEG_INFINITY);
+                scores[part.1..].fill(f32::NEG_INFINITY);
+            }
+            for vector in scores.as_chunks::<LANES>().0 {
+                *max = l.max(*max, l.floats(vector));
             }
         }
-        if end - start < KEYS {
-            for (row, score) in scores.iter_mut().enumerate() {
-                *score = if row >= start && row < end { *score } else { f32::NEG_INFINITY };
-            }
+        // From one query in each vector to one in each lane.
+        let mut max = l.float(f32::NEG_INFINITY);
+        for lane in l.transpose(maxima) {
+            max = l.max(max, lane);
         }
-        let found = &mut self.found[query];
+        let found = &mut self.found[group];
         let before = found.max;
-        let max = reduce::max_or_nan(scores);
-        let max = if max > before || max.is_nan() { max } else { before };
-        if max == f32::NEG_INFINITY {
-            return false;
+        found.max = l.store(l.max(l.floats(&before), max));
+        // Where nothing was seen yet, any other number does: all weights are zero.
+        let base = found.max.map(|max| if max == f32::NEG_INFINITY { 0.0 } else { max });
+        let shrink = exp_of_difference(l, l.floats(&before), &base);
+        let mut sums = [l.float(0.0); LANES];
+        for ((scores, base), sum) in scores.iter_mut().zip(base).zip(&mut sums) {
+            for vector in scores.as_chunks_mut::<LANES>().0 {
+                let weights = math::exp_lanes(l, l.add(l.floats(vector), l.float(-base)));
+                *vector = l.store(weights);
+                *sum = l.add(*sum, weights);
+            }
         }
-        for score in scores.iter_mut() {
-            *score = math::exp(*score - max);
+        let mut sum = l.float(0.0);
+        for lane in l.transpose(sums) {
+            sum = l.add(sum, lane);
         }
-        let shrink = math::exp(before - max);
-        *found = Summary { max, sum: found.sum * shrink + reduce::sum(scores) };
-        if shrink != 1.0 {
-            let padded = padded(self.head);
-            let output = &mut self.outputs[query * padded..][..padded];
-            output.iter_mut().for_each(|x| *x *= shrink);
+        found.sum = l.store(l.mul_add(l.floats(&found.sum), shrink, sum));
+        let padded = padded(self.head);
+        let outputs = self.outputs[first * padded..].chunks_exact_mut(padded);
+        let queries = l.store(shrink).into_iter().zip(found.max).zip(parts).zip(outputs);
+        for (((shrink, max), part), output) in queries {
+            if max == f32::NEG_INFINITY {
+                *part = (0, 0);
+            } else if shrink != 1.0 {
+                for vector in output.as_chunks_mut::<LANES>().0 {
+                    *vector = l.store(l.mul(l.floats(vector), l.float(shrink)));
+                }
+            }
         }
-        true
+    }
+
+    /// What a query has found in this chunk.
+    #[inline(always)]
+    fn found(&self, query: usize) -> Summary {
+        let Found { max, sum } = &self.found[query / LANES];
+        Summary { max: max[query % LANES], sum: sum[query % LANES] }
     }
 
     /// Adds what the chunk gave to what those before it gave.
     #[inline(always)]
     pub(super) fn add(&mut self) {
         let padded = padded(self.head);
-        let outputs = self.outputs.chunks_exact(padded).zip(self.totals.chunks_exact_mut(padded));
-        let summaries = self.found.iter().zip(&mut self.total);
-        for ((output, values), (found, total)) in outputs.zip(summaries).take(self.len) {
-            total.add(values, *found, output);
+        for query in 0..self.len {
+            let row = query * padded..(query + 1) * padded;
+            let (found, output) = (self.found(query), &self.outputs[row.clone()]);
+            self.total[query].add(&mut self.totals[row], found, output);
         }
     }
 
@@ -250,13 +309,21 @@ impl<'a> Pass<'a> {
     /// Leaves what the chunk gave for the piece that joins the parts.
     #[inline(always)]
     pub(super) fn summarise(&self, summaries: &mut [f32]) {
-        let outputs = self.outputs.chunks_exact(padded(self.head));
-        let queries = self.found.iter().zip(outputs).take(self.len);
-        for ((found, output), out) in queries.zip(summaries.chunks_exact_mut(2 + self.head)) {
+        let outputs = self.outputs.chunks_exact(padded(self.head)).take(self.len);
+        for ((query, output), out) in
+            outputs.enumerate().zip(summaries.chunks_exact_mut(2 + self.head))
+        {
+            let found = self.found(query);
             (out[0], out[1]) = (found.max, found.sum);
             out[2..].copy_from_slice(&output[..self.head]);
         }
     }
+}
+
+/// `e^(x - base)`.
+#[inline(always)]
+fn exp_of_difference<L: Lanes>(l: L, x: L::Floats, base: &[f32; LANES]) -> L::Floats {
+    math::exp_lanes(l, l.mul_add(l.floats(base), l.float(-1.0), x))
 }
 
 fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
