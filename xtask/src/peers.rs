@@ -201,7 +201,7 @@ impl Programs {
         let folder = self.target.join("tiny-models");
         for (target, name) in [("engine", "numpys_logits"), ("families", "decoders_give")] {
             let mut test =
-                cargo(&self.root, &["test", "--package", "clearway-llm", "--test", target]);
+                cargo(&self.root, &["test", "--workspace", "--all-features", "--test", target]);
             test.arg(name).env("CLEARWAY_TINY_MODELS", &folder);
             ensure!(test.status()?.success(), "the tiny models are not right");
         }
