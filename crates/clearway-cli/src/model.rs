@@ -47,8 +47,8 @@ pub struct EngineArgs {
     cache: CacheArgs,
     #[command(flatten)]
     switches: Switches,
-    /// Give a token the same bits however many are computed with it, so that drafts (--spec) never change a text; slower on a
-    /// GPU.
+    /// Give a token the same bits however many are computed with it, so that neither drafts (--spec) nor other sequences
+    /// change a text; slower on a GPU.
     #[arg(long, env = "CLEARWAY_DETERMINISTIC", value_parser = Falsey::new())]
     deterministic: bool,
     /// Record, compile and encode every step anew, with the host between two tokens.

@@ -15,7 +15,7 @@ use crate::model::{self, EngineArgs};
 #[derive(clap::Args)]
 pub struct SpecArgs {
     /// Check drafts of what comes next as extra rows of one step, as long as that pays. The text stays the same.
-    #[arg(long, value_name = "KIND", env = "CLEARWAY_SPEC", requires_if("draft", "draft"))]
+    #[arg(long, value_name = "KIND", requires_if("draft", "draft"))]
     spec: Option<Spec>,
     /// Model that drafts, smaller and with the same vocabulary; means --spec draft.
     #[arg(long, value_name = "MODEL")]
@@ -38,7 +38,9 @@ impl SpecArgs {
     pub fn kind(&self) -> Result<Spec> {
         match (self.spec, &self.draft) {
             (None | Some(Spec::Draft), Some(_)) => Ok(Spec::Draft),
-            (Some(Spec::Draft), None) => bail!("--spec draft needs a model that drafts: --draft MODEL"),
+            (Some(Spec::Draft), None) => {
+                bail!("--spec draft needs a model that drafts: --draft MODEL")
+            }
             (Some(Spec::Ngram | Spec::Off), Some(_)) => {
                 bail!("--draft names a model that drafts; leave it out, or take --spec draft")
             }

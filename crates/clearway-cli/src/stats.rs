@@ -42,7 +42,10 @@ impl fmt::Display for Drafts<'_> {
         let counts = self.0;
         let DraftCounts { drafts, drafted, .. } = counts;
         let (kept, per_step) = (100.0 * counts.kept_share(), counts.tokens_per_step());
-        write!(f, "{drafts:>9}        ({drafted} tokens, {kept:.0} % kept, {per_step:.2} tokens per step)")
+        write!(
+            f,
+            "{drafts:>9}        ({drafted} tokens, {kept:.0} % kept, {per_step:.2} tokens per step)"
+        )
     }
 }
 

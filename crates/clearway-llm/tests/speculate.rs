@@ -45,7 +45,8 @@ impl Drafter for Odd {
     fn draft(&mut self, text: &[u32], most: usize, _: &Sampling) -> Result<Vec<u32>> {
         let known = self.known.lock().unwrap().clone();
         let behind = known.get(text.len()..).unwrap_or_default();
-        let mut draft: Vec<u32> = behind.iter().copied().chain(std::iter::repeat(9)).take(most).collect();
+        let mut draft: Vec<u32> =
+            behind.iter().copied().chain(std::iter::repeat(9)).take(most).collect();
         match self.random(6) {
             0 => {}
             1 => draft.iter_mut().for_each(|token| *token = (*token + 1) % 256),
@@ -65,7 +66,7 @@ impl Drafter for Odd {
 }
 
 /// What a reply gives, without times.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Told {
     text: String,
     log_probs: Vec<LogProbs>,
@@ -92,7 +93,19 @@ fn told(model: &mut Model, prompt: &str, sampling: &Sampling) -> (Told, Usage) {
     (Told { text, log_probs, end, tokens, cached, decoded: decode.tokens, remembered }, usage)
 }
 
-/// Tokens that only the CPU's choice of the host can give: every third is forbidden in turns.
+/// The same up to what rounding changes in log probabilities: kernels of GPUs differ by the number of rows.
+fn assert_same(found: Told, mut expected: Told, name: &str, what: &str) {
+    if name != "cpu" {
+        assert_eq!(found.log_probs.len(), expected.log_probs.len(), "{name} {what}");
+        for (found, expected) in found.log_probs.iter().zip(&expected.log_probs) {
+            assert!((found.log_prob - expected.log_prob).abs() < 1e-3, "{name} {what}");
+        }
+        expected.log_probs.clone_from(&found.log_probs);
+    }
+    assert_eq!(found, expected, "{name} {what}");
+}
+
+/// Forbids every third token, in turns that depend on the tokens before.
 struct Thirds(u32);
 
 impl Constraint for Thirds {
@@ -137,7 +150,8 @@ fn drafts_of_any_quality_leave_a_text_as_it_is() {
                     model.clear();
                     model.speculate(Some(Speculation::new(Odd::new(&known, seed)).always()));
                     let (found, usage) = told(&mut model, "Once more", &sampling);
-                    assert_eq!(found, plain, "{name} row {row} budget {budget} seed {seed}");
+                    let what = format!("row {row} budget {budget} seed {seed}");
+                    assert_same(found, plain.clone(), &name, &what);
                     kept += usage.drafts.unwrap().kept;
                 }
                 assert!(kept > 0 || plain.decoded < 3, "{name} row {row}: no draft was right");
@@ -151,7 +165,9 @@ fn a_text_ends_in_the_middle_of_a_draft_where_it_ends_without() {
     for device in devices() {
         let name = device.info().name.clone();
         let mut model = load(device, 80);
-        for plain_row in [endless(30), Sampling { temperature: 0.9, budget: 30, ..Sampling::default() }] {
+        for plain_row in
+            [endless(30), Sampling { temperature: 0.9, budget: 30, ..Sampling::default() }]
+        {
             model.clear();
             model.speculate(None);
             let (plain, _) = told(&mut model, "Stop", &plain_row);
@@ -254,7 +270,7 @@ fn a_model_drafts_for_another_and_for_itself_without_a_miss() {
                 model.clear();
                 model.speculate(Some(Speculation::new(drafter).always()));
                 let (found, usage) = told(&mut model, "Twice", &sampling);
-                assert_eq!(found, plain, "{name} {sampling:?}");
+                assert_same(found, plain.clone(), &name, &format!("{sampling:?}"));
                 let drafts = usage.drafts.unwrap();
                 assert!(drafts.drafted > 0, "{drafts:?}");
                 if same && !matches!(plain.end, End::Token(_)) {
@@ -328,13 +344,17 @@ fn steps_that_check_drafts_are_compiled_once() {
         let known = Arc::new(Mutex::new(plain.remembered.clone()));
         model.speculate(Some(Speculation::new(Odd::new(&known, 1)).always()));
         model.prepare(&sampling).unwrap();
-        let before = device.host_work().unwrap();
-        for seed in 0..4 {
-            model.clear();
-            model.speculate(Some(Speculation::new(Odd::new(&known, seed)).always()));
-            assert_eq!(told(&mut model, "Steady", &sampling).0, plain);
-        }
-        let after = device.host_work().unwrap();
+        let mut texts = || {
+            for seed in 0..4 {
+                model.clear();
+                model.speculate(Some(Speculation::new(Odd::new(&known, seed)).always()));
+                assert_eq!(told(&mut model, "Steady", &sampling).0, plain);
+            }
+            device.host_work().unwrap()
+        };
+        // Runs of several steps have commands of their own for each length.
+        let before = texts();
+        let after = texts();
         assert_eq!(after.encodings, before.encodings);
         assert_eq!(after.allocations, before.allocations);
     }

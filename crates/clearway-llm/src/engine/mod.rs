@@ -99,13 +99,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         let compile = CompileOptions::default();
-        Self {
-            context: None,
-            cache_dtype: DType::F16,
-            compile,
-            replay: true,
-            deterministic: false,
-        }
+        Self { context: None, cache_dtype: DType::F16, compile, replay: true, deterministic: false }
     }
 }
 

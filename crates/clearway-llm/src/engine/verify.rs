@@ -59,6 +59,10 @@ impl Engine {
 
     /// The token after `text`, whose last token is not in the cache, and those behind it that the draft had right. Nothing is
     /// chosen behind a token that `ends` the text. The position stays where it is.
+    ///
+    /// A draft may lead where there are no numbers, though the text never goes there. Kernels may multiply rows of the cache
+    /// behind a token by zero, which is no number either. So a step with such a row counts for nothing: it is done again with
+    /// tokens of the text in place of the draft, which write numbers to the same rows of the cache.
     pub(crate) fn check_draft(
         &mut self,
         text: &mut Vec<u32>,
@@ -67,28 +71,37 @@ impl Engine {
         ends: &dyn Fn(u32) -> bool,
     ) -> Result<VecDeque<Chosen>> {
         let Some(&input) = text.last() else { return Err(EngineError::Empty) };
-        let tokens: Vec<u32> = std::iter::once(input).chain(draft.iter().copied()).collect();
+        let mut tokens: Vec<u32> = std::iter::once(input).chain(draft.iter().copied()).collect();
         self.check(&tokens)?;
         if self.feeds_back() && sampler.runs_on_device() {
-            let ids = self.choose_rows(&tokens, sampler.sampling())?;
+            let mut ids = self.choose_rows(&tokens, sampler.sampling())?;
+            if ids.contains(&NO_INDEX) {
+                tokens.fill(input);
+                ids = self.choose_rows(&tokens, sampler.sampling())?;
+            }
             if ids.first() == Some(&NO_INDEX) {
                 return Err(self.not_finite(&[input]));
             }
             let ids = ids.into_iter().take_while(|&id| id != NO_INDEX);
-            return Ok(agreed(ids.map(|token| Chosen { token, log_probs: None }), draft, ends));
+            let chosen = ids.map(|token| Chosen { token, log_probs: None });
+            return Ok(agreed(chosen, &tokens[1..], ends));
         }
-        let rows: Vec<usize> = (0..tokens.len()).collect();
-        let logits = self.run_step(&tokens, &rows)?;
-        let (length, vocab) = (text.len(), self.shape.vocab);
-        // Rows behind one that the draft had wrong are never looked at: they may be of a text that cannot be.
+        let (vocab, rows) = (self.shape.vocab, (0..tokens.len()).collect::<Vec<_>>());
+        let mut logits = self.run_step(&tokens, &rows)?;
+        if !logits.chunks_exact(vocab).all(finite::is_sound) {
+            tokens.fill(input);
+            logits = self.run_step(&tokens, &rows)?;
+        }
+        let (draft, length) = (&tokens[1..], text.len());
+        let sound = |logits: &&[f32]| finite::is_sound(logits);
+        let rows = logits.chunks_exact(vocab).take_while(sound).enumerate();
+        // Only rows whose text came about are looked at, so a constraint hears of each token once.
         let choose = |(row, logits): (usize, &[f32])| {
             text.truncate(length);
             text.extend_from_slice(&draft[..row]);
             let token = sampler.sample(logits, text)?;
             Some(Chosen { token, log_probs: sampler.log_probs(logits, token) })
         };
-        let sound = |logits: &&[f32]| finite::is_sound(logits);
-        let rows = logits.chunks_exact(vocab).take_while(sound).enumerate();
         let chosen = agreed(rows.map_while(choose), draft, ends);
         text.truncate(length);
         match logits.get(..vocab) {

@@ -21,7 +21,9 @@ pub struct DraftModel {
 
 impl std::fmt::Debug for DraftModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DraftModel").field("name", &self.engine.shape().name).finish_non_exhaustive()
+        f.debug_struct("DraftModel")
+            .field("name", &self.engine.shape().name)
+            .finish_non_exhaustive()
     }
 }
 

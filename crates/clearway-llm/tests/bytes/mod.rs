@@ -6,10 +6,10 @@ use std::sync::Arc;
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::VulkanOptions;
 use clearway::{DType, Device};
+use clearway_llm::Model;
 use clearway_llm::engine::{EngineOptions, Sampling};
 use clearway_llm::gguf::{Gguf, GgufWriter};
 use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
-use clearway_llm::Model;
 
 /// Marks the end of a turn in the tiny vocabulary.
 pub const END: u32 = 257;

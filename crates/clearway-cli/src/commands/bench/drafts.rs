@@ -166,7 +166,8 @@ impl Found {
     }
 
     fn object(&self, name: &str, pairs: &[(Run, Run)]) -> serde_json::Value {
-        let seconds = |run: &Run| json!([run.time.as_secs_f64(), run.cpu.map(|cpu| cpu.as_secs_f64())]);
+        let seconds =
+            |run: &Run| json!([run.time.as_secs_f64(), run.cpu.map(|cpu| cpu.as_secs_f64())]);
         json!({
             "text": name,
             "tokens": self.tokens,
