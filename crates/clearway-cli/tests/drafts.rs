@@ -1,7 +1,6 @@
 //! `--spec` and `--draft` of the commands that write texts, on a tiny model.
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
-#[allow(dead_code)]
 mod common;
 use common::{Folder, clearway, failure, stderr, stdout, tiny_model, with_input};
 

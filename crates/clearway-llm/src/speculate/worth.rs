@@ -23,7 +23,7 @@ const ROW_COST: f64 = 0.2;
 /// Weight of a new time.
 const TIME_WEIGHT: f64 = 0.2;
 /// How fast a time that is not measured any more goes back to what is assumed. One that was wrong must not last.
-const FORGET: f64 = 0.01;
+const FORGET: f64 = 0.002;
 /// What a draft must promise over a step without one: estimates are no better.
 const GAIN: f64 = 1.03;
 
@@ -85,7 +85,8 @@ impl Worth {
         let here = ROWS.into_iter().position(|some| some >= rows).unwrap_or(ROWS.len() - 1);
         for (place, ratio) in self.ratios.iter_mut().enumerate().skip(1) {
             if place == here && self.step > 0.0 {
-                *ratio = toward(*ratio, time / self.step).max(1.0);
+                // So many steps of one row would do.
+                *ratio = toward(*ratio, time / self.step).clamp(1.0, ROWS[place] as f64);
             } else {
                 *ratio += (assumed(ROWS[place]) - *ratio) * FORGET;
             }
@@ -132,13 +133,13 @@ mod tests {
         assert_eq!(taught(measured(0.2), 0, 7).length(0, LONGEST), 0);
         // Every second token right: 1.5 tokens in 1.2 steps, and a third row would give a quarter for a fifth.
         assert_eq!(taught(measured(0.2), 1, 2).length(0, LONGEST), 1);
-        assert_eq!(taught(measured(0.2), 7, 7).length(0, 5), 5);
+        assert_eq!(taught(measured(0.1), 7, 7).length(0, 5), 5);
         assert_eq!(taught(measured(0.2), 7, 7).length(0, 0), 0);
     }
 
     #[test]
     fn the_same_drafts_pay_where_rows_are_cheap_and_not_where_they_cost_a_step() {
-        assert_eq!(taught(measured(0.02), 1, 2).length(0, LONGEST), 7);
+        assert_eq!(taught(measured(0.02), 1, 2).length(0, LONGEST), 3);
         assert_eq!(taught(measured(1.0), 7, 7).length(0, LONGEST), 0);
     }
 
@@ -165,7 +166,7 @@ mod tests {
         assert_eq!(worth.length(0, LONGEST), 7);
         (0..40).for_each(|_| worth.took(8, 20 * STEP));
         assert!(worth.length(0, LONGEST) < 7);
-        (0..400).for_each(|_| worth.took(1, STEP));
+        (0..2000).for_each(|_| worth.took(1, STEP));
         assert_eq!(worth.length(0, LONGEST), 7);
     }
 }
