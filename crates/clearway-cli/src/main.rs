@@ -17,6 +17,7 @@ mod preference;
 mod progress;
 mod sampling;
 mod shape;
+mod spec;
 mod stats;
 mod vulkan;
 mod wgpu;

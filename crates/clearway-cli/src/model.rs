@@ -47,6 +47,10 @@ pub struct EngineArgs {
     cache: CacheArgs,
     #[command(flatten)]
     switches: Switches,
+    /// Give a token the same bits however many are computed with it, so that neither drafts (--spec) nor other sequences
+    /// change a text; slower on a GPU.
+    #[arg(long, env = "CLEARWAY_DETERMINISTIC", value_parser = Falsey::new())]
+    deterministic: bool,
     /// Record, compile and encode every step anew, with the host between two tokens.
     #[arg(long, env = "CLEARWAY_NO_REPLAY", help_heading = OFF, value_parser = Falsey::new())]
     no_replay: bool,
@@ -84,10 +88,7 @@ impl ModelArgs {
     /// Puts the model on its device, with its vocabulary.
     pub fn model(&self, gguf: &Gguf) -> Result<(Model, Arc<dyn Device>)> {
         let device = self.device.open()?;
-        let options = self.engine.options(self.ctx_size);
-        let model = loading(gguf, |progress| Model::new(gguf, device.clone(), options, progress))?;
-        say_about(model.engine());
-        Ok((model, device))
+        Ok((load_model(gguf, device.clone(), self.engine.options(self.ctx_size))?, device))
     }
 }
 
@@ -99,6 +100,7 @@ impl EngineArgs {
             cache_dtype: self.cache.dtype(),
             compile: self.switches.options(),
             replay: !self.no_replay,
+            deterministic: self.deterministic,
         }
     }
 }
@@ -120,8 +122,15 @@ pub fn load(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Res
     Ok(engine)
 }
 
+/// As [`load`], with its vocabulary.
+pub fn load_model(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Model> {
+    let model = loading(gguf, |progress| Model::new(gguf, device, options, progress))?;
+    say_about(model.engine());
+    Ok(model)
+}
+
 /// Shows how much of a file is loaded.
-fn loading<T>(
+pub fn loading<T>(
     gguf: &Gguf,
     load: impl FnOnce(&mut dyn FnMut(u64)) -> clearway_llm::engine::Result<T>,
 ) -> Result<T> {

@@ -102,6 +102,11 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Whether a row of a step has the same bits whatever other rows the step has.
+    fn rows_are_independent(&self) -> bool {
+        false
+    }
+
     /// Tokens of a step at most: enough that fetching the weights costs nothing.
     fn batch_tokens(&self) -> usize {
         256

@@ -81,6 +81,7 @@
 //! |---|---|
 //! | [`generate`] | conversations and replies |
 //! | [`engine`] | runs a model file on a device |
+//! | [`speculate`] | drafts of what comes next, checked as rows of one step |
 //! | [`batch`] | many sequences at once: scheduler, block pool, service |
 //! | [`model`] | records the ops of a model over its shape, without weights |
 //! | [`gguf`] | reads and writes model files |
@@ -100,9 +101,11 @@ pub mod gguf;
 pub mod grammar;
 pub mod model;
 pub mod output;
+pub mod speculate;
 pub mod text;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub mod tls;
 
 pub use engine::{EngineError as Error, Sampling};
 pub use generate::{Chat, End, Model, Options, Piece, Rate, Reply, Usage};
+pub use speculate::Speculation;

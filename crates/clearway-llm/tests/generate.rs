@@ -5,105 +5,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use clearway::cpu::CpuDevice;
-use clearway::vulkan::VulkanOptions;
-use clearway::{DType, Device};
+use clearway::DType;
 use clearway_llm::engine::{EngineOptions, Sampler, TokenMask};
-use clearway_llm::gguf::{Gguf, GgufWriter};
-use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
 use clearway_llm::text::EncodeOptions;
 use clearway_llm::{Chat, End, Error, Model, Sampling, Usage};
 
-/// Marks the end of a turn in the tiny vocabulary.
-const END: u32 = 257;
-
-/// A llama of two layers with random weights, one token for each byte, and ChatML's tokens.
-fn file(seed: u64) -> Gguf {
-    let mut shape = ModelShape::new("tiny", Arch::Llama, 2, 32, 64, 2, 1, 16, 260);
-    shape.tied = true;
-    let mut writer = GgufWriter::new();
-    writer.set("general.architecture", "llama").unwrap();
-    for (key, value) in [
-        ("block_count", 2),
-        ("embedding_length", 32),
-        ("feed_forward_length", 64),
-        ("attention.head_count", 2),
-        ("attention.head_count_kv", 1),
-        ("context_length", 1024),
-    ] {
-        writer.set(&format!("llama.{key}"), &(value as u32)).unwrap();
-    }
-    writer.set("llama.attention.layer_norm_rms_epsilon", &1e-5_f32).unwrap();
-    set_vocabulary(&mut writer);
-    let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 1) };
-    let mut state = seed;
-    for external in model::record(&shape, &record).unwrap().into_externals() {
-        let name = &*external.name;
-        if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
-            continue;
-        }
-        let layout = external.view.layout;
-        let dims: Vec<usize> = layout.dims().iter().rev().map(|&d| d as usize).collect();
-        let values: Vec<f32> = (0..layout.elems())
-            .map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-            })
-            .collect();
-        let write = move |out: &mut dyn std::io::Write| {
-            values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
-        };
-        writer.tensor(name, DType::F32, &dims, write).unwrap();
-    }
-    let mut bytes = Vec::new();
-    writer.write_to(&mut bytes).unwrap();
-    Gguf::from_bytes(bytes).unwrap()
-}
-
-/// Byte-level BPE with one merge, the fewest a file may have: printable bytes stand for themselves, the others for
-/// characters from U+0100 on, as GPT-2 has it.
-fn set_vocabulary(writer: &mut GgufWriter<'_>) {
-    let printable = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
-    let mut next = 256;
-    let mut tokens: Vec<String> = (0..=255_u8)
-        .map(|byte| {
-            let code = if printable(byte) { u32::from(byte) } else { next };
-            next += u32::from(!printable(byte));
-            char::from_u32(code).unwrap().to_string()
-        })
-        .collect();
-    tokens.extend(["<|im_start|>", "<|im_end|>", "<|endoftext|>", "qq"].map(str::to_owned));
-    let types: Vec<i32> =
-        (0..tokens.len()).map(|id| if (256..259).contains(&id) { 3 } else { 1 }).collect();
-    writer.set("tokenizer.ggml.model", "gpt2").unwrap();
-    writer.set("tokenizer.ggml.pre", "gpt-2").unwrap();
-    writer.set("tokenizer.ggml.tokens", &tokens).unwrap();
-    writer.set("tokenizer.ggml.token_type", &types).unwrap();
-    writer.set("tokenizer.ggml.merges", &["q q"]).unwrap();
-    writer.set("tokenizer.ggml.eos_token_id", &END).unwrap();
-}
-
-fn cpu() -> Arc<dyn Device> {
-    Arc::new(CpuDevice::with_threads(1))
-}
-
-/// All devices of this machine, the software driver included.
-fn devices() -> Vec<Arc<dyn Device>> {
-    let vulkan = clearway::testkit::open_vulkan(VulkanOptions::default()).unwrap();
-    let vulkan = vulkan.map(|device| Arc::new(device) as Arc<dyn Device>);
-    [cpu()].into_iter().chain(vulkan).collect()
-}
-
-fn load(device: Arc<dyn Device>, context: usize) -> Model {
-    let options = EngineOptions { context: Some(context), ..EngineOptions::default() };
-    Model::new(&file(1), device, options, &mut |_| ()).unwrap()
-}
-
-/// A row whose texts go on until something else ends them.
-fn endless(budget: usize) -> Sampling {
-    let biases = (256..259).map(|token| (token, f32::NEG_INFINITY)).collect();
-    Sampling { biases, budget, ..Sampling::greedy() }
-}
+mod bytes;
+use bytes::{cpu, devices, endless, file, load};
 
 /// Everything a reply gives.
 fn all(model: &mut Model, prompt: &str, sampling: &Sampling) -> (String, End, Usage) {

@@ -1,9 +1,11 @@
 //! `clearway bench`
 
+mod drafts;
 mod micro;
 mod parallel;
 mod table;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -14,6 +16,7 @@ use clearway_llm::engine::{Engine, TokenBytes};
 use crate::device::DeviceArgs;
 use crate::model::{self, EngineArgs, NameArgs};
 use crate::out;
+use crate::spec::{Spec, SpecArgs};
 use table::{About, Table};
 
 /// Arguments of `clearway bench`.
@@ -24,6 +27,7 @@ use table::{About, Table};
   clearway bench -m synthetic.gguf -r 3 --json
   clearway bench --micro --device vulkan
   clearway bench -m model.gguf -p 128 -n 128 --parallel 1,2,4,8,16
+  clearway bench --spec ngram -n 256
 
 ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run to warm up, once
 or on a GPU for at least 0.3 seconds, and then -r times; tokens per second are shown as mean and
@@ -32,13 +36,21 @@ standard deviation. On a GPU tokens are chosen and fed back on the device.
 A generated token takes so many phases, each behind a barrier, fetches so many bytes (every weight
 it uses once, and the rows of the cache it looks at, on average), which makes this share of the
 bandwidth that a kernel that only reads has on the device, and costs so much time of all threads of
-the process, those of the driver included.")]
+the process, those of the driver included.
+
+With --spec a text is answered with drafts and without, -r times in turns: one whose answer quotes it
+and one whose answer does not, or that of -f. Ratios are medians of pairs.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
     /// Measure the device itself: dispatches, barriers, bandwidth, products, replay. No model is used.
     #[arg(long, conflicts_with_all = ["n_depth", "temp"])]
     micro: bool,
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// File with the text that is answered with --spec.
+    #[arg(short = 'f', long, value_name = "FILE", conflicts_with_all = ["micro", "parallel"])]
+    file: Option<PathBuf>,
     /// Generate so many sequences at once and print llama-batched-bench's table, with the first lengths of -p and -n.
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', conflicts_with_all = ["n_depth", "micro"])]
     parallel: Vec<usize>,
@@ -116,6 +128,13 @@ struct Decode {
 
 /// Measures a model, as llama-bench does.
 pub fn run(args: &Args) -> Result<()> {
+    let drafts = args.spec.kind()? != Spec::Off;
+    anyhow::ensure!(drafts || args.file.is_none(), "-f is the text for --spec; add --spec ngram");
+    let others = args.micro || !args.parallel.is_empty() || args.n_depth > 0;
+    anyhow::ensure!(!(drafts && others), "--spec goes with neither --micro, --parallel nor -d");
+    if drafts {
+        return drafts::run(args);
+    }
     if args.micro {
         return micro::run(args.device.open()?, args.json);
     }

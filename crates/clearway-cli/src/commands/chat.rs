@@ -16,6 +16,7 @@ use crate::generate;
 use crate::model::ModelArgs;
 use crate::out::{self, note, say};
 use crate::sampling::Sampling;
+use crate::spec::SpecArgs;
 use crate::{interrupt, stats};
 
 /// Arguments of `clearway chat`.
@@ -40,6 +41,8 @@ pub struct Args {
     stats: bool,
     #[command(flatten)]
     sampling: Sampling,
+    #[command(flatten)]
+    spec: SpecArgs,
 }
 
 const HELP: &str = "/clear      start anew
@@ -62,9 +65,11 @@ enum Line<'a> {
 
 /// Talks until the user leaves.
 pub fn run(args: &Args) -> Result<()> {
+    args.spec.kind()?;
     let gguf = args.model.name.open()?;
     let started = Instant::now();
     let (mut model, device) = args.model.model(&gguf)?;
+    args.spec.apply(&mut model, &device, &args.model.engine)?;
     let sampling = args.sampling.row(args.n_predict);
     model.prepare(&sampling)?;
     let load = started.elapsed();

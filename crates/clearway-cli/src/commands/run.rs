@@ -11,6 +11,7 @@ use crate::generate;
 use crate::model::ModelArgs;
 use crate::out::note;
 use crate::sampling::Sampling;
+use crate::spec::SpecArgs;
 use crate::{interrupt, stats};
 
 /// Arguments of `clearway run`.
@@ -49,6 +50,8 @@ pub struct Args {
     stats: bool,
     #[command(flatten)]
     sampling: Sampling,
+    #[command(flatten)]
+    spec: SpecArgs,
 }
 
 /// Answers one prompt, token by token.
@@ -57,9 +60,11 @@ pub fn run(args: &Args) -> Result<()> {
     if prompt.is_empty() {
         bail!("the prompt is empty; give some text with -p or -f");
     }
+    args.spec.kind()?;
     let gguf = args.model.name.open()?;
     let started = Instant::now();
     let (mut model, device) = args.model.model(&gguf)?;
+    args.spec.apply(&mut model, &device, &args.model.engine)?;
     let sampling = args.sampling.row(args.n_predict);
     model.prepare(&sampling)?;
     let load = started.elapsed();

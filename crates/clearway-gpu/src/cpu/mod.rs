@@ -157,6 +157,10 @@ impl Device for CpuDevice {
         &self.shared.info
     }
 
+    fn rows_are_independent(&self) -> bool {
+        true
+    }
+
     fn alloc(&self, bytes: u64) -> Result<Buffer> {
         Ok(self.shared.keep(HostMemory::zeroed(bytes, &self.shared)?))
     }

@@ -9,12 +9,10 @@
 //! | [`schedule`] | which sequences run next: a state machine without I/O |
 //! | [`service`] | requests in, streams of tokens out, from any thread |
 //! | [`text`] | tokens of a stream to pieces of text, with stop strings |
-//! | [`draft`] | drafts of what comes next, from the text itself |
 //!
 //! A [`schedule::Scheduler`] plans [`runner::Work`] and a [`runner::Runner`] does it. A [`service::Service`] owns both.
 
 pub mod device;
-pub mod draft;
 pub mod pool;
 pub mod request;
 pub mod runner;

@@ -87,8 +87,20 @@ pub(crate) fn record(
     logits: TensorView,
     by: DrawnBy,
 ) -> Result<TensorView> {
+    let id = graph.declare_value(Layout::new(DType::U32, &[logits.layout.rows()])?);
+    record_into(graph, choice, logits, by, id)?;
+    Ok(id)
+}
+
+/// As [`record`]; the ids go to `id`.
+pub(super) fn record_into(
+    graph: &mut ComputeGraph,
+    choice: Choice,
+    logits: TensorView,
+    by: DrawnBy,
+    id: TensorView,
+) -> Result<()> {
     let tokens = logits.layout.rows();
-    let id = graph.declare_value(Layout::new(DType::U32, &[tokens])?);
     match choice {
         Choice::Greedy => {
             clearway::record(graph, CapturedOpKind::ArgMax, &[logits, id], &[], "choose")?;
@@ -102,7 +114,7 @@ pub(crate) fn record(
             graph.dispatch(CapturedOpKind::Custom, &draw_contract(), &views, &[], "draw")?;
         }
     }
-    Ok(id)
+    Ok(())
 }
 
 /// Records the end of a step, which hands its token to the next one.

@@ -61,6 +61,22 @@ pub enum EngineError {
         /// What the file says its tokenizer is.
         model: String,
     },
+    /// A model that drafts has another vocabulary than the one it drafts for.
+    #[error(
+        "the draft model has another vocabulary: {}; drafts need a model of the same family, whose tokens mean the same",
+        match token {
+            Some(token) => format!("token {token} is not the same in both"),
+            None => format!("{found} tokens instead of {expected}"),
+        }
+    )]
+    OtherVocabulary {
+        /// Tokens the draft model knows.
+        found: usize,
+        /// Tokens that it should know.
+        expected: usize,
+        /// The first token that differs; `None` where only the number does.
+        token: Option<u32>,
+    },
     /// There is nothing to compute.
     #[error("no tokens were given")]
     Empty,

@@ -16,6 +16,7 @@
 //! | `sample` | logits to a token on the host |
 //! | `choose` | logits to a token on the device |
 //! | `token_loop` | tokens chosen and fed back on the device |
+//! | `verify` | drafts checked by steps of several rows |
 //! | `traffic` | bytes one token fetches |
 
 mod apart;
@@ -33,6 +34,7 @@ mod shape;
 mod state;
 mod token_loop;
 mod traffic;
+mod verify;
 mod vocab;
 
 pub use constraint::{Constraint, TextConstraint};
@@ -46,6 +48,7 @@ pub use sampling::{Penalties, Sampling, TokenMask};
 pub use shape::{model_shape, plain_model};
 pub(crate) use token_loop::TokenStream;
 pub use traffic::TokenBytes;
+pub(crate) use verify::Chosen;
 pub use vocab::{chat_template, tokenizer};
 
 use std::sync::Arc;
@@ -56,6 +59,7 @@ use clearway::{
 use rustc_hash::FxHashMap;
 
 use token_loop::TokenLoop;
+use verify::CheckStep;
 
 use crate::gguf::Gguf;
 use crate::model::{
@@ -71,6 +75,9 @@ pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 const BATCHES: [usize; 20] =
     [1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536];
 
+/// Rows of every step that generates where the number of rows must not matter.
+const PINNED_ROWS: usize = 8;
+
 /// How to open a model.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
@@ -83,12 +90,16 @@ pub struct EngineOptions {
     /// Whether a compiled step is kept and run again; otherwise every step is recorded, compiled and
     /// encoded anew.
     pub replay: bool,
+    /// Whether a token gets the same bits however many are computed with it: then drafts leave a text as it is even where two
+    /// tokens are all but equally likely. Steps that generate always have eight rows on devices whose kernels depend on the
+    /// number of rows, and the host chooses, which is slower. The CPU always does it, at no cost.
+    pub deterministic: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
         let compile = CompileOptions::default();
-        Self { context: None, cache_dtype: DType::F16, compile, replay: true }
+        Self { context: None, cache_dtype: DType::F16, compile, replay: true, deterministic: false }
     }
 }
 
@@ -118,6 +129,8 @@ pub struct Engine {
     /// Compiled steps by their number of tokens and what they compute logits for.
     steps: FxHashMap<(usize, Logits), Step>,
     looped: Option<TokenLoop>,
+    /// Compiled steps that check drafts, by their number of rows.
+    checks: FxHashMap<usize, CheckStep>,
     /// Whether the device once did not start workgroups in order, so that steps were done again.
     stalled: bool,
     embedder: embed::Embedder,
@@ -137,6 +150,18 @@ impl Step {
     /// How many tokens it reads.
     fn size(&self) -> usize {
         (self.tokens.len() / 4) as usize
+    }
+
+    /// Writes tokens and their positions from `first` on. What is missing is the first token again, at its own place: it
+    /// writes the same bits to the same row of the cache, and the last token stays the last.
+    fn write(&self, tokens: &[u32], first: u32) -> Result<()> {
+        let missing = self.size().saturating_sub(tokens.len());
+        let repeated = std::iter::repeat_n(first, missing);
+        let positions: Vec<u32> = repeated.chain(first..).take(self.size()).collect();
+        let repeated = std::iter::repeat_n(tokens[0], missing);
+        let padded: Vec<u32> = repeated.chain(tokens.iter().copied()).collect();
+        self.tokens.write_slice(0, &padded)?;
+        Ok(self.positions.write_slice(0, &positions)?)
     }
 }
 
@@ -183,6 +208,7 @@ impl Engine {
             buffers: FxHashMap::default(),
             steps: FxHashMap::default(),
             looped: None,
+            checks: FxHashMap::default(),
             stalled: false,
             embedder: embed::Embedder::default(),
             position: 0,
@@ -356,35 +382,24 @@ impl Engine {
 
     /// Reads a batch; returns the logits after chosen tokens of it, one row after another.
     fn step(&mut self, tokens: &[u32], rows: &[usize]) -> Result<Vec<f32>> {
-        let fitting = |count: usize| BATCHES.into_iter().find(|&size| size >= count);
-        let most = self.batch_tokens();
-        let size = fitting(tokens.len()).map_or(most, |size| size.min(most));
-        // What is missing is the first token again, at its own place: it writes the same bits to the
-        // same row of the cache, and the last token stays the last.
-        let missing = size - tokens.len();
-        let kind = match (rows, fitting(rows.len())) {
-            // Somebody has to be last, if nobody asks for logits.
-            ([], _) => Logits::Last,
-            (&[row], _) if row + 1 == tokens.len() => Logits::Last,
-            (_, Some(count)) if count < size => Logits::Rows(count),
-            _ => Logits::All,
-        };
+        let logits = self.run_step(tokens, rows)?;
+        if !finite::is_sound(&logits) {
+            return Err(self.not_finite(tokens));
+        }
+        self.position += tokens.len();
+        Ok(logits)
+    }
+
+    /// As [`step`](Self::step), whatever the logits are; the position stays where it is.
+    fn run_step(&mut self, tokens: &[u32], rows: &[usize]) -> Result<Vec<f32>> {
+        let (size, kind) = self.size_of_step(tokens.len(), rows);
         if !self.options.replay {
             self.steps.clear();
         }
-        let key = (size, kind);
-        let step = match self.steps.remove(&key) {
-            Some(step) => step,
-            None => self.compile(size, kind)?,
-        };
-        let step = self.steps.entry(key).or_insert(step);
-        let first = self.position as u32;
-        let repeated = std::iter::repeat_n(first, missing);
-        let positions: Vec<u32> = repeated.chain(first..).take(size).collect();
-        let repeated = std::iter::repeat_n(tokens[0], missing);
-        let padded: Vec<u32> = repeated.chain(tokens.iter().copied()).collect();
-        step.tokens.write_slice(0, &padded)?;
-        step.positions.write_slice(0, &positions)?;
+        let (first, vocab) = (self.position as u32, self.shape.vocab);
+        let step = self.compiled(size, kind)?;
+        let missing = size - tokens.len();
+        step.write(tokens, first)?;
         if let (Logits::Rows(count), Some(buffer)) = (kind, &step.rows) {
             // Rows that nobody asks for are the last again.
             let mut ids: Vec<u32> = rows.iter().map(|&row| (missing + row) as u32).collect();
@@ -393,19 +408,47 @@ impl Engine {
         }
         step.graph.run()?;
         let mut logits = step.graph.read_f32(step.recorded.logits)?;
-        if !finite::is_sound(&logits) {
-            return Err(self.not_finite(tokens));
-        }
-        self.position += tokens.len();
-        let vocab = self.shape.vocab;
         if kind == Logits::All {
             let all = std::mem::take(&mut logits);
             for row in rows.iter().map(|row| (missing + row) * vocab) {
                 logits.extend_from_slice(&all[row..row + vocab]);
             }
         }
-        logits.truncate(rows.len() * vocab);
+        logits.truncate(rows.len().max(1) * vocab);
         Ok(logits)
+    }
+
+    /// How many tokens the step has that reads so many, and what it computes logits for.
+    fn size_of_step(&self, tokens: usize, rows: &[usize]) -> (usize, Logits) {
+        let fitting = |count: usize| BATCHES.into_iter().find(|&size| size >= count);
+        let most = self.batch_tokens();
+        let size = fitting(tokens).map_or(most, |size| size.min(most));
+        if size <= PINNED_ROWS && self.pins_rows() {
+            return (PINNED_ROWS, Logits::All);
+        }
+        let kind = match (rows, fitting(rows.len())) {
+            // Somebody has to be last, if nobody asks for logits.
+            ([], _) => Logits::Last,
+            (&[row], _) if row + 1 == tokens => Logits::Last,
+            (_, Some(count)) if count < size => Logits::Rows(count),
+            _ => Logits::All,
+        };
+        (size, kind)
+    }
+
+    /// Whether steps that generate have the same number of rows, as their kernels depend on it.
+    fn pins_rows(&self) -> bool {
+        self.options.deterministic && !self.executor.device().rows_are_independent()
+    }
+
+    /// A step of so many tokens.
+    fn compiled(&mut self, size: usize, kind: Logits) -> Result<&mut Step> {
+        let key = (size, kind);
+        let step = match self.steps.remove(&key) {
+            Some(step) => step,
+            None => self.compile(size, kind)?,
+        };
+        Ok(self.steps.entry(key).or_insert(step))
     }
 
     fn record(&self, tokens: usize, logits: Logits) -> Result<ModelGraph> {

@@ -80,7 +80,7 @@ impl Engine {
 
     /// Whether generation should stay on the device.
     pub fn feeds_back(&self) -> bool {
-        self.options.replay && self.executor.device().host_is_far()
+        self.options.replay && self.executor.device().host_is_far() && !self.pins_rows()
     }
 
     /// Compiles what [`generate`](Self::generate) runs for such a row, so that the first tokens need not wait for it. Does

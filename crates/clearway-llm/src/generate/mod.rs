@@ -26,6 +26,7 @@ use clearway::{Device, best_device};
 
 use crate::engine::{self, Engine, EngineError, EngineOptions, Result, Sampling};
 use crate::gguf::Gguf;
+use crate::speculate::Speculation;
 use crate::text::{EncodeOptions, Tokenizer};
 
 /// How to load a model.
@@ -57,6 +58,7 @@ pub struct Model {
     file: Gguf,
     /// Tokens in the engine's cache.
     read: Vec<u32>,
+    speculation: Option<Speculation>,
 }
 
 impl Model {
@@ -100,7 +102,8 @@ impl Model {
         // A file without a vocabulary is refused before gigabytes are read.
         let tokenizer = engine::tokenizer(gguf)?;
         let engine = Engine::with_progress(gguf, device, options, progress)?;
-        Ok(Self { engine, tokenizer, file: gguf.clone(), read: Vec::new() })
+        let (file, read) = (gguf.clone(), Vec::new());
+        Ok(Self { engine, tokenizer, file, read, speculation: None })
     }
 
     /// The engine.
@@ -123,6 +126,24 @@ impl Model {
         &self.read
     }
 
+    /// Drafts what comes next and checks drafts as rows of one step from now on, or does not (`None`). Texts stay what they
+    /// are; [`speculate`](crate::speculate) says how exactly. [`Usage::drafts`] tells what came of it. Returns who drafted
+    /// before, with what is known about its drafts.
+    ///
+    /// ```no_run
+    /// use clearway_llm::{Model, Options, Sampling, Speculation};
+    ///
+    /// let mut model = Model::load("model.gguf", Options::default())?;
+    /// model.speculate(Some(Speculation::ngram()));
+    /// let mut reply = model.complete("One two three, one two three, one", &Sampling::greedy())?;
+    /// reply.by_ref().for_each(drop);
+    /// println!("{:?}", reply.usage().drafts);
+    /// # Ok::<(), clearway_llm::Error>(())
+    /// ```
+    pub fn speculate(&mut self, speculation: Option<Speculation>) -> Option<Speculation> {
+        std::mem::replace(&mut self.speculation, speculation)
+    }
+
     /// Forgets the text.
     pub fn clear(&mut self) {
         self.keep(0);
@@ -134,9 +155,10 @@ impl Model {
     /// What the device reports.
     pub fn prepare(&mut self, sampling: &Sampling) -> Result<()> {
         self.engine.check_writes()?;
-        match self.engine.feeds_back() {
-            true => self.engine.prepare(sampling),
-            false => Ok(()),
+        match &self.speculation {
+            Some(speculation) => speculation.prepare(&mut self.engine, sampling),
+            None if self.engine.feeds_back() => self.engine.prepare(sampling),
+            None => Ok(()),
         }
     }
 
@@ -205,8 +227,9 @@ impl Model {
         // The last token is always read: its logits are the reply's beginning.
         let shared = prompt[..last].iter().zip(&self.read).take_while(|(a, b)| a == b).count();
         self.keep(shared);
-        let Self { engine, tokenizer, read, .. } = self;
-        Ok(Reply::new(engine, tokenizer, read, messages, prompt, sampling))
+        let Self { engine, tokenizer, read, speculation, .. } = self;
+        let speculation = speculation.as_mut();
+        Ok(Reply::new(engine, tokenizer, read, speculation, messages, prompt, sampling))
     }
 
     /// Forgets the text after its first `tokens` tokens.

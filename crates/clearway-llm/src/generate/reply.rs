@@ -1,10 +1,14 @@
 //! One reply: from a prompt to pieces of text.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::stop::Stops;
-use crate::engine::{Engine, EngineError, LogProbs, Result, Sampler, Sampling, TokenStream};
+use crate::engine::{
+    Chosen, Engine, EngineError, LogProbs, Result, Sampler, Sampling, TokenStream,
+};
+use crate::speculate::{DraftCounts, Speculation};
 use crate::text::{ChatMessage, DecodeOptions, StreamDecoder, Tokenizer};
 
 /// Some whole characters of a reply.
@@ -52,6 +56,8 @@ pub struct Usage {
     pub tokens: usize,
     /// Writing the reply from its second token on: the first comes with the prompt.
     pub decode: Rate,
+    /// What drafts were worth; `None` where none were made.
+    pub drafts: Option<DraftCounts>,
 }
 
 /// Tokens and the time they took.
@@ -78,6 +84,8 @@ pub struct Reply<'a> {
     tokenizer: &'a Tokenizer,
     /// Tokens in the engine's cache.
     read: &'a mut Vec<u32>,
+    /// Who drafts, and what drafts were worth before this reply.
+    speculation: Option<(&'a mut Speculation, DraftCounts)>,
     /// Where the text goes when the reply ends.
     messages: Option<&'a mut Vec<ChatMessage>>,
     prompt: Vec<u32>,
@@ -103,6 +111,8 @@ enum State {
     Host(u32),
     /// As `Host`; the device chooses.
     Device(u32, Option<TokenStream>),
+    /// As `Host`; steps check drafts. Behind it are tokens that were chosen already.
+    Drafted(u32, VecDeque<Chosen>),
     /// There are no more.
     Over,
 }
@@ -112,6 +122,7 @@ impl<'a> Reply<'a> {
         engine: &'a mut Engine,
         tokenizer: &'a Tokenizer,
         read: &'a mut Vec<u32>,
+        speculation: Option<&'a mut Speculation>,
         messages: Option<&'a mut Vec<ChatMessage>>,
         prompt: Vec<u32>,
         sampling: &Sampling,
@@ -121,6 +132,10 @@ impl<'a> Reply<'a> {
             engine,
             tokenizer,
             read,
+            speculation: speculation.map(|speculation| {
+                let before = speculation.counts();
+                (speculation, before)
+            }),
             messages,
             prompt,
             sampler: Sampler::new(sampling.clone()),
@@ -227,6 +242,19 @@ impl<'a> Reply<'a> {
                 self.state = State::Device(next, Some(stream));
                 next
             }
+            State::Drafted(input, mut ready) => {
+                if ready.is_empty() {
+                    ready = self.next_tokens(input, budget - self.usage.tokens)?;
+                }
+                let Some(Chosen { token, log_probs }) = ready.pop_front() else {
+                    return Err(EngineError::NoToken { position: self.read.len() + 1 });
+                };
+                self.engine.keep_token();
+                self.read.push(input);
+                self.log_probs.extend(log_probs);
+                self.state = State::Drafted(token, ready);
+                token
+            }
         };
         self.measure();
         if self.tokenizer.is_end(next) || self.sampler.sampling().stop_tokens.contains(&next) {
@@ -234,9 +262,25 @@ impl<'a> Reply<'a> {
         }
         if matches!(self.state, State::Over) {
             let on_device = self.engine.feeds_back() && self.sampler.runs_on_device();
-            self.state = if on_device { State::Device(next, None) } else { State::Host(next) };
+            self.state = match on_device {
+                _ if self.speculation.is_some() => State::Drafted(next, VecDeque::new()),
+                true => State::Device(next, None),
+                false => State::Host(next),
+            };
         }
         Ok(Ok(next))
+    }
+
+    /// The tokens of a step that checks a draft, `most` at most.
+    fn next_tokens(&mut self, input: u32, most: usize) -> Result<VecDeque<Chosen>> {
+        let Some((speculation, _)) = &mut self.speculation else { return Ok(VecDeque::new()) };
+        let (tokenizer, stops) = (self.tokenizer, self.sampler.sampling().stop_tokens.clone());
+        let ends = |token| tokenizer.is_end(token) || stops.contains(&token);
+        // The text is what was read and the token that is read next.
+        self.read.push(input);
+        let chosen = speculation.next(self.engine, self.read, &mut self.sampler, most, &ends);
+        self.read.pop();
+        chosen
     }
 
     /// Reads the prompt; returns the logits after it, or `None` if it was stopped.
@@ -283,6 +327,8 @@ impl<'a> Reply<'a> {
     fn measure(&mut self) {
         let tokens = self.read.len() - self.usage.cached - self.usage.prompt.tokens;
         self.usage.decode = Rate { tokens, time: self.started.elapsed() };
+        let drafts = self.speculation.as_ref();
+        self.usage.drafts = drafts.map(|(all, before)| all.counts().since(before));
     }
 
     fn end_with(&mut self, end: End) {

@@ -46,7 +46,8 @@ pub struct DeviceOptions {
     pub block: usize,
     /// Tokens of one sequence at most; the pool is the engine's context.
     pub context: usize,
-    /// Every step has the same number of rows, so that a sequence gets bit for bit the tokens it gets alone. Slower.
+    /// Every step has the same number of rows, so that a sequence gets bit for bit the tokens it gets alone. Slower. An
+    /// engine that was opened as deterministic does it, too.
     pub deterministic: bool,
 }
 
@@ -113,7 +114,11 @@ impl DeviceRunner {
         let entries = context.div_ceil(block);
         let tables = Tables::new(&engine, slots, block, entries)?;
         Ok(Self {
-            options: DeviceOptions { context, ..options },
+            options: DeviceOptions {
+                context,
+                deterministic: options.deterministic || engine.options().deterministic,
+                ..options
+            },
             slots: (0..slots).map(|_| slots::Slot::empty()).collect(),
             blocks: vec![0; slots * entries],
             engine,
