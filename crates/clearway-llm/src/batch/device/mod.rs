@@ -235,6 +235,7 @@ impl DeviceRunner {
                     position: position as u32,
                     sequence: sequence as u32,
                     cache_row: self.cache_row(read.slot, position),
+                    adapter: read.adapter,
                 });
             }
         }
@@ -280,6 +281,7 @@ impl DeviceRunner {
                     position: state.position as u32,
                     sequence: slot as u32,
                     cache_row: self.cache_row(slot, state.position),
+                    adapter: state.adapter,
                 },
                 _ => Row::NONE,
             }
@@ -387,6 +389,7 @@ impl Runner for DeviceRunner {
             chunk: chunk.min(READ_ROWS[READ_ROWS.len() - 1]),
             steps: if far { FAR_STEPS } else { NEAR_STEPS },
             ahead: if far { 2 } else { 1 },
+            adapters: self.engine.adapters().len(),
         }
     }
 
