@@ -128,9 +128,8 @@ pub fn load(
     device: Arc<dyn Device>,
     options: EngineOptions,
 ) -> Result<Engine> {
-    let engine = loading(gguf, |progress| {
-        Engine::with_adapters(gguf, adapters, device, options, progress)
-    })?;
+    let engine =
+        loading(gguf, |progress| Engine::with_adapters(gguf, adapters, device, options, progress))?;
     say_about(&engine);
     Ok(engine)
 }

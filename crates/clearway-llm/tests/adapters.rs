@@ -62,9 +62,8 @@ fn llama() -> Tiny {
 /// Models by the architecture of their files: queries, keys and values in one tensor, biases, norms behind and around
 /// what joins the stream, a factor on it, experts beside products of other kinds.
 fn models() -> Vec<(&'static str, Tiny)> {
-    let of_family = |name: &str| {
-        decoders::all().into_iter().find(|decoder| decoder.name == name).unwrap().file
-    };
+    let of_family =
+        |name: &str| decoders::all().into_iter().find(|decoder| decoder.name == name).unwrap().file;
     vec![
         ("llama", llama()),
         ("phi3", of_family("phi3_short")),
@@ -155,6 +154,29 @@ fn logits_are_those_of_merged_weights() {
 }
 
 #[test]
+fn weights_in_blocks_take_adapters_too() {
+    for device in devices() {
+        let model = llama();
+        let adapter = everything("llama", &model);
+        let mut merged = model.clone();
+        adapter.merge(&mut merged, 0.75);
+        let blocks = |file: &Tiny, adapters: &Adapters| {
+            let gguf = weights::quantised(&Gguf::from_bytes(file.bytes()).unwrap(), DType::Q8_0);
+            let device = device.clone();
+            let loaded = Engine::with_adapters(&gguf, adapters, device, options(true), &mut |_| ());
+            logits(&mut loaded.unwrap())
+        };
+        let expected = logits(&mut engine(&merged, &Adapters::None, &device));
+        let adapters = Adapters::All(vec![adapter.adapter(0.75)]);
+        let off = distance(&blocks(&model, &adapters), &expected);
+        // Blocks of merged weights are as far off: activations are rounded to 8 bits there.
+        let rounded = distance(&blocks(&merged, &Adapters::None), &expected);
+        println!("{}: {off:.1e} off, merged {rounded:.1e}", device.info().name);
+        assert!(off < 2.0 * rounded, "{}: {off} off, {rounded}", device.info().name);
+    }
+}
+
+#[test]
 fn a_scale_of_zero_is_no_adapter() {
     for device in devices() {
         let model = llama();
@@ -238,10 +260,9 @@ fn service(model: &Tiny, adapters: &Adapters, device: &Arc<dyn Device>) -> Servi
 
 #[test]
 fn a_text_gets_what_it_gets_alone_whatever_adapters_others_have() {
-    for (device, (arch, model)) in devices().into_iter().zip([
-        ("phi3", models().remove(1).1),
-        ("llama", llama()),
-    ]) {
+    for (device, (arch, model)) in
+        devices().into_iter().zip([("phi3", models().remove(1).1), ("llama", llama())])
+    {
         let what = format!("{arch} on {}", device.info().name);
         let [one, two] = [everything(arch, &model), partial(arch, &model)];
         // Of the third name there are two.
@@ -400,6 +421,13 @@ fn what_is_wrong_with_an_adapter_is_named() {
         (one(K, EMBD + 1, KV), &["blk.1.attn_k.weight.lora_a", "[2, 33]", "[2, 32]"]),
         (one(K, EMBD, Q), &["blk.1.attn_k.weight.lora_b", "[32, 2]", "[16, 2]", "[16, 32]"]),
         (
+            changed(K, &|pair| {
+                (pair.rank, pair.first, pair.second) =
+                    (40, vec![0.5; 40 * EMBD], vec![0.5; 40 * KV]);
+            }),
+            &["blk.1.attn_k.weight.lora_a", "at most 32"],
+        ),
+        (
             changed(K, &|pair| pair.first[5] = f32::NAN),
             &["element 5", "blk.1.attn_k.weight.lora_a", "NaN", "damaged"],
         ),
@@ -430,10 +458,8 @@ fn what_is_wrong_with_an_adapter_is_named() {
 fn an_adapter_is_no_model() {
     let cpu: Arc<dyn Device> = Arc::new(CpuDevice::with_threads(2));
     let file = everything("llama", &llama()).gguf();
-    let found = [
-        Engine::new(&file, cpu, options(true)).err().unwrap(),
-        tokenizer(&file).err().unwrap(),
-    ];
+    let found =
+        [Engine::new(&file, cpu, options(true)).err().unwrap(), tokenizer(&file).err().unwrap()];
     for error in found {
         assert!(matches!(error, EngineError::IsAdapter { .. }), "{error}");
         assert!(error.to_string().contains("\"llama\""), "{error}");

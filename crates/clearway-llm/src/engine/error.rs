@@ -72,7 +72,9 @@ pub enum EngineError {
     #[error(transparent)]
     Adapter(#[from] AdapterError),
     /// The file is an adapter and no model.
-    #[error("the file is an adapter for models of {architecture}, not a model: it is loaded beside one")]
+    #[error(
+        "the file is an adapter for models of {architecture}, not a model: it is loaded beside one"
+    )]
     IsAdapter {
         /// The family of its model, as the file has it.
         architecture: String,

@@ -63,8 +63,8 @@ use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, ADAPTERS, AdapterLayout, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS,
-    RecordOptions, SEEN, TOKENS,
+    self, ADAPTERS, AdapterLayout, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape,
+    POSITIONS, ROPE_FACTORS, RecordOptions, SEEN, TOKENS,
 };
 
 /// Shorthand for results of this module.

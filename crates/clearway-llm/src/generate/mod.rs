@@ -24,7 +24,9 @@ use std::sync::Arc;
 
 use clearway::{Device, best_device};
 
-use crate::engine::{self, Adapter, Adapters, Engine, EngineError, EngineOptions, Result, Sampling};
+use crate::engine::{
+    self, Adapter, Adapters, Engine, EngineError, EngineOptions, Result, Sampling,
+};
 use crate::gguf::Gguf;
 use crate::text::{EncodeOptions, Tokenizer};
 

@@ -174,7 +174,16 @@ impl Drive {
 
 /// Limits of a device with room for much.
 pub fn roomy() -> Limits {
-    Limits { slots: 16, block: 16, blocks: 4096, context: 16384, chunk: 512, steps: 32, ahead: 2, adapters: 0 }
+    Limits {
+        slots: 16,
+        block: 16,
+        blocks: 4096,
+        context: 16384,
+        chunk: 512,
+        steps: 32,
+        ahead: 2,
+        adapters: 0,
+    }
 }
 
 /// A request whose text is as long as its budget.

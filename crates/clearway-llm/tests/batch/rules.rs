@@ -38,7 +38,10 @@ fn a_request_that_can_never_run_is_refused() {
     assert_eq!(refusal(request(prompt(101, 0), 5)), Refusal::TooLong { tokens: 101, context: 100 });
     assert_eq!(refusal(request(prompt(81, 0), 5)), Refusal::TooLarge { needed: 6, blocks: 5 });
     let sampling = Sampling { adapter: Some(3), ..Sampling::default() };
-    assert_eq!(refusal(Request::new(vec![1], sampling)), Refusal::Adapter { adapter: 3, loaded: 0 });
+    assert_eq!(
+        refusal(Request::new(vec![1], sampling)),
+        Refusal::Adapter { adapter: 3, loaded: 0 }
+    );
     scheduler.submit(&request(prompt(80, 0), 5), ms(0)).unwrap();
 }
 

@@ -24,7 +24,9 @@ pub enum AdapterError {
         found: String,
     },
     /// An adapter that is not made of low-rank matrices.
-    #[error("`{adapter}` is an adapter whose `adapter.type` is {found}; only \"lora\" is supported")]
+    #[error(
+        "`{adapter}` is an adapter whose `adapter.type` is {found}; only \"lora\" is supported"
+    )]
     Kind {
         /// Name of the adapter.
         adapter: String,
@@ -32,9 +34,7 @@ pub enum AdapterError {
         found: String,
     },
     /// An adapter that acts on a part of a text alone.
-    #[error(
-        "`{adapter}` acts only behind its invocation tokens (`{key}`), which is not supported"
-    )]
+    #[error("`{adapter}` acts only behind its invocation tokens (`{key}`), which is not supported")]
     Activated {
         /// Name of the adapter.
         adapter: String,

@@ -103,9 +103,10 @@ impl Stack {
 
     /// Bytes of all matrices and tables.
     pub(in crate::engine) fn bytes(&self) -> u64 {
-        let matrices = self.matrices.values().map(|matrix| {
-            (matrix.values.len() * if matrix.fits_halves() { 2 } else { 4 }) as u64
-        });
+        let matrices = self
+            .matrices
+            .values()
+            .map(|matrix| (matrix.values.len() * if matrix.fits_halves() { 2 } else { 4 }) as u64);
         let tables = self.tables.values().map(|table| 4 * table.len() as u64);
         matrices.chain(tables).sum()
     }
@@ -307,15 +308,17 @@ impl Model<'_> {
                 return Err(target());
             }
             let matrices = adapter.matrices(weight)?;
-            let expected = [[rank, width], [rows, rank]];
-            for (tensor, expected) in matrices.iter().zip(expected) {
+            let most = width.max(rows);
+            for (tensor, fitting) in matrices.iter().zip([[rank, width], [rows, rank]]) {
                 let found = rows_first(tensor);
-                if found != expected || rank > width.max(rows) {
-                    let model = format!("`{weight}` is [{rows}, {width}] in the model");
-                    let expected = format!("{expected:?} of a rank that pays, since {model},");
-                    let tensor = tensor.name().to_owned();
-                    return Err(AdapterError::Shape { adapter: name(), tensor, found, expected });
-                }
+                let wrong = match (found == fitting, rank <= most) {
+                    (true, true) => continue,
+                    (true, false) => format!("a rank of at most {most}"),
+                    (false, _) => format!("{fitting:?}"),
+                };
+                let expected = format!("{wrong} for a weight of [{rows}, {width}]");
+                let tensor = tensor.name().to_owned();
+                return Err(AdapterError::Shape { adapter: name(), tensor, found, expected });
             }
             let mut end = 0;
             let parts = joined.unwrap_or_else(|| vec![(weight.clone(), rows)]);
@@ -338,11 +341,8 @@ fn check_targets(
     layout: &AdapterLayout,
 ) -> super::super::Result<()> {
     let dtype = |name: &str| plain.find_tensor(name).map_or(DType::F32, |tensor| tensor.dtype());
-    let options = RecordOptions {
-        weight_dtype: &dtype,
-        adapters: Some(layout),
-        ..RecordOptions::new(1, 1)
-    };
+    let options =
+        RecordOptions { weight_dtype: &dtype, adapters: Some(layout), ..RecordOptions::new(1, 1) };
     let recorded = model::record(shape, &options)?.into_externals();
     let read: BTreeSet<&str> = recorded.iter().map(|external| &*external.name).collect();
     for pair in pairs {
