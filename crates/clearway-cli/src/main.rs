@@ -10,6 +10,7 @@ mod commands;
 mod device;
 mod generate;
 mod interrupt;
+mod lora;
 mod memory;
 mod model;
 mod out;

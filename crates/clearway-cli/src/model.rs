@@ -7,12 +7,13 @@ use anyhow::{Context, Result};
 use clap::builder::FalseyValueParser as Falsey;
 use clearway::{DType, Device};
 use clearway_llm::Model;
-use clearway_llm::engine::{ContextReason, Engine, EngineOptions};
+use clearway_llm::engine::{Adapters, ContextReason, Engine, EngineError, EngineOptions};
 use clearway_llm::fetch::{Cache, ModelName};
 use clearway_llm::gguf::Gguf;
 
 use crate::device::DeviceArgs;
 use crate::interrupt;
+use crate::lora::LoraArgs;
 use crate::out::note;
 use crate::progress::{Bar, FetchBar};
 use crate::shape::{OFF, Switches};
@@ -34,6 +35,8 @@ pub struct ModelArgs {
     /// Tokens the model can look at; without it the model's own context where memory has room, at most 32768.
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     pub ctx_size: Option<usize>,
+    #[command(flatten)]
+    pub lora: LoraArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
     #[command(flatten)]
@@ -81,14 +84,18 @@ impl NameArgs {
 impl ModelArgs {
     /// Puts the model on its device.
     pub fn engine(&self, gguf: &Gguf) -> Result<(Engine, Arc<dyn Device>)> {
+        let adapters = self.lora.for_all()?;
         let device = self.device.open()?;
-        Ok((load(gguf, device.clone(), self.engine.options(self.ctx_size))?, device))
+        let options = self.engine.options(self.ctx_size);
+        Ok((load(gguf, &adapters, device.clone(), options)?, device))
     }
 
     /// Puts the model on its device, with its vocabulary.
     pub fn model(&self, gguf: &Gguf) -> Result<(Model, Arc<dyn Device>)> {
+        let adapters = self.lora.for_all()?;
         let device = self.device.open()?;
-        Ok((load_model(gguf, device.clone(), self.engine.options(self.ctx_size))?, device))
+        let options = self.engine.options(self.ctx_size);
+        Ok((load_model(gguf, &adapters, device.clone(), options)?, device))
     }
 }
 
@@ -115,16 +122,28 @@ impl CacheArgs {
     }
 }
 
-/// Puts a model on a device, if it fits.
-pub fn load(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Engine> {
-    let engine = loading(gguf, |progress| Engine::with_progress(gguf, device, options, progress))?;
+/// Puts a model and its adapters on a device, if they fit.
+pub fn load(
+    gguf: &Gguf,
+    adapters: &Adapters,
+    device: Arc<dyn Device>,
+    options: EngineOptions,
+) -> Result<Engine> {
+    let engine =
+        loading(gguf, |progress| Engine::with_adapters(gguf, adapters, device, options, progress))?;
     say_about(&engine);
     Ok(engine)
 }
 
 /// As [`load`], with its vocabulary.
-pub fn load_model(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Model> {
-    let model = loading(gguf, |progress| Model::new(gguf, device, options, progress))?;
+pub fn load_model(
+    gguf: &Gguf,
+    adapters: &Adapters,
+    device: Arc<dyn Device>,
+    options: EngineOptions,
+) -> Result<Model> {
+    let model =
+        loading(gguf, |progress| Model::with_adapters(gguf, adapters, device, options, progress))?;
     say_about(model.engine());
     Ok(model)
 }
@@ -136,7 +155,12 @@ pub fn loading<T>(
 ) -> Result<T> {
     let total = gguf.tensor_bytes();
     let bar = Bar::new("loading");
-    Ok(load(&mut |done| bar.at(done, Some(total)))?)
+    load(&mut |done| bar.at(done, Some(total))).map_err(|error| match error {
+        error @ EngineError::IsAdapter { .. } => {
+            anyhow::Error::new(error).context("-m takes a model; --lora takes the adapter")
+        }
+        error => error.into(),
+    })
 }
 
 /// Says what is not as the file has it.

@@ -3,8 +3,8 @@
 
 mod common;
 use common::{
-    Folder, clearway, command, failure, signal, stderr, stdout, tiny_model, tiny_model_with,
-    with_input,
+    Folder, clearway, command, failure, signal, stderr, stdout, tiny_adapter, tiny_model,
+    tiny_model_with, with_input,
 };
 
 use serde_json::Value;
@@ -383,6 +383,56 @@ fn show_counts_memory_and_names_what_cannot_be_run() {
     tiny_model(&odd, "mamba", false);
     let odd = stdout(&clearway(&["show", odd.to_str().unwrap()]));
     assert!(odd.contains("cannot be run") && odd.contains("mamba"), "{odd}");
+}
+
+#[test]
+fn adapters_change_what_a_model_gives_as_far_as_their_scale_says() {
+    let (folder, m) = model("lora");
+    let [a, b] = ["a.gguf", "b.gguf"].map(|name| folder.path(name).to_str().unwrap().to_owned());
+    tiny_adapter(folder.path("a.gguf").as_path(), "llama");
+    tiny_adapter(folder.path("b.gguf").as_path(), "qwen2");
+    let logits = |lora: &[&str]| {
+        let args = ["eval", "-m", &m, "--device", "cpu", "--tokens", "5 6 7", "--json"];
+        json(&[&args[..], lora].concat())["logsumexp"].as_f64().unwrap()
+    };
+    let scaled = |scale: &str| format!("{a}:{scale}");
+    let base = logits(&[]);
+    assert!((logits(&["--lora", &scaled("0")]) - base).abs() < 1e-5);
+    let one = logits(&["--lora", &a]);
+    assert!((one - base).abs() > 1e-3, "{one} {base}");
+    assert_eq!(logits(&["--lora", &scaled("1.0")]), one);
+    let halves = logits(&["--lora", &scaled("0.5"), "--lora", &scaled("0.5")]);
+    assert!((halves - one).abs() < 1e-5, "{halves} {one}");
+
+    let text = |more: &[&str]| {
+        let args = ["run", "-m", &m, "-p", "Hi", "-n", "20", "--device", "cpu", "--temp", "0"];
+        stdout(&clearway(&[&args[..], more].concat()))
+    };
+    assert_ne!(text(&["--lora", &a]), text(&[]));
+
+    let shown = stdout(&clearway(&["show", &a]));
+    for word in ["LoRA", "llama", "--lora", "rank 2", "alpha 4", "2 weights: attn_q, ffn_down"] {
+        assert!(shown.contains(word), "{word}: {shown}");
+    }
+    let shown = json(&["show", &a, "--json"]);
+    assert_eq!(shown["adapter"]["parts"], serde_json::json!(["attn_q", "ffn_down"]));
+    assert_eq!((&shown["adapter"]["rank_max"], &shown["memory"]), (&2.into(), &Value::Null));
+
+    let wrong = |args: &[&str]| failure(&clearway(&[args, &["--device", "cpu"]].concat()));
+    let other = wrong(&["run", "-m", &m, "-p", "Hi", "--lora", &b]);
+    assert!(other.contains("`b`") && other.contains("qwen2"), "{other}");
+    let model = wrong(&["run", "-m", &m, "-p", "Hi", "--lora", &m]);
+    assert!(model.contains("no adapter"), "{model}");
+    let missing = wrong(&["run", "-m", &m, "-p", "Hi", "--lora", "/nowhere.gguf"]);
+    assert!(missing.contains("/nowhere.gguf"), "{missing}");
+    for command in [&["run", "-p", "Hi"][..], &["eval", "--tokens", "1"]] {
+        let swapped = wrong(&[command, &["-m", &a]].concat());
+        assert!(swapped.contains("--lora") && swapped.contains("llama"), "{swapped}");
+    }
+    let usage = clearway(&["eval", "-m", &m, "--tokens", "1", "--lora", &scaled("nan")]);
+    assert_eq!(usage.status.code(), Some(2));
+    let same = wrong(&["serve", "-m", &m, "--port", "0", "--lora", &format!("m={a}")]);
+    assert!(same.contains("`m`") && same.contains("NAME=FILE"), "{same}");
 }
 
 #[test]

@@ -78,7 +78,8 @@ fn through_slots(gguf: &Gguf, device: &Arc<VulkanDevice>) -> (Vec<u32>, bool) {
             Change::Blocks { slot: 1, first: 0, blocks: vec![9, 2, 7, 4, 1, 12, 3, 5] },
             Change::Open { slot: 1, state: Box::new(state) },
         ];
-        let read = vec![Read { slot: 1, position: 0, tokens: prompt.to_vec() }];
+        let tokens = prompt.to_vec();
+        let read = vec![Read { slot: 1, position: 0, tokens, adapter: None }];
         let first = Work { changes, read, decode: vec![1], steps: COUNT / 2 };
         let second = Work { decode: vec![1], steps: COUNT / 2, ..Work::default() };
         runner.start(&first).unwrap();

@@ -106,7 +106,8 @@ fn run(runner: &mut DeviceRunner, texts: &[Text], rng: &mut Rng) -> Vec<Vec<u32>
             if !one.open && one.read < last {
                 let chunk = (1 + rng.below(20)).min(last - one.read);
                 let tokens = prompt[one.read..one.read + chunk].to_vec();
-                work.read.push(Read { slot: one.slot, position: one.read, tokens });
+                let adapter = sampling.adapter;
+                work.read.push(Read { slot: one.slot, position: one.read, tokens, adapter });
                 one.read += chunk;
             } else if !one.open {
                 one.open = true;
@@ -249,7 +250,7 @@ fn prompts_that_are_read_in_turns_stay_apart() {
     for position in (0..20).step_by(5) {
         for (slot, prompt) in prompts.iter().enumerate() {
             let tokens = prompt[position..position + 5].to_vec();
-            work.read.push(Read { slot, position, tokens });
+            work.read.push(Read { slot, position, tokens, adapter: None });
         }
     }
     let mut found = [Vec::new(), Vec::new()];

@@ -109,6 +109,8 @@ pub struct Stats {
     pub generated_tokens: u64,
     /// Times that a lost device was opened again.
     pub reopened: u64,
+    /// Adapters that requests can choose.
+    pub adapters: usize,
 }
 
 /// An engine.

@@ -22,6 +22,8 @@ const BLOCK: usize = 32;
 pub struct Batch {
     service: Service,
     queue: usize,
+    /// Adapters that requests can choose.
+    adapters: usize,
     /// Why texts have no vectors, if they have none.
     no_vectors: Option<String>,
 }
@@ -68,6 +70,7 @@ impl Batch {
         reopen: Option<OpenEngine>,
     ) -> Result<Self, StartError> {
         let vocab = engine.shape().vocab;
+        let adapters = engine.adapters().len();
         let no_vectors = Pooling::of(engine.file()).err().map(|error| error.to_string());
         let BatchOptions { parallel, context, queue } = options;
         let device = DeviceOptions { slots: parallel, block: BLOCK, context, deterministic: false };
@@ -89,7 +92,7 @@ impl Batch {
                 Service::reopening(first, options, Box::new(move || runner(reopen()?)))?
             }
         };
-        Ok(Self { service, queue, no_vectors })
+        Ok(Self { service, queue, adapters, no_vectors })
     }
 
     /// Tokens of one text at most.
@@ -150,6 +153,7 @@ impl Backend for Batch {
             cached_tokens: numbers.cached_tokens,
             generated_tokens: numbers.generated_tokens,
             reopened: numbers.reopened,
+            adapters: self.adapters,
         }
     }
 

@@ -54,6 +54,7 @@ pub fn served() -> Option<Served> {
     let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}<think>";
     Some(Served {
         names: vec!["m".into()],
+        adapters: vec!["a".into()],
         tokenizer: tokenizer.ok()?,
         template: ChatTemplate::new(source, None, None),
         context: 4096,

@@ -144,6 +144,7 @@ impl Metrics {
             cached_tokens,
             generated_tokens,
             reopened,
+            adapters,
         } = stats.unwrap_or_default();
         let usage = if blocks == 0 { 0.0 } else { blocks_used as f64 / blocks as f64 };
         one(
@@ -210,8 +211,8 @@ impl Metrics {
         let name = "vllm:lora_requests_info";
         let _ = writeln!(
             out,
-            "# HELP {name} Adapters; there are none.\n# TYPE {name} gauge\n\
-             {name}{{{labels},max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"}} {}",
+            "# HELP {name} Adapters that are loaded; which of them run is not counted.\n# TYPE {name} gauge\n\
+             {name}{{{labels},max_lora=\"{adapters}\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"}} {}",
             crate::clock::unix()
         );
         let name = "clearway_http_requests_total";
@@ -273,6 +274,7 @@ mod tests {
             blocks: 8,
             blocks_used: 2,
             block_tokens: 16,
+            adapters: 5,
             ..Stats::default()
         };
         let text = metrics.text("a\"b", "ready", Some(stats), &[]);
@@ -281,7 +283,7 @@ mod tests {
             "vllm:num_requests_waiting{model_name=\"a\\\"b\"} 3",
             "vllm:kv_cache_usage_perc{model_name=\"a\\\"b\"} 0.25",
             "vllm:cache_config_info{model_name=\"a\\\"b\",block_size=\"16\",num_gpu_blocks=\"8\"} 1",
-            "vllm:lora_requests_info{",
+            "vllm:lora_requests_info{model_name=\"a\\\"b\",max_lora=\"5\",",
             "clearway_http_requests_total{model_name=\"a\\\"b\",status=\"other\"} 1",
             "clearway_texts_total{model_name=\"a\\\"b\",end=\"stop\"} 1",
             "clearway_time_to_first_token_seconds_bucket{model_name=\"a\\\"b\",le=\"0.0025\"} 0",

@@ -10,6 +10,8 @@ use crate::backend::Backend;
 pub struct Served {
     /// Names it answers to; the first is its own.
     pub names: Vec<String>,
+    /// Names of its adapters, which requests choose as if they were models of their own.
+    pub adapters: Vec<String>,
     /// The vocabulary.
     pub tokenizer: Tokenizer,
     /// The chat template, or why there is none.
@@ -65,7 +67,15 @@ impl Served {
             trained_context,
             bytes: file.tensor_bytes(),
         };
-        Ok(Self { names, tokenizer, template, context, facts, backend })
+        let adapters = Vec::new();
+        Ok(Self { names, adapters, tokenizer, template, context, facts, backend })
+    }
+
+    /// The same model with adapters of these names, in the order in which its engine has them
+    /// ([`Engine::adapters`](clearway_llm::engine::Engine::adapters)).
+    #[must_use]
+    pub fn with_adapters(self, adapters: Vec<String>) -> Self {
+        Self { adapters, ..self }
     }
 
     /// The model's own name.

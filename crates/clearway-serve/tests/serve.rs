@@ -3,6 +3,8 @@
 
 #[path = "serve/abuse.rs"]
 mod abuse;
+#[path = "serve/adapters.rs"]
+mod adapters;
 #[path = "serve/answers.rs"]
 mod answers;
 #[path = "serve/client.rs"]

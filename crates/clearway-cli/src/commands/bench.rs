@@ -14,6 +14,7 @@ use clearway_llm::Sampling;
 use clearway_llm::engine::{Engine, TokenBytes};
 
 use crate::device::DeviceArgs;
+use crate::lora::LoraArgs;
 use crate::model::{self, EngineArgs, NameArgs};
 use crate::out;
 use crate::spec::{Spec, SpecArgs};
@@ -43,6 +44,8 @@ and one whose answer does not, or that of -f. Ratios are medians of pairs.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
     /// Measure the device itself: dispatches, barriers, bandwidth, products, replay. No model is used.
     #[arg(long, conflicts_with_all = ["n_depth", "temp"])]
     micro: bool,
@@ -148,13 +151,14 @@ pub fn run(args: &Args) -> Result<()> {
     let longest = longest.context("nothing to measure: -p and -n are both 0")?;
     let context = longest + args.n_depth;
     let gguf = args.name.open()?;
+    let adapters = args.lora.for_all()?;
     let device = args.device.open()?;
     let generates = tests.iter().any(|test| matches!(test, Test::Generate(_)));
     // Before the weights take the memory.
     let bandwidth = generates.then(|| micro::read_bandwidth(&GraphExecutor::on(device.clone())));
     let bandwidth = bandwidth.and_then(Result::ok);
     let options = args.engine.options(Some(context));
-    let mut engine = model::load(&gguf, device.clone(), options)?;
+    let mut engine = model::load(&gguf, &adapters, device.clone(), options)?;
 
     let about = About::new(args, &gguf, &engine, &device.info().name);
     let mut table = (!args.json).then(|| Table::new(&about)).transpose()?;

@@ -20,6 +20,7 @@ use crate::out::note;
   curl localhost:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'
   clearway serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem
   clearway serve --unix /run/clearway.sock --parallel 32 --queue 256
+  clearway serve -m model.gguf --lora sql=sql.gguf --lora poems.gguf:0.8
 
 The page at http://localhost:8080/ talks to the model. SIGTERM or Ctrl-C ends the server when the requests under way are
 answered, a second one at once.")]
@@ -91,6 +92,12 @@ enum Format {
 pub fn run(args: &Args) -> Result<()> {
     let config = config(args)?;
     let file = args.model.name.open()?;
+    let names = names(&args.model.name.model, &args.alias);
+    let adapters = args.model.lora.by_text()?;
+    let choices = adapters.choices();
+    if let Some(name) = choices.iter().find(|&name| names.contains(name)) {
+        bail!("the adapter `{name}` has a name of the model; --lora NAME=FILE gives it another");
+    }
     let server = Server::bind(config).with_context(|| match &args.unix {
         Some(path) => format!("cannot listen on {}", path.display()),
         None => format!("cannot listen on {} port {}", args.host, args.port),
@@ -99,17 +106,17 @@ pub fn run(args: &Args) -> Result<()> {
     note!("listening on {address}");
     interrupt::drain();
     let device = args.model.device.open()?;
-    let names = names(&args.model.name.model, &args.alias);
     let dtype = args.model.engine.options(None).cache_dtype;
     let memory = device.info().memory_bytes;
     let (parallel, queue) = (args.parallel as usize, args.queue as usize);
-    let footprint = Footprint::new(&file, args.model.ctx_size, dtype, memory)?;
+    let ctx_size = args.model.ctx_size;
+    let footprint = Footprint::with_adapters(&file, &adapters, ctx_size, dtype, memory)?;
     let context = footprint.context;
     let pool = args.cache_size.unwrap_or_else(|| footprint.pool(parallel, memory)).max(context);
     let options = args.model.engine.options(Some(pool));
     let again = args.model.device.clone();
     let load = move || -> Result<Served> {
-        let engine = crate::model::load(&file, device, options)?;
+        let engine = crate::model::load(&file, &adapters, device, options)?;
         let trained = engine.shape().context;
         let ends = engine::tokenizer(&file)?.end_tokens().to_vec();
         let reopen = {
@@ -119,13 +126,14 @@ pub fn run(args: &Args) -> Result<()> {
                 let device = again
                     .open()
                     .map_err(|error| EngineError::NoDevice { what: format!("{error:#}") })?;
-                Engine::new(&file, device, options)
+                Engine::with_adapters(&file, &adapters, device, options, &mut |_| ())
             }
         };
         let options = BatchOptions { parallel, context, queue };
         let backend = Batch::reopening(engine, ends, options, reopen)?;
         let context = backend.context();
-        Ok(Served::new(names, &file, context, trained, Box::new(backend))?)
+        let served = Served::new(names, &file, context, trained, Box::new(backend))?;
+        Ok(served.with_adapters(choices))
     };
     let ready = move |served: &Served| {
         let (name, context) = (served.name(), served.context);

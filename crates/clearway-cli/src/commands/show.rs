@@ -1,11 +1,11 @@
 //! `clearway show`
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::Result;
 use clearway::{CompileOptions, Device};
-use clearway_llm::engine::Footprint;
+use clearway_llm::engine::{Adapter, Footprint, is_adapter};
 use clearway_llm::fetch::ModelName;
 use clearway_llm::gguf::Gguf;
 use serde_json::json;
@@ -42,6 +42,7 @@ type Types = BTreeMap<String, (usize, u64)>;
 /// Shows what a model file holds and what it needs.
 pub fn run(args: &Args) -> Result<()> {
     let gguf = model::open(&args.model)?;
+    let adapter = adapter(args, &gguf)?;
     let mut types = Types::new();
     for tensor in gguf.tensors() {
         let entry = types.entry(tensor.dtype().to_string()).or_default();
@@ -57,8 +58,47 @@ pub fn run(args: &Args) -> Result<()> {
         Ok((needed, arena))
     });
     match args.json {
-        true => print_object(&gguf, &types, &needs, &devices),
-        false => print(args, &gguf, &types, &needs, &devices),
+        true => print_object(&gguf, adapter.as_ref(), &types, &needs, &devices),
+        false => print(args, &gguf, adapter.as_ref(), &types, &needs, &devices),
+    }
+}
+
+/// What an adapter file holds; `None` for a model.
+///
+/// # Errors
+/// An adapter that is not supported.
+fn adapter(args: &Args, gguf: &Gguf) -> Result<Option<Changes>> {
+    match is_adapter(gguf) {
+        true => Ok(Some(Changes::of(&Adapter::new(&args.model.to_string(), gguf, 1.0)?))),
+        false => Ok(None),
+    }
+}
+
+/// What an adapter changes.
+struct Changes {
+    architecture: String,
+    alpha: f32,
+    /// Smallest and largest.
+    ranks: [usize; 2],
+    weights: usize,
+    /// Weights of layers without the number of the layer, each once.
+    parts: BTreeSet<String>,
+}
+
+impl Changes {
+    fn of(adapter: &Adapter) -> Self {
+        let ranks = adapter.ranks();
+        let part = |name: &String| {
+            let part = name.strip_suffix(".weight").unwrap_or(name);
+            part.rsplit_once('.').map_or(part, |(_, part)| part).to_owned()
+        };
+        Self {
+            architecture: adapter.architecture().to_owned(),
+            alpha: adapter.alpha(),
+            ranks: [ranks.values().min(), ranks.values().max()].map(|r| r.copied().unwrap_or(0)),
+            weights: ranks.len(),
+            parts: ranks.keys().map(part).collect(),
+        }
     }
 }
 
@@ -77,6 +117,7 @@ type Needs = Result<(Footprint, u64)>;
 fn print(
     args: &Args,
     gguf: &Gguf,
+    adapter: Option<&Changes>,
     types: &Types,
     needs: &Needs,
     devices: &[Arc<dyn Device>],
@@ -91,6 +132,13 @@ fn print(
     out::heading("tensors")?;
     for (dtype, (count, bytes)) in types {
         say!("  {dtype:<8} {count:>5} tensors {:>10}", size(*bytes))?;
+    }
+    if let Some(Changes { architecture, alpha, ranks: [least, most], weights, parts }) = adapter {
+        out::heading("adapter")?;
+        let ranks = if least == most { most.to_string() } else { format!("{least} to {most}") };
+        let parts: Vec<&str> = parts.iter().map(|part| &**part).collect();
+        say!("  low-rank (LoRA), for a model of {architecture}: give it with --lora")?;
+        return say!("  rank {ranks}, alpha {alpha}, {weights} weights: {}", parts.join(", "));
     }
     out::heading("memory")?;
     let (needed, arena) = match needs {
@@ -119,6 +167,7 @@ fn print(
 
 fn print_object(
     gguf: &Gguf,
+    adapter: Option<&Changes>,
     types: &Types,
     needs: &Needs,
     devices: &[Arc<dyn Device>],
@@ -152,11 +201,24 @@ fn print_object(
             })
         }
     };
-    out::json(&json!({
+    let mut object = json!({
         "version": gguf.version(),
         "file_bytes": gguf.file_bytes(),
         "metadata": metadata,
         "tensors": types,
-        "memory": memory,
-    }))
+    });
+    match adapter {
+        None => object["memory"] = memory,
+        Some(Changes { architecture, alpha, ranks: [least, most], weights, parts }) => {
+            object["adapter"] = json!({
+                "architecture": architecture,
+                "alpha": alpha,
+                "rank_min": least,
+                "rank_max": most,
+                "weights": weights,
+                "parts": parts,
+            });
+        }
+    }
+    out::json(&object)
 }

@@ -164,6 +164,31 @@ pub fn tiny_model_with(
     std::fs::write(path, file).unwrap();
 }
 
+/// Writes an adapter of rank 2 for queries and the feed-forward part of [`tiny_model`]'s first layer.
+pub fn tiny_adapter(path: &Path, architecture: &str) {
+    let mut writer = GgufWriter::new();
+    for (key, value) in [
+        ("general.type", "adapter"),
+        ("general.architecture", architecture),
+        ("adapter.type", "lora"),
+    ] {
+        writer.set(key, value).unwrap();
+    }
+    writer.set("adapter.lora.alpha", &4.0_f32).unwrap();
+    for (weight, width, rows) in [("attn_q", 32, 32), ("ffn_down", 64, 32)] {
+        for (half, dims) in [("lora_a", [width, 2]), ("lora_b", [2, rows])] {
+            let name = format!("blk.0.{weight}.weight.{half}");
+            let values = (0..dims[0] * dims[1]).map(|index| (index * 7 % 11) as f32 / 10.0 - 0.5);
+            let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+            let write = move |out: &mut dyn Write| out.write_all(&bytes);
+            writer.tensor(&name, DType::F32, &dims, write).unwrap();
+        }
+    }
+    let mut file = Vec::new();
+    writer.write_to(&mut file).unwrap();
+    std::fs::write(path, file).unwrap();
+}
+
 /// Byte-level BPE with one merge, the fewest a file may have: printable bytes stand for themselves, the others for characters
 /// from U+0100 on, as GPT-2 has it.
 fn set_vocabulary(writer: &mut GgufWriter<'_>) {

@@ -70,8 +70,17 @@ struct State {
 struct Content {
     hash: u64,
     before: Option<Key>,
-    salt: u64,
+    salt: Salt,
     tokens: Box<[u32]>,
+}
+
+/// What texts must share besides tokens to share blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Salt {
+    /// What their requests say.
+    pub request: u64,
+    /// The adapter that acted on them.
+    pub adapter: Option<u32>,
 }
 
 /// A full block of a text: what it is looked up by.
@@ -82,20 +91,21 @@ pub struct Full<'a> {
     /// The published block before it; `None` for the first of a text.
     pub before: Option<Key>,
     /// Texts with another salt do not share blocks.
-    pub salt: u64,
+    pub salt: Salt,
     /// Its tokens.
     pub tokens: &'a [u32],
 }
 
 /// The hash of a full block: of the hash of the block before, the salt and the tokens.
-pub fn link(before: Option<u64>, salt: u64, tokens: &[u32]) -> u64 {
+pub fn link(before: Option<u64>, salt: Salt, tokens: &[u32]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |hash: u64, word: u64| {
         let hash = (hash ^ word).wrapping_mul(FACTOR);
         hash ^ (hash >> 29)
     };
     let first = mix(FACTOR, u64::from(before.is_none()));
-    let start = mix(mix(first, before.unwrap_or(0)), salt);
+    let adapter = salt.adapter.map_or(0, |adapter| u64::from(adapter) + 1);
+    let start = mix(mix(mix(first, before.unwrap_or(0)), salt.request), adapter);
     mix(tokens.iter().fold(start, |hash, &token| mix(hash, u64::from(token))), tokens.len() as u64)
 }
 
@@ -322,8 +332,12 @@ impl Pool {
 mod tests {
     use super::*;
 
+    fn of(request: u64, adapter: Option<u32>) -> Salt {
+        Salt { request, adapter }
+    }
+
     fn full<'a>(before: Option<Key>, hash: u64, tokens: &'a [u32]) -> Full<'a> {
-        Full { hash, before, salt: 0, tokens }
+        Full { hash, before, salt: Salt::default(), tokens }
     }
 
     #[test]
@@ -368,7 +382,9 @@ mod tests {
         let blocks: Vec<Block> = (0..4).map(|_| pool.take().unwrap()).collect();
         let first = pool.publish(blocks[0], &full(None, 5, &[1])).unwrap();
         assert_eq!(pool.find(&full(None, 5, &[2])), None, "other tokens");
-        assert_eq!(pool.find(&Full { salt: 1, ..full(None, 5, &[1]) }), None, "another salt");
+        for salt in [of(1, None), of(0, Some(0))] {
+            assert_eq!(pool.find(&Full { salt, ..full(None, 5, &[1]) }), None, "another salt");
+        }
         assert_eq!(pool.publish(blocks[1], &full(None, 5, &[2])), None);
         assert_eq!(pool.counts().collisions, 1);
         // The block behind has equal tokens and an equal hash, but another block before it.
@@ -405,11 +421,13 @@ mod tests {
     #[test]
     fn hashes_follow_salt_order_and_forerunner() {
         let hashes = [
-            link(None, 0, &[1, 2]),
-            link(None, 1, &[1, 2]),
-            link(None, 0, &[2, 1]),
-            link(Some(1), 1, &[1, 2]),
-            link(None, 0, &[1, 2, 0]),
+            link(None, of(0, None), &[1, 2]),
+            link(None, of(1, None), &[1, 2]),
+            link(None, of(0, Some(0)), &[1, 2]),
+            link(None, of(0, Some(1)), &[1, 2]),
+            link(None, of(0, None), &[2, 1]),
+            link(Some(1), of(1, None), &[1, 2]),
+            link(None, of(0, None), &[1, 2, 0]),
         ];
         for (at, hash) in hashes.iter().enumerate() {
             assert!(!hashes[..at].contains(hash), "{at}");

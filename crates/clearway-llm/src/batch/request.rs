@@ -22,7 +22,7 @@ pub struct Request {
     pub n: usize,
     /// A larger one goes first.
     pub priority: i32,
-    /// Requests with different salts do not share what was computed for equal tokens.
+    /// Requests with different salts do not share what was computed for equal tokens. Nor do requests with different adapters.
     pub cache_salt: u64,
     /// The tokens that end a text by the vocabulary do not end it. Those of the sampling row still do.
     pub ignore_eos: bool,
@@ -55,8 +55,9 @@ impl Request {
         if tokens == 0 || self.n == 0 {
             return Err(Refusal::Empty);
         }
-        if let Some(adapter) = self.sampling.adapter {
-            return Err(Refusal::Adapter { adapter });
+        let loaded = limits.adapters;
+        if let Some(adapter) = self.sampling.adapter.filter(|&one| one as usize >= loaded) {
+            return Err(Refusal::Adapter { adapter, loaded });
         }
         if tokens > limits.context {
             return Err(Refusal::TooLong { tokens, context: limits.context });
@@ -101,10 +102,12 @@ pub enum Refusal {
         vocab: usize,
     },
     /// There is no such adapter of the weights.
-    #[error("adapter {adapter} is not loaded: weights have no adapters")]
+    #[error("there is no adapter {adapter}: {loaded} are loaded")]
     Adapter {
         /// The adapter that was asked for.
         adapter: u32,
+        /// How many there are.
+        loaded: usize,
     },
     /// Too many requests wait.
     #[error("{waiting} texts wait already; try again in {:.1} s", expected.as_secs_f64())]

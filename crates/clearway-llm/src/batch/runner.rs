@@ -40,6 +40,8 @@ pub struct Limits {
     pub steps: usize,
     /// Works that may be under way at once.
     pub ahead: usize,
+    /// Adapters that a sequence can choose from.
+    pub adapters: usize,
 }
 
 /// A sequence as it enters its slot.
@@ -108,6 +110,8 @@ pub struct Read {
     pub position: usize,
     /// The tokens.
     pub tokens: Vec<u32>,
+    /// The adapter of their text, as its sampling row has it.
+    pub adapter: Option<u32>,
 }
 
 /// What is done at once: changes, then rows of prompts, then decode steps.

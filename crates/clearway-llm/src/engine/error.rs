@@ -2,6 +2,7 @@
 
 use clearway::DType;
 
+use super::adapter::AdapterError;
 use super::finite::{self, Origin};
 use super::memory::Bytes;
 use crate::gguf::GgufError;
@@ -83,8 +84,21 @@ pub enum EngineError {
     /// These sampling options need the host between tokens.
     #[error("tokens cannot be chosen on the device with these options; use eval and a sampler")]
     NotOnDevice,
-    /// There is no such adapter of the weights.
-    #[error("adapter {adapter} is not loaded: weights have no adapters")]
+    /// An adapter cannot be used.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// The file is an adapter and no model.
+    #[error(
+        "the file is an adapter for models of {architecture}, not a model: it is loaded beside one"
+    )]
+    IsAdapter {
+        /// The family of its model, as the file has it.
+        architecture: String,
+    },
+    /// The text names an adapter where texts cannot choose.
+    #[error(
+        "adapter {adapter} cannot be chosen: texts choose adapters where many are written at once"
+    )]
     NoAdapter {
         /// The adapter that was asked for.
         adapter: u32,

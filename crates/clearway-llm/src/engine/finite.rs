@@ -160,7 +160,7 @@ impl Engine {
 }
 
 /// The first number of a tensor that is not finite.
-fn bad_tensor(tensor: &Tensor<'_>) -> Option<BadTensor> {
+pub(super) fn bad_tensor(tensor: &Tensor<'_>) -> Option<BadTensor> {
     let decode = block_decoder(tensor.dtype())?;
     let (elems, size) = (tensor.dtype().block_elems(), tensor.dtype().block_bytes());
     let mut values = vec![0.0; BLOCKS * elems];

@@ -4,7 +4,8 @@ use std::fmt;
 
 use clearway::{DType, Device};
 
-use super::{EngineError, Result, plain_model};
+use super::adapter::Stack;
+use super::{Adapters, EngineError, Result, plain_model};
 use crate::gguf::Gguf;
 use crate::model::{self, ModelShape, RecordOptions};
 
@@ -71,11 +72,37 @@ impl Footprint {
         cache_dtype: DType,
         memory_bytes: u64,
     ) -> Result<Self> {
+        Self::beside(gguf, 0, context, cache_dtype, memory_bytes)
+    }
+
+    /// As [`new`](Self::new), with adapters, which count as weights.
+    ///
+    /// # Errors
+    /// A model that is not supported, an adapter of another model.
+    pub fn with_adapters(
+        gguf: &Gguf,
+        adapters: &Adapters,
+        context: Option<usize>,
+        cache_dtype: DType,
+        memory_bytes: u64,
+    ) -> Result<Self> {
+        let more = Stack::new(adapters, gguf)?.map_or(0, |stack| stack.bytes());
+        Self::beside(gguf, more, context, cache_dtype, memory_bytes)
+    }
+
+    /// As [`new`](Self::new), with so many bytes of other weights.
+    pub(super) fn beside(
+        gguf: &Gguf,
+        more: u64,
+        context: Option<usize>,
+        cache_dtype: DType,
+        memory_bytes: u64,
+    ) -> Result<Self> {
         let (gguf, shape) = &plain_model(gguf)?;
         let dtype = |name: &str| gguf.find_tensor(name).map_or(DType::F32, |t| t.dtype());
         let options =
             RecordOptions { weight_dtype: &dtype, cache_dtype, ..RecordOptions::new(1, 1) };
-        let (mut weights, mut row) = (0_u64, 0_u64);
+        let (mut weights, mut row) = (more, 0_u64);
         for external in model::record(shape, &options)?.into_externals() {
             let bytes = external.view.layout.span_bytes();
             if external.name.starts_with("cache.") {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
 //! | `apart` | tensors that hold several matrices |
+//! | `adapter` | low-rank adapters of weights, and how a model's steps read them |
 //! | `check` | hyper-parameters against the tensors of the file |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
@@ -19,6 +20,7 @@
 //! | `verify` | drafts checked by steps of several rows |
 //! | `traffic` | bytes one token fetches |
 
+mod adapter;
 mod apart;
 mod check;
 pub(crate) mod choose;
@@ -37,6 +39,7 @@ mod traffic;
 mod verify;
 mod vocab;
 
+pub use adapter::{Adapter, AdapterError, Adapters, is_adapter};
 pub use constraint::{Constraint, TextConstraint};
 pub use convert::Conversion;
 pub use embed::{Embedding, Pooling};
@@ -58,13 +61,14 @@ use clearway::{
 };
 use rustc_hash::FxHashMap;
 
+use adapter::Stack;
 use token_loop::TokenLoop;
 use verify::CheckStep;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS,
-    RecordOptions, SEEN, TOKENS,
+    self, ADAPTERS, AdapterLayout, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape,
+    POSITIONS, ROPE_FACTORS, RecordOptions, SEEN, TOKENS,
 };
 
 /// Shorthand for results of this module.
@@ -125,6 +129,10 @@ pub struct Engine {
     file: Gguf,
     weight_dtypes: FxHashMap<String, DType>,
     conversions: Vec<Conversion>,
+    /// What adapters change.
+    adapters: Option<Stack>,
+    /// Names that texts can choose adapters by.
+    choices: Vec<String>,
     buffers: FxHashMap<String, Buffer>,
     /// Compiled steps by their number of tokens and what they compute logits for.
     steps: FxHashMap<(usize, Logits), Step>,
@@ -184,18 +192,36 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
+        Self::with_adapters(gguf, &Adapters::None, device, options, progress)
+    }
+
+    /// As [`with_progress`](Self::with_progress), with adapters of the weights.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and an adapter of another model.
+    pub fn with_adapters(
+        gguf: &Gguf,
+        adapters: &Adapters,
+        device: Arc<dyn Device>,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
+        let stack = Stack::new(adapters, gguf)?;
+        let more = stack.as_ref().map_or(0, Stack::bytes);
         let (gguf, _) = &plain_model(gguf)?;
         let memory = device.info().memory_bytes;
-        let footprint = Footprint::new(gguf, options.context, options.cache_dtype, memory)?;
+        let footprint =
+            Footprint::beside(gguf, more, options.context, options.cache_dtype, memory)?;
         footprint.check(&*device)?;
         let Footprint { shape, context, reason, .. } = footprint;
         if context == 0 || context > u32::MAX as usize {
             return Err(EngineError::Context { wanted: context });
         }
-        let weight_dtypes = gguf
+        let of_file = gguf
             .tensors()
-            .map(|t| (t.name().to_owned(), convert::device_dtype(t.dtype(), &*device)))
-            .collect();
+            .map(|t| (t.name().to_owned(), convert::device_dtype(t.dtype(), &*device)));
+        let of_adapters = stack.iter().flat_map(|stack| stack.dtypes(&*device));
+        let weight_dtypes = of_file.chain(of_adapters).collect();
         let mut engine = Self {
             executor: GraphExecutor::on(device),
             shape,
@@ -205,6 +231,8 @@ impl Engine {
             file: gguf.clone(),
             weight_dtypes,
             conversions: Vec::new(),
+            adapters: stack,
+            choices: adapters.choices(),
             buffers: FxHashMap::default(),
             steps: FxHashMap::default(),
             looped: None,
@@ -245,6 +273,16 @@ impl Engine {
     /// Which tensors were converted to other types, since the device has no kernels for theirs.
     pub fn conversions(&self) -> &[Conversion] {
         &self.conversions
+    }
+
+    /// Names of the adapters that texts can choose, where many are written at once. A text chooses by the index.
+    pub fn adapters(&self) -> &[String] {
+        &self.choices
+    }
+
+    /// Bytes that differ between adapters which act on all texts.
+    pub(crate) fn adapter_identity(&self) -> &[u8] {
+        self.adapters.as_ref().map_or(&[], Stack::identity)
     }
 
     /// Statistics of the step that reads one token, once it is compiled; of the one that feeds itself
@@ -455,8 +493,20 @@ impl Engine {
         self.record_rows(tokens, logits, self.context)
     }
 
-    /// A step over a cache of so many rows.
+    /// A step over a cache of so many rows. Where texts choose adapters, its text has none.
     fn record_rows(&self, tokens: usize, logits: Logits, rows: usize) -> Result<ModelGraph> {
+        let adapters = self.adapters.as_ref().map(Stack::layout);
+        let adapters = adapters.filter(|layout| layout.choices.is_none());
+        self.record_with(tokens, logits, rows, adapters)
+    }
+
+    fn record_with(
+        &self,
+        tokens: usize,
+        logits: Logits,
+        rows: usize,
+        adapters: Option<&AdapterLayout>,
+    ) -> Result<ModelGraph> {
         let dtypes = &self.weight_dtypes;
         let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
         let options = RecordOptions {
@@ -464,6 +514,7 @@ impl Engine {
             logits,
             order_experts: self.executor.device().multiplies_halves(),
             weight_dtype: &weight_dtype,
+            adapters,
             ..RecordOptions::new(tokens, rows)
         };
         Ok(model::record(&self.shape, &options)?)
@@ -529,6 +580,7 @@ impl Engine {
             cache,
             logits,
             weight_dtype: &weight_dtype,
+            adapters: self.adapters.as_ref().map(Stack::layout),
             ..RecordOptions::new(tokens, cache_rows)
         };
         Ok(model::record(&self.shape, &options)?)
@@ -552,20 +604,27 @@ impl Engine {
     /// Puts every tensor the graph names on the device. The names come from the graph, so that
     /// nothing is missing later and nothing that is not needed is uploaded.
     fn upload(&mut self, gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        let recorded = self.record(1, Logits::Last)?;
+        let adapters = self.adapters.as_ref().map(Stack::layout);
+        let recorded = self.record_with(1, Logits::Last, self.context, adapters)?;
         let mut uploaded = 0;
         let device = self.executor.device().clone();
         for external in recorded.externals() {
             let layout = external.view.layout;
             let name = &*external.name;
             let buffer = match name {
-                TOKENS | POSITIONS | SEEN => continue,
+                TOKENS | POSITIONS | SEEN | ADAPTERS => continue,
                 ROPE_FACTORS => {
                     let factors = self.shape.rope_factors(self.context, |name| gguf.floats(name));
                     device.upload(&factors)?
                 }
                 _ if name.starts_with("cache.") => device.alloc(layout.span_bytes())?,
                 _ => {
+                    let stacked = self.adapters.as_mut();
+                    if let Some(bytes) = stacked.and_then(|all| all.take(name, layout.dtype())) {
+                        let buffer = device.upload_weights(&layout, &bytes)?;
+                        self.buffers.insert(name.to_owned(), buffer);
+                        continue;
+                    }
                     let tensor = gguf.tensor(name)?;
                     let found: Vec<usize> = tensor.dims().iter().rev().copied().collect();
                     let expected: Vec<usize> = layout.dims().iter().map(|&d| d as usize).collect();

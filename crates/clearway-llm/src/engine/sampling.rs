@@ -31,7 +31,7 @@
 //! | biases, mask, constraint, penalties, log probabilities | no | yes |
 //! | stop tokens, budget | in slots of [`batch`](crate::batch) | yes, as tokens arrive; tokens beyond the end are dropped |
 //! | stop strings | no | the same |
-//! | adapter | no | no: any is refused |
+//! | adapter | in slots of [`batch`](crate::batch) | refused elsewhere |
 //!
 //! [`Sampling::runs_on_device`] says which side a row needs. What the device reads is data, so one compiled step serves
 //! every row.
@@ -80,7 +80,8 @@ pub struct Sampling {
     pub stop_strings: Vec<String>,
     /// Tokens of the text at most.
     pub budget: usize,
-    /// Adapter of the weights. There are none yet: anything but `None` is refused.
+    /// Which of the engine's choices of adapters acts on the text ([`Adapters::ByText`](super::Adapters::ByText)), where many
+    /// texts are written at once; `None` for none. Elsewhere anything but `None` is refused.
     pub adapter: Option<u32>,
 }
 
@@ -185,12 +186,11 @@ impl Sampling {
             && self.biases.is_empty()
             && self.mask.is_none()
             && self.constraint.is_none()
-            && self.log_probs == 0
-            && self.adapter.is_none();
+            && self.log_probs == 0;
         plain && (self.is_greedy() || (1..=MOST_DRAWN).contains(&self.top_k))
     }
 
-    /// An error for what neither side can do.
+    /// An error for what an engine without slots cannot do.
     pub(crate) fn check(&self) -> Result<()> {
         match self.adapter {
             Some(adapter) => Err(EngineError::NoAdapter { adapter }),

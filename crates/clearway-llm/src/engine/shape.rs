@@ -4,7 +4,7 @@
 //! [`check`], before anything is recorded. So what a shape costs is bounded by what the file holds.
 
 use super::apart::apart;
-use super::{EngineError, Result, check};
+use super::{EngineError, Result, adapter, check};
 use crate::gguf::{FromValue, Gguf, Metadata};
 use crate::model::{
     Arch, Experts, FAMILIES, LONG_FACTORS, ModelShape, NormKind, Stretch, Window, Yarn, family_of,
@@ -26,6 +26,7 @@ pub fn model_shape(gguf: &Gguf) -> Result<ModelShape> {
 /// # Errors
 /// As [`model_shape`].
 pub fn plain_model(gguf: &Gguf) -> Result<(Gguf, ModelShape)> {
+    adapter::check_is_model(gguf)?;
     let keys = Keys::of(gguf.metadata())?;
     let plain = apart(gguf, &keys)?;
     let shape = read(&plain, &keys)?;
@@ -240,7 +241,7 @@ pub(super) struct Keys<'a> {
 
 impl<'a> Keys<'a> {
     /// The keys of the architecture that the file names.
-    fn of(meta: &'a Metadata) -> Result<Self> {
+    pub(super) fn of(meta: &'a Metadata) -> Result<Self> {
         let prefix = meta.str("general.architecture")?;
         let Some(family) = family_of(prefix) else {
             let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
@@ -251,6 +252,11 @@ impl<'a> Keys<'a> {
             });
         };
         Ok(Self { meta, prefix, arch: family.arch })
+    }
+
+    /// The file's family, as it names it.
+    pub(super) fn prefix(&self) -> &'a str {
+        self.prefix
     }
 
     /// The file's family.

@@ -1,6 +1,6 @@
 //! The vocabulary of a file to a tokenizer and a chat template.
 
-use super::{EngineError, Result};
+use super::{EngineError, Result, adapter};
 use crate::gguf::{FromValue, Gguf, Metadata, Numbers, Strings};
 use crate::text::{ChatTemplate, TextError, Tokenizer, Vocab};
 
@@ -11,8 +11,9 @@ const MAX_ENTRIES: usize = 1 << 19;
 /// The tokenizer of a file.
 ///
 /// # Errors
-/// [`EngineError::NoVocabulary`], and what is wrong with the vocabulary.
+/// [`EngineError::NoVocabulary`], [`EngineError::IsAdapter`], and what is wrong with the vocabulary.
 pub fn tokenizer(gguf: &Gguf) -> Result<Tokenizer> {
+    adapter::check_is_model(gguf)?;
     let meta = gguf.metadata();
     let model = meta.optional::<&str>(&key("model"))?.unwrap_or("no_vocab");
     if model == "no_vocab" {

@@ -24,7 +24,9 @@ use std::sync::Arc;
 
 use clearway::{Device, best_device};
 
-use crate::engine::{self, Engine, EngineError, EngineOptions, Result, Sampling};
+use crate::engine::{
+    self, Adapter, Adapters, Engine, EngineError, EngineOptions, Result, Sampling,
+};
 use crate::gguf::Gguf;
 use crate::speculate::Speculation;
 use crate::text::{EncodeOptions, Tokenizer};
@@ -36,6 +38,8 @@ pub struct Options {
     pub device: Option<Arc<dyn Device>>,
     /// How it runs.
     pub engine: EngineOptions,
+    /// Adapters that act on all texts.
+    pub adapters: Vec<Adapter>,
 }
 
 /// A model on a device, with its vocabulary and the text it has read.
@@ -67,9 +71,10 @@ impl Model {
     /// # Errors
     /// A file that cannot be read, a model that is not supported or has no vocabulary, too little memory.
     pub fn load(path: impl AsRef<Path>, options: Options) -> Result<Self> {
-        let Options { device, engine } = options;
+        let Options { device, engine, adapters } = options;
         let device = device.unwrap_or_else(best_device);
-        Self::new(&Gguf::open(path)?, device, engine, &mut |_| ())
+        let adapters = Adapters::All(adapters);
+        Self::with_adapters(&Gguf::open(path)?, &adapters, device, engine, &mut |_| ())
     }
 
     /// Loads a model by name, such as `smollm2:135m`, `hf:USER/REPO[:FILE]` or the path of a file. It is fetched where it
@@ -99,9 +104,23 @@ impl Model {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
+        Self::with_adapters(gguf, &Adapters::None, device, options, progress)
+    }
+
+    /// As [`new`](Self::new), with adapters of the weights.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and an adapter of another model.
+    pub fn with_adapters(
+        gguf: &Gguf,
+        adapters: &Adapters,
+        device: Arc<dyn Device>,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
         // A file without a vocabulary is refused before gigabytes are read.
         let tokenizer = engine::tokenizer(gguf)?;
-        let engine = Engine::with_progress(gguf, device, options, progress)?;
+        let engine = Engine::with_adapters(gguf, adapters, device, options, progress)?;
         let (file, read) = (gguf.clone(), Vec::new());
         Ok(Self { engine, tokenizer, file, read, speculation: None })
     }

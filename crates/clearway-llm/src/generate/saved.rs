@@ -50,7 +50,7 @@ pub(super) fn read(model: &mut Model, bytes: &[u8]) -> Result<Vec<ChatMessage>> 
         return Err(saved("it is damaged"));
     }
     if rest.number()? != identity(model)? {
-        return Err(saved("it belongs to another model or another type of cache"));
+        return Err(saved("it belongs to another model, other adapters or another type of cache"));
     }
     let mut messages = Vec::new();
     for _ in 0..rest.length()? {
@@ -79,6 +79,7 @@ fn identity(model: &Model) -> Result<u64> {
     let embedding = model.file.tensor(EMBEDDING)?;
     let sample = embedding.bytes();
     bytes.extend(&sample[..sample.len().min(SAMPLE)]);
+    bytes.extend(model.engine.adapter_identity());
     Ok(checksum(&bytes))
 }
 

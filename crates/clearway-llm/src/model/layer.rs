@@ -5,6 +5,7 @@ use clearway::{
     RouterParams, TensorView,
 };
 
+use super::adapters::Narrow;
 use super::shape::{Experts, FeedForward, HeadNorms, ModelShape, NormPlace};
 use super::{
     BLOCKS, CACHE_ROWS, CacheLayout, LOGIT_ROWS, Logits, POSITIONS, ROPE_FACTORS, RecordOptions,
@@ -18,11 +19,19 @@ const FEW_TOKENS: usize = 8;
 const GATE_LIMIT: f32 = 7.0;
 const GATE_ALPHA: f32 = 1.702;
 
+/// What a part of a layer gives.
+struct Given {
+    y: TensorView,
+    /// What adapters of its last product add to that.
+    more: Option<TensorView>,
+}
+
 /// Records the parts of a model one after another.
 pub(super) struct Layers<'a> {
     shape: &'a ModelShape,
-    options: &'a RecordOptions<'a>,
-    ops: Recorder,
+    pub(super) options: &'a RecordOptions<'a>,
+    pub(super) ops: Recorder,
+    pub(super) narrow: Narrow,
     tokens: TensorView,
     /// Rotary position of each token: how many tokens of its sequence it sees, less one.
     positions: TensorView,
@@ -63,6 +72,7 @@ impl<'a> Layers<'a> {
             shape,
             options,
             ops,
+            narrow: Narrow::default(),
             tokens,
             positions,
             seen,
@@ -105,20 +115,45 @@ impl<'a> Layers<'a> {
     pub(super) fn layer(&mut self, layer: usize, x: TensorView) -> Result<TensorView> {
         let attended = self.norm_before(layer, "attn_norm", x)?;
         let attended = self.attention(layer, attended)?;
-        let attended = self.norm_after(layer, "post_attention_norm", attended)?;
-        self.label(layer, "attn_residual");
-        let x = self.ops.add(x, attended)?;
+        let x = self.join(layer, x, attended, ["post_attention_norm", "attn_residual"])?;
         let x = self.norm_of_sum(layer, "attn_output_norm", x)?;
 
         let fed = self.norm_before(layer, self.shape.feed_forward_norm, x)?;
         let fed = match self.shape.experts {
-            Some(experts) => self.experts(layer, fed, experts)?,
+            Some(experts) => Given { y: self.experts(layer, fed, experts)?, more: None },
             None => self.gated(layer, fed, ["ffn_gate", "ffn_up", "ffn_down"], self.shape.ff)?,
         };
-        let fed = self.norm_after(layer, "post_ffw_norm", fed)?;
-        self.label(layer, "ffn_residual");
-        let x = self.ops.add(x, fed)?;
+        let x = self.join(layer, x, fed, ["post_ffw_norm", "ffn_residual"])?;
         self.norm_of_sum(layer, "layer_output_norm", x)
+    }
+
+    /// The residual stream with what a part gives. What adapters add comes last where no norm is in between: then either
+    /// product takes one of the sums in.
+    fn join(
+        &mut self,
+        layer: usize,
+        x: TensorView,
+        given: Given,
+        [norm, residual]: [&str; 2],
+    ) -> Result<TensorView> {
+        let Given { y, more } = given;
+        let (y, late) = match self.shape.norm_place {
+            NormPlace::Around | NormPlace::After => (self.sum(y, more)?, None),
+            NormPlace::Before | NormPlace::OfSum => (y, more),
+        };
+        let y = self.norm_after(layer, norm, y)?;
+        self.label(layer, residual);
+        let x = self.ops.add(x, y)?;
+        self.sum(x, late)
+    }
+
+    /// What adapters add and what they add it to. The product of the adapters comes first: it is the one that shall take
+    /// the sum in, while the other runs beside the narrow product.
+    fn sum(&mut self, y: TensorView, more: Option<TensorView>) -> Result<TensorView> {
+        match more {
+            None => Ok(y),
+            Some(more) => self.ops.add(more, y),
+        }
     }
 
     /// The norm of the residual stream behind a part, where the family has one there.
@@ -158,6 +193,10 @@ impl<'a> Layers<'a> {
         };
         self.ops.set_label("output");
         let mut logits = self.ops.matmul(x, head)?;
+        if !self.shape.tied {
+            let more = self.adapted("output.weight", x, self.shape.vocab)?;
+            logits = self.sum(logits, more)?;
+        }
         if self.shape.logit_scale != 1.0 {
             self.ops.set_label("output_scale");
             logits = self.ops.scale(logits, self.shape.logit_scale)?;
@@ -194,7 +233,7 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    fn attention(&mut self, layer: usize, x: TensorView) -> Result<TensorView> {
+    fn attention(&mut self, layer: usize, x: TensorView) -> Result<Given> {
         let (tokens, head) = (self.options.tokens, self.shape.head_dim);
         let q = self.project(layer, "attn_q", x, self.shape.heads)?;
         let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
@@ -223,7 +262,7 @@ impl<'a> Layers<'a> {
             }
         };
         let y = reshape(y, &[tokens, self.shape.heads * head])?;
-        self.biased(layer, "attn_output", y, self.shape.embd, self.shape.biases.output)
+        self.given(layer, "attn_output", y, self.shape.embd, self.shape.biases.output)
     }
 
     /// Queries or keys, normed where the family does that.
@@ -294,7 +333,7 @@ impl<'a> Layers<'a> {
         x: TensorView,
         [gate, up, down]: [&str; 3],
         size: usize,
-    ) -> Result<TensorView> {
+    ) -> Result<Given> {
         let biased = self.shape.biases.feed_forward;
         let up = self.biased(layer, up, x, size, biased)?;
         let y = match self.shape.feed_forward {
@@ -307,7 +346,7 @@ impl<'a> Layers<'a> {
                 self.activate(layer, gate, up)?
             }
         };
-        self.biased(layer, down, y, self.shape.embd, biased)
+        self.given(layer, down, y, self.shape.embd, biased)
     }
 
     /// The experts each token chose, summed by weight, and the one that all use.
@@ -347,7 +386,8 @@ impl<'a> Layers<'a> {
             return Ok(y);
         };
         let names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-        let mut shared = self.gated(layer, x, names, shared_ff)?;
+        let Given { y: shared, more } = self.gated(layer, x, names, shared_ff)?;
+        let mut shared = self.sum(shared, more)?;
         if shared_gate {
             shared = self.gate_shared(layer, x, shared)?;
         }
@@ -445,7 +485,7 @@ impl<'a> Layers<'a> {
         self.ops.mul(y, weight)
     }
 
-    /// A product, plus a bias where it has one.
+    /// A product, plus a bias and what adapters add, where it has them.
     fn biased(
         &mut self,
         layer: usize,
@@ -454,32 +494,35 @@ impl<'a> Layers<'a> {
         size: usize,
         has_bias: bool,
     ) -> Result<TensorView> {
-        let y = self.linear(layer, part, x, size)?;
-        if !has_bias {
-            return Ok(y);
-        }
-        let bias = self.vector(&format!("blk.{layer}.{part}.bias"), size)?;
-        self.ops.add(y, bias)
+        let Given { y, more } = self.given(layer, part, x, size, has_bias)?;
+        self.sum(y, more)
     }
 
-    fn linear(
+    /// A product, plus a bias where it has one, and what adapters are to add.
+    fn given(
         &mut self,
         layer: usize,
         part: &str,
         x: TensorView,
         size: usize,
-    ) -> Result<TensorView> {
-        let weight =
-            self.matrix(&format!("blk.{layer}.{part}.weight"), &[size, x.layout.cols()])?;
+        has_bias: bool,
+    ) -> Result<Given> {
+        let name = format!("blk.{layer}.{part}.weight");
+        let weight = self.matrix(&name, &[size, x.layout.cols()])?;
         self.label(layer, part);
-        self.ops.matmul(x, weight)
+        let mut y = self.ops.matmul(x, weight)?;
+        if has_bias {
+            let bias = self.vector(&format!("blk.{layer}.{part}.bias"), size)?;
+            y = self.ops.add(y, bias)?;
+        }
+        Ok(Given { y, more: self.adapted(&name, x, size)? })
     }
 
     fn expert_weight(&mut self, layer: usize, part: &str, shape: &[usize]) -> Result<TensorView> {
         self.matrix(&format!("blk.{layer}.{part}.weight"), shape)
     }
 
-    fn matrix(&mut self, name: &str, shape: &[usize]) -> Result<TensorView> {
+    pub(super) fn matrix(&mut self, name: &str, shape: &[usize]) -> Result<TensorView> {
         self.ops.external(name, (self.options.weight_dtype)(name), shape)
     }
 

@@ -4,11 +4,13 @@
 //! Weights, caches and the step's tokens and positions are external tensors, bound when the graph is
 //! lowered. Tensor names are those of GGUF files.
 
+mod adapters;
 mod family;
 mod layer;
 mod rope;
 mod shape;
 
+pub use adapters::{ADAPTERS, AdapterInput, AdapterLayout};
 pub use family::{FAMILIES, Family, family_of, nearest_family};
 pub use rope::{LONG_FACTORS, SHORT_FACTORS, Stretch, Yarn};
 pub use shape::{
@@ -70,6 +72,8 @@ pub struct RecordOptions<'a> {
     pub order_experts: bool,
     /// Element type of each matrix, by name. Vectors are f32.
     pub weight_dtype: &'a dyn Fn(&str) -> DType,
+    /// Which weights have adapters; `None` where none has any.
+    pub adapters: Option<&'a AdapterLayout>,
 }
 
 impl RecordOptions<'_> {
@@ -83,6 +87,7 @@ impl RecordOptions<'_> {
             logits: Logits::Last,
             order_experts: false,
             weight_dtype: &|_| DType::F16,
+            adapters: None,
         }
     }
 }

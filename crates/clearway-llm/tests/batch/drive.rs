@@ -8,7 +8,7 @@ use clearway_llm::batch::request::{EndReason, Event, Request, RequestId, TokenUs
 use clearway_llm::batch::runner::{Limits, Runner, Work};
 use clearway_llm::batch::schedule::{Policy, Scheduler};
 
-use super::sim::{END, Sim, alone};
+use super::sim::{END, Sim, alone_with};
 
 pub struct Drive {
     pub scheduler: Scheduler,
@@ -140,14 +140,15 @@ impl Drive {
         let context = limits.context.min(limits.blocks * limits.block);
         for ((id, choice), text) in &self.texts {
             let request = &self.requests[id];
-            let Sampling { seed, budget, stop_tokens, .. } = &request.sampling;
+            let Sampling { seed, budget, stop_tokens, adapter, .. } = &request.sampling;
             let seed = seed.wrapping_add(*choice as u64);
             let mut stops = stop_tokens.clone();
             if !request.ignore_eos {
                 stops.push(END);
             }
             let room = context + 1 - request.prompt.len();
-            let (tokens, stop) = alone(&request.prompt, seed, (*budget).min(room), &stops);
+            let within = (*budget).min(room);
+            let (tokens, stop) = alone_with(*adapter, &request.prompt, seed, within, &stops);
             let name = format!("text {choice} of {id:?}");
             match text.end.as_ref().unwrap_or_else(|| panic!("{name} has not ended")) {
                 EndReason::Cancelled | EndReason::Failed(_) => {
@@ -173,7 +174,16 @@ impl Drive {
 
 /// Limits of a device with room for much.
 pub fn roomy() -> Limits {
-    Limits { slots: 16, block: 16, blocks: 4096, context: 16384, chunk: 512, steps: 32, ahead: 2 }
+    Limits {
+        slots: 16,
+        block: 16,
+        blocks: 4096,
+        context: 16384,
+        chunk: 512,
+        steps: 32,
+        ahead: 2,
+        adapters: 0,
+    }
 }
 
 /// A request whose text is as long as its budget.

@@ -24,6 +24,7 @@ fn limits(rng: &mut Rng) -> Limits {
         chunk: rng.within(1, 64) as usize,
         steps: rng.within(1, 12) as usize,
         ahead: rng.within(1, 3) as usize,
+        adapters: 2,
     }
 }
 
@@ -43,6 +44,9 @@ fn random_request(rng: &mut Rng, limits: &Limits, prefixes: &[Vec<u32>]) -> Requ
     }
     if rng.chance(5) {
         sampling.penalties = Penalties { repeat: 1.1, ..Penalties::default() };
+    }
+    if rng.chance(40) {
+        sampling.adapter = Some(rng.below(2) as u32);
     }
     if rng.chance(20) {
         sampling.stop_tokens = vec![rng.below(64) as u32];

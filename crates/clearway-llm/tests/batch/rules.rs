@@ -38,7 +38,10 @@ fn a_request_that_can_never_run_is_refused() {
     assert_eq!(refusal(request(prompt(101, 0), 5)), Refusal::TooLong { tokens: 101, context: 100 });
     assert_eq!(refusal(request(prompt(81, 0), 5)), Refusal::TooLarge { needed: 6, blocks: 5 });
     let sampling = Sampling { adapter: Some(3), ..Sampling::default() };
-    assert_eq!(refusal(Request::new(vec![1], sampling)), Refusal::Adapter { adapter: 3 });
+    assert_eq!(
+        refusal(Request::new(vec![1], sampling)),
+        Refusal::Adapter { adapter: 3, loaded: 0 }
+    );
     scheduler.submit(&request(prompt(80, 0), 5), ms(0)).unwrap();
 }
 
@@ -324,6 +327,22 @@ fn salts_keep_prompts_apart() {
     }
     assert_eq!(drive.sim.read, 3 * 319);
     drive.compare();
+}
+
+#[test]
+fn adapters_keep_prompts_apart() {
+    let mut drive = Drive::new(Limits { adapters: 2, ..roomy() }, 11);
+    for adapter in [None, Some(0), Some(1), None, Some(1)] {
+        let sampling = Sampling { adapter, budget: 3, ..Sampling::default() };
+        drive.submit(Request::new(prompt(320, 1), sampling));
+        drive.run();
+    }
+    // The last two read only the block that they decode in.
+    assert_eq!(drive.sim.read, 3 * 319 + 2 * 15);
+    drive.compare();
+    let sampling = Sampling { adapter: Some(2), ..Sampling::default() };
+    let refused = drive.scheduler.submit(&Request::new(vec![1], sampling), ms(0));
+    assert_eq!(refused, Err(Refusal::Adapter { adapter: 2, loaded: 2 }));
 }
 
 #[test]

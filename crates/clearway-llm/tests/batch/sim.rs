@@ -91,6 +91,11 @@ fn extend(hash: u64, token: u32) -> u64 {
     z ^ (z >> 29)
 }
 
+/// The row of one more token of a text with an adapter.
+fn row_of(hash: u64, token: u32, adapter: Option<u32>) -> u64 {
+    extend(hash ^ adapter.map_or(0, |adapter| u64::from(adapter + 1) << 40), token)
+}
+
 /// The token after a text whose rows sum up to `sum`.
 fn choose(sum: u64, seed: u64, position: usize) -> u32 {
     (extend(sum ^ seed.rotate_left(17), position as u32) >> 20) as u32 % VOCAB
@@ -98,9 +103,20 @@ fn choose(sum: u64, seed: u64, position: usize) -> u32 {
 
 /// The tokens a text gets alone, up to `budget`; without the one that ends it, which comes with them.
 pub fn alone(prompt: &[u32], seed: u64, budget: usize, stops: &[u32]) -> (Vec<u32>, Option<u32>) {
+    alone_with(None, prompt, seed, budget, stops)
+}
+
+/// As [`alone`], with an adapter.
+pub fn alone_with(
+    adapter: Option<u32>,
+    prompt: &[u32],
+    seed: u64,
+    budget: usize,
+    stops: &[u32],
+) -> (Vec<u32>, Option<u32>) {
     let (mut hash, mut sum) = (1_u64, 0_u64);
     let mut read = |token| {
-        hash = extend(hash, token);
+        hash = row_of(hash, token, adapter);
         sum = sum.rotate_left(7).wrapping_add(hash);
         sum
     };
@@ -166,7 +182,7 @@ impl Sim {
         &mut self,
         slot: Slot,
         position: usize,
-        token: u32,
+        (token, adapter): (u32, Option<u32>),
         before: (u64, u64),
         touches: &mut Vec<(Block, Slot, u64)>,
     ) -> (u64, u64) {
@@ -179,7 +195,8 @@ impl Sim {
             touches.push((other, slot, self.slots[slot].generation));
         }
         touches.push((block, slot, self.slots[slot].generation));
-        let hash = extend(before.1, token);
+        assert!(adapter.is_none_or(|adapter| (adapter as usize) < self.limits.adapters));
+        let hash = row_of(before.1, token, adapter);
         self.rows[block as usize][position % size] = Some((position, hash));
         (before.0.rotate_left(7).wrapping_add(hash), hash)
     }
@@ -259,7 +276,8 @@ impl Sim {
         assert!(!read.tokens.is_empty());
         let mut state = self.look_back(read.slot, read.position);
         for (at, &token) in read.tokens.iter().enumerate() {
-            state = self.write(read.slot, read.position + at, token, state, touches);
+            let row = (token, read.adapter);
+            state = self.write(read.slot, read.position + at, row, state, touches);
         }
         if let Some(open) = &self.slots[read.slot].open {
             let end = read.position + read.tokens.len();
@@ -288,7 +306,8 @@ impl Sim {
                 failed = true;
                 break;
             }
-            let (sum, _) = self.write(slot, position, token, before, touches);
+            let row = (token, sampling.adapter);
+            let (sum, _) = self.write(slot, position, row, before, touches);
             let next = choose(sum, sampling.seed, position + 1);
             let open = self.slots[slot].open.as_mut().unwrap();
             open.stopped = open.state.stop_tokens.contains(&next);

@@ -28,6 +28,7 @@ pub enum Meta {
 }
 
 /// A file in the making.
+#[derive(Clone)]
 pub struct Tiny {
     arch: &'static str,
     meta: Vec<(&'static str, Meta)>,
@@ -74,6 +75,12 @@ impl Tiny {
 
     pub fn remove(&mut self, name: &str) {
         self.tensors.remove(name).unwrap_or_else(|| panic!("no {name}"));
+    }
+
+    /// Names and dimensions of all tensors, rows last.
+    #[allow(dead_code)] // not every test that shares this module looks at them
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.tensors.iter().map(|(name, (dims, _))| (&**name, &**dims))
     }
 
     /// Tensors of every layer.

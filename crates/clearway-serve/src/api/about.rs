@@ -61,7 +61,8 @@ pub async fn slots(State(app): State<Arc<App>>) -> Result<Response<Body>> {
 /// `/v1/models`
 pub async fn models(State(app): State<Arc<App>>) -> Result<Response<Body>> {
     let served = app.served()?;
-    let models: Vec<Value> = served.names.iter().map(|name| about(&app, &served, name)).collect();
+    let names = served.names.iter().chain(&served.adapters);
+    let models: Vec<Value> = names.map(|name| about(&app, &served, name)).collect();
     Ok(json_response(&json!({ "object": "list", "data": models })))
 }
 
@@ -75,14 +76,16 @@ pub async fn model(
     Ok(json_response(&about(&app, &served, &name)))
 }
 
+/// A model, or an adapter, whose parent is its model.
 fn about(app: &App, served: &Served, name: &str) -> Value {
+    let is_adapter = !served.names.iter().any(|known| known == name);
     json!({
         "id": name,
         "object": "model",
         "created": app.created,
         "owned_by": "clearway",
-        "root": served.name(),
-        "parent": null,
+        "root": if is_adapter { name } else { served.name() },
+        "parent": is_adapter.then(|| served.name()),
         "max_model_len": served.context,
         "meta": {
             "architecture": served.facts.architecture,

@@ -129,8 +129,9 @@ pub async fn create(call: Call) -> Result<Response<Body>> {
 pub(super) fn prepare(app: &App, served: &Served, tally: &Tally, body: &[u8]) -> Result<Prepared> {
     let mut fields = Fields::parse(body)?;
     let model = fields.text("model")?;
-    check_model(model.as_deref(), served)?;
+    let adapter = check_model(model.as_deref(), served)?;
     let mut choosing = sampling::read(&mut fields, served.tokenizer.len())?;
+    choosing.sampling.adapter = adapter;
     let mut conversation = conversation(&mut fields)?;
     conversation.messages = prompt::messages(&mut fields)?;
     choosing.grammar = sampling::grammar(&mut fields)?;

@@ -122,9 +122,10 @@ pub(super) fn prepare(
 ) -> Result<Prepared> {
     let mut fields = Fields::parse(body)?;
     let model = fields.text("model")?;
-    check_model(model.as_deref(), served)?;
+    let adapter = check_model(model.as_deref(), served)?;
     let prompts = prompt::prompts(&mut fields, served)?;
     let mut choosing = sampling::read(&mut fields, served.tokenizer.len())?;
+    choosing.sampling.adapter = adapter;
     choosing.grammar = sampling::grammar(&mut fields)?;
     let budget = sampling::budget(&mut fields, &["max_tokens", "max_completion_tokens"])?;
     choosing.sampling.budget = budget.unwrap_or(TOKENS);

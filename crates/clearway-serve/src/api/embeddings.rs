@@ -55,7 +55,9 @@ pub async fn create(call: Call) -> Result<Response<Body>> {
 pub(super) fn prepare(served: &Served, tally: &Tally, body: &[u8]) -> Result<Prepared> {
     let mut fields = Fields::parse(body)?;
     let model = fields.text("model")?;
-    check_model(model.as_deref(), served)?;
+    if check_model(model.as_deref(), served)?.is_some() {
+        return Err(fields.error("model", "is an adapter; vectors are those of the model itself"));
+    }
     let input = fields.take("input").ok_or_else(|| fields.error("input", "is missing"))?;
     let texts = prompt::inputs(&fields.name("input"), input, served)?;
     if texts.len() > MAX_TEXTS {

@@ -128,7 +128,7 @@ async fn answer(call: Call) -> Result<Response<Body>> {
 pub(super) fn prepare(app: &App, served: &Served, tally: &Tally, body: &[u8]) -> Result<Prepared> {
     let mut fields = Fields::parse(body)?;
     let model = fields.text("model")?.ok_or_else(|| fields.error("model", "is missing"))?;
-    check_model(Some(&model), served)?;
+    let adapter = check_model(Some(&model), served)?;
     let conversation = conversation(&mut fields)?;
     let budget = sampling::budget(&mut fields, &["max_tokens"])?;
     let budget = budget.ok_or_else(|| fields.error("max_tokens", "is missing"))?;
@@ -137,6 +137,7 @@ pub(super) fn prepare(app: &App, served: &Served, tally: &Tally, body: &[u8]) ->
     fields.only("service_tier", &[json!("auto"), json!("standard_only")])?;
     fields.ignore(&["metadata"]);
     let mut choosing = sampling::read(&mut fields, served.tokenizer.len())?;
+    choosing.sampling.adapter = adapter;
     fields.finish()?;
     choosing.stops.extend(stops);
     choosing.sampling.budget = budget;

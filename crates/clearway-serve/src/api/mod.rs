@@ -250,19 +250,21 @@ impl http_body::Body for Frames {
     }
 }
 
-/// Whether a model of this name is served.
+/// The adapter that a request names in place of a model; `None` for the model itself.
 ///
 /// # Errors
-/// It is not.
-fn check_model(name: Option<&str>, served: &Served) -> Result<()> {
-    match name {
-        Some(name) if !served.names.iter().any(|known| known == name) => {
-            let known = served.names.join(", ");
-            let message = format!("there is no model `{name}`; served are: {known}");
-            Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found"))
-        }
-        _ => Ok(()),
+/// Nothing of this name is served.
+fn check_model(name: Option<&str>, served: &Served) -> Result<Option<u32>> {
+    let Some(name) = name else { return Ok(None) };
+    if served.names.iter().any(|known| known == name) {
+        return Ok(None);
     }
+    if let Some(adapter) = served.adapters.iter().position(|known| known == name) {
+        return Ok(Some(adapter as u32));
+    }
+    let known: Vec<&str> = served.names.iter().chain(&served.adapters).map(|one| &**one).collect();
+    let message = format!("there is no model `{name}`; served are: {}", known.join(", "));
+    Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found"))
 }
 
 /// Counts in OpenAI's form.

@@ -78,9 +78,10 @@ pub async fn create(call: Call) -> Result<Response<Body>> {
 pub(super) fn prepare(app: &App, served: &Served, tally: &Tally, body: &[u8]) -> Result<Prepared> {
     let mut fields = Fields::parse(body)?;
     let model = fields.text("model")?;
-    check_model(model.as_deref(), served)?;
+    let adapter = check_model(model.as_deref(), served)?;
     let (temperature, top_p) = (peek(&mut fields, "temperature"), peek(&mut fields, "top_p"));
     let mut choosing = sampling::read(&mut fields, served.tokenizer.len())?;
+    choosing.sampling.adapter = adapter;
     let instructions = fields.text("instructions")?;
     let (tools, shown_tools, shown_choice) = read_tools(&mut fields)?;
     let parallel = tools.parallel;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clearway::Device;
 use clearway::cpu::CpuDevice;
-use clearway_llm::engine::{self, Engine, EngineOptions};
+use clearway_llm::engine::{self, Adapters, Engine, EngineOptions};
 use clearway_llm::gguf::Gguf;
 use clearway_llm::gguf::synth::{Synth, SynthQuant, SynthShape};
 use clearway_llm::model::{Arch, ModelShape};
@@ -41,6 +41,8 @@ pub struct Setup {
     pub load: Duration,
     /// Opens the device, the first time and again.
     pub device: Arc<dyn Fn() -> Arc<dyn Device> + Send + Sync>,
+    /// Adapters that requests choose.
+    pub adapters: Adapters,
 }
 
 impl Default for Setup {
@@ -48,14 +50,21 @@ impl Default for Setup {
         let address = Address::Tcp { host: [127, 0, 0, 1].into(), port: 0 };
         let config = Config { address, log: LogFormat::None, ..Config::default() };
         let device = || Arc::new(CpuDevice::new()) as Arc<dyn Device>;
-        Self { config, queue: 64, parallel: 2, load: Duration::ZERO, device: Arc::new(device) }
+        Self {
+            config,
+            queue: 64,
+            parallel: 2,
+            load: Duration::ZERO,
+            device: Arc::new(device),
+            adapters: Adapters::None,
+        }
     }
 }
 
 impl Setup {
     /// Starts the server.
     pub fn start(self) -> Running {
-        let Self { config, queue, parallel, load, device } = self;
+        let Self { config, queue, parallel, load, device, adapters } = self;
         let server = Server::bind(config).unwrap();
         let address = server.address();
         let client = Client::new(address.strip_prefix("http://").unwrap_or(&address));
@@ -65,7 +74,7 @@ impl Setup {
             std::thread::spawn(move || {
                 let made = move || {
                     std::thread::sleep(load);
-                    served(queue, parallel, device).map_err(|error| error.to_string())
+                    served(queue, parallel, device, adapters).map_err(|error| error.to_string())
                 };
                 server.run(made, |_| (), move || stop.load(Ordering::SeqCst))
             })
@@ -129,16 +138,19 @@ fn served(
     queue: usize,
     parallel: usize,
     device: Arc<dyn Fn() -> Arc<dyn Device> + Send + Sync>,
+    adapters: Adapters,
 ) -> Result<Served, Box<dyn std::error::Error>> {
     let file = Gguf::open(model())?;
     let again = file.clone();
     let options = EngineOptions { context: Some(parallel * CONTEXT), ..EngineOptions::default() };
-    let engine = Engine::new(&file, device(), options)?;
+    let choices = adapters.choices();
+    let engine = Engine::with_adapters(&file, &adapters, device(), options, &mut |_| ())?;
     let ends = engine::tokenizer(&file)?.end_tokens().to_vec();
-    let reopen = move || Engine::new(&again, device(), options);
+    let reopen = move || Engine::with_adapters(&again, &adapters, device(), options, &mut |_| ());
     let options = BatchOptions { parallel, context: CONTEXT, queue };
     let backend = Batch::reopening(engine, ends, options, reopen)?;
-    Ok(Served::new(vec![MODEL.into()], &file, CONTEXT, 4096, Box::new(backend))?)
+    let served = Served::new(vec![MODEL.into()], &file, CONTEXT, 4096, Box::new(backend))?;
+    Ok(served.with_adapters(choices))
 }
 
 /// The model file, made once.

@@ -43,10 +43,11 @@ pub fn run(args: &Args) -> Result<()> {
         Some(text) => vec![text],
         None => TEXTS.map(|(name, text)| (name, text.to_owned())).into(),
     };
+    let adapters = args.lora.for_all()?;
     let gguf = args.name.open()?;
     let device = args.device.open()?;
     let options = args.engine.options(None);
-    let mut model = model::load_model(&gguf, device.clone(), options)?;
+    let mut model = model::load_model(&gguf, &adapters, device.clone(), options)?;
     let sampling = Sampling { temperature: args.temp, budget: count, ..Sampling::default() };
     args.spec.apply(&mut model, &device, &args.engine)?;
     model.prepare(&sampling)?;

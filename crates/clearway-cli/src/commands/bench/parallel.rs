@@ -33,7 +33,8 @@ pub fn run(args: &Args) -> Result<()> {
     let blocks = (prompt + count).div_ceil(BLOCK);
     let gguf = args.name.open()?;
     let options = args.engine.options(Some(most * blocks * BLOCK));
-    let engine = model::load(&gguf, args.device.open()?, options)?;
+    let adapters = args.lora.for_all()?;
+    let engine = model::load(&gguf, &adapters, args.device.open()?, options)?;
     let sampling = Sampling { temperature: args.temp, min_p: 0.0, ..Sampling::default() };
     let context = blocks * BLOCK;
     let options = DeviceOptions { slots: most, block: BLOCK, context, deterministic: false };
@@ -102,7 +103,7 @@ impl Shape {
             let blocks = (slot * blocks) as u32..((slot + 1) * blocks) as u32;
             work.changes.push(Change::Blocks { slot, first: 0, blocks: blocks.collect() });
             let tokens: Vec<u32> = tokens(slot).take(prompt - 1).collect();
-            work.read.push(Read { slot, position: 0, tokens });
+            work.read.push(Read { slot, position: 0, tokens, adapter: None });
             let state = SlotState {
                 token: token(slot * prompt + prompt),
                 position: prompt - 1,

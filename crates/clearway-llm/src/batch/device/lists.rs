@@ -8,7 +8,7 @@ use super::slots::{Advance, RING, WORDS};
 use crate::engine::choose::{self, Choice, DrawnBy};
 use crate::engine::{Engine, EngineError};
 use crate::model::{
-    BLOCKS, CACHE_ROWS, CacheLayout, Logits, ModelGraph, POSITIONS, SEQUENCES, TOKENS,
+    ADAPTERS, BLOCKS, CACHE_ROWS, CacheLayout, Logits, ModelGraph, POSITIONS, SEQUENCES, TOKENS,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -60,6 +60,8 @@ pub(super) struct Inputs {
     positions: Buffer,
     sequences: Buffer,
     cache_rows: Buffer,
+    /// Where sequences choose adapters.
+    adapters: Option<Buffer>,
 }
 
 /// One row of a step.
@@ -69,12 +71,14 @@ pub(super) struct Row {
     pub(super) position: u32,
     pub(super) sequence: u32,
     pub(super) cache_row: u32,
+    /// The adapter of its text.
+    pub(super) adapter: Option<u32>,
 }
 
 impl Row {
     /// A row that is written nowhere and sees nothing.
     pub(super) const NONE: Self =
-        Self { token: 0, position: 0, sequence: u32::MAX, cache_row: u32::MAX };
+        Self { token: 0, position: 0, sequence: u32::MAX, cache_row: u32::MAX, adapter: None };
 }
 
 impl Inputs {
@@ -85,6 +89,7 @@ impl Inputs {
             positions: alloc()?,
             sequences: alloc()?,
             cache_rows: alloc()?,
+            adapters: (!engine.adapters().is_empty()).then(alloc).transpose()?,
         })
     }
 
@@ -94,6 +99,11 @@ impl Inputs {
         self.positions.write_slice(0, &column(|row| row.position))?;
         self.sequences.write_slice(0, &column(|row| row.sequence))?;
         self.cache_rows.write_slice(0, &column(|row| row.cache_row))?;
+        if let Some(adapters) = &self.adapters {
+            // The first row of a table of choices stands for none.
+            let choice = |row: &Row| row.adapter.map_or(0, |adapter| adapter.saturating_add(1));
+            adapters.write_slice(0, &column(choice))?;
+        }
         Ok(())
     }
 }
@@ -257,6 +267,7 @@ fn bind(
             SEQUENCES => &inputs.sequences,
             CACHE_ROWS => &inputs.cache_rows,
             BLOCKS => blocks,
+            ADAPTERS => inputs.adapters.as_ref().ok_or(EngineError::NotOnDevice)?,
             name => engine.buffer(name)?,
         };
         bound.bind(external.view, buffer);

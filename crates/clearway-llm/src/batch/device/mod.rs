@@ -240,6 +240,7 @@ impl DeviceRunner {
                     position: position as u32,
                     sequence: sequence as u32,
                     cache_row: self.cache_row(read.slot, position),
+                    adapter: read.adapter,
                 });
             }
         }
@@ -285,6 +286,7 @@ impl DeviceRunner {
                     position: state.position as u32,
                     sequence: slot as u32,
                     cache_row: self.cache_row(slot, state.position),
+                    adapter: state.adapter,
                 },
                 _ => Row::NONE,
             }
@@ -392,6 +394,7 @@ impl Runner for DeviceRunner {
             chunk: chunk.min(READ_ROWS[READ_ROWS.len() - 1]),
             steps: if far { FAR_STEPS } else { NEAR_STEPS },
             ahead: if far { 2 } else { 1 },
+            adapters: self.engine.adapters().len(),
         }
     }
 

@@ -49,6 +49,8 @@ pub(super) struct Slot {
     pub(super) history: Vec<u32>,
     draw: [u32; DRAW_WORDS],
     pub(super) choice: Option<Choice>,
+    /// The adapter of its text.
+    pub(super) adapter: Option<u32>,
 }
 
 impl Slot {
@@ -63,6 +65,7 @@ impl Slot {
             history: Vec::new(),
             draw: [0; DRAW_WORDS],
             choice: None,
+            adapter: None,
         }
     }
 
@@ -78,6 +81,7 @@ impl Slot {
             history: if choice.is_none() { state.history.clone() } else { Vec::new() },
             draw: state.sampling.draw().to_words(),
             choice,
+            adapter: state.sampling.adapter,
         };
         slot.settle();
         slot

@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use super::pool::{Pool, PoolCounts};
+use super::pool::{Pool, PoolCounts, Salt};
 use super::request::{EndReason, Event, Refusal, Request, RequestId, TokenUsage, What};
 use super::runner::{Block, Change, Limits, Slot};
 use decision::Log;
@@ -304,7 +304,7 @@ impl Scheduler {
                 text: request.prompt.to_vec(),
                 sampling,
                 stop_tokens: stop_tokens.clone(),
-                salt: request.cache_salt,
+                salt: Salt { request: request.cache_salt, adapter: request.sampling.adapter },
                 patient: request.patient,
                 context,
                 submitted: now,

@@ -422,6 +422,7 @@ impl Scheduler {
             slot,
             position: read,
             tokens: sequence.text[read..end].to_vec(),
+            adapter: sequence.sampling.adapter,
         });
         plan.read += end - read;
         sequence.state = State::Reading { slot, read: end };

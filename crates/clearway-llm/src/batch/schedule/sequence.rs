@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::SequenceId;
-use crate::batch::pool::{self, Full, Key, Pool};
+use crate::batch::pool::{self, Full, Key, Pool, Salt};
 use crate::batch::request::{RequestId, TokenUsage};
 use crate::batch::runner::{Block, Slot};
 use crate::engine::Sampling;
@@ -61,7 +61,7 @@ pub(super) struct Sequence {
     pub(super) prompt: usize,
     pub(super) sampling: Sampling,
     pub(super) stop_tokens: Vec<u32>,
-    pub(super) salt: u64,
+    pub(super) salt: Salt,
     /// Nobody reads its tokens as they come.
     pub(super) patient: bool,
     /// Its position never reaches further: budget or context.
@@ -95,7 +95,7 @@ pub(super) struct Origin {
     pub(super) text: Vec<u32>,
     pub(super) sampling: Sampling,
     pub(super) stop_tokens: Vec<u32>,
-    pub(super) salt: u64,
+    pub(super) salt: Salt,
     pub(super) patient: bool,
     pub(super) context: usize,
     pub(super) submitted: Duration,

@@ -285,7 +285,6 @@ fn the_host_is_asked_where_the_device_cannot_choose() {
         Sampling { biases: vec![(1, 1.0)], ..plain.clone() },
         Sampling { mask: Some(Arc::default()), ..plain.clone() },
         Sampling { log_probs: 1, ..plain.clone() },
-        Sampling { adapter: Some(0), ..plain.clone() },
     ] {
         assert_eq!(Choice::of(&only_host), None, "{only_host:?}");
     }
