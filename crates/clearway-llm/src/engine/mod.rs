@@ -8,6 +8,7 @@
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
 //! | `memory` | how much memory a model needs, and how large a context it gets |
+//! | `split` | which layers lie on which of two devices |
 //! | `embed` | texts to vectors |
 //! | `state` | the rows of the cache as bytes |
 //! | `finite` | logits that are no numbers, and where they began |
@@ -30,6 +31,7 @@ mod memory;
 mod sample;
 pub mod sampling;
 mod shape;
+mod split;
 mod state;
 mod token_loop;
 mod traffic;
@@ -44,6 +46,7 @@ pub use memory::{Bytes, ContextReason, Footprint};
 pub use sample::{LogProbs, Sampler};
 pub use sampling::{Penalties, Sampling, TokenMask};
 pub use shape::{model_shape, plain_model};
+pub use split::{Devices, GpuLayers, Share};
 pub(crate) use token_loop::TokenStream;
 pub use traffic::TokenBytes;
 pub use vocab::{chat_template, tokenizer};
@@ -59,8 +62,8 @@ use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS,
-    RecordOptions, SEEN, TOKENS,
+    self, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, Part, ROPE_FACTORS,
+    RecordOptions, SEEN, STREAM, TOKENS,
 };
 
 /// Shorthand for results of this module.
@@ -103,9 +106,14 @@ pub enum Rows<'a> {
     List(&'a [usize]),
 }
 
-/// A model on a device, in the middle of a text.
+/// A model on a device or two, in the middle of a text.
 pub struct Engine {
     executor: GraphExecutor,
+    /// What of the model the device has. A back comes with its front; a front is only ever part of another engine.
+    part: Part,
+    /// What has the first layers, where another device has them. Its steps give the residual stream that ours begin with. The
+    /// text it is in the middle of is ours.
+    front: Option<Box<Self>>,
     shape: ModelShape,
     options: EngineOptions,
     context: usize,
@@ -127,7 +135,8 @@ pub struct Engine {
 struct Step {
     graph: Executable,
     recorded: ModelGraph,
-    tokens: Buffer,
+    /// Tokens, or the residual stream where another device has the first layers.
+    input: Buffer,
     positions: Buffer,
     /// Which tokens get logits, or the last row that each token sees, where the step asks.
     rows: Option<Buffer>,
@@ -136,7 +145,7 @@ struct Step {
 impl Step {
     /// How many tokens it reads.
     fn size(&self) -> usize {
-        (self.tokens.len() / 4) as usize
+        (self.positions.len() / 4) as usize
     }
 }
 
@@ -159,24 +168,78 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
+        Self::on(gguf, Devices::One(device), options, progress)
+    }
+
+    /// As [`with_progress`](Self::with_progress), on one device or on two.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`EngineError::Layers`].
+    pub fn on(
+        gguf: &Gguf,
+        devices: Devices,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
         let (gguf, _) = &plain_model(gguf)?;
-        let memory = device.info().memory_bytes;
+        let memory = devices.last().info().memory_bytes;
         let footprint = Footprint::new(gguf, options.context, options.cache_dtype, memory)?;
-        footprint.check(&*device)?;
-        let Footprint { shape, context, reason, .. } = footprint;
+        if let Devices::One(device) = &devices {
+            footprint.check(&**device)?;
+        }
+        let Footprint { context, .. } = footprint;
         if context == 0 || context > u32::MAX as usize {
             return Err(EngineError::Context { wanted: context });
         }
+        let (host, card, layers) = match devices {
+            Devices::One(device) => {
+                return Self::part(gguf, device, Part::Whole, &footprint, options, progress);
+            }
+            Devices::Two { host, card, host_layers } => (host, card, host_layers),
+        };
+        if layers >= footprint.shape.layers {
+            return Err(EngineError::Layers {
+                host_layers: layers,
+                layers: footprint.shape.layers,
+            });
+        }
+        let (total, mut uploaded) = (gguf.tensor_bytes(), 0);
+        let front = Part::Front { layers };
+        let mut front = Self::part(gguf, host, front, &footprint, options, &mut |bytes| {
+            uploaded = bytes;
+            progress(bytes);
+        })?;
+        let back = Part::Back { from: layers };
+        let mut engine = Self::part(gguf, card, back, &footprint, options, &mut |bytes| {
+            // An embedding that is also the head is uploaded twice.
+            progress((uploaded + bytes).min(total));
+        })?;
+        engine.conversions.append(&mut front.conversions);
+        engine.front = Some(Box::new(front));
+        Ok(engine)
+    }
+
+    /// A part of a model on a device.
+    fn part(
+        gguf: &Gguf,
+        device: Arc<dyn Device>,
+        part: Part,
+        footprint: &Footprint,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
         let weight_dtypes = gguf
             .tensors()
             .map(|t| (t.name().to_owned(), convert::device_dtype(t.dtype(), &*device)))
             .collect();
         let mut engine = Self {
             executor: GraphExecutor::on(device),
-            shape,
+            part,
+            front: None,
+            shape: footprint.shape.clone(),
             options,
-            context,
-            reason,
+            context: footprint.context,
+            reason: footprint.reason,
             file: gguf.clone(),
             weight_dtypes,
             conversions: Vec::new(),
@@ -222,7 +285,7 @@ impl Engine {
     }
 
     /// Statistics of the step that reads one token, once it is compiled; of the one that feeds itself
-    /// where there is one.
+    /// where there is one. Of two devices it is the one with the head.
     pub fn decode_stats(&self) -> Option<&clearway::PassStats> {
         let step = self
             .looped
@@ -275,7 +338,8 @@ impl Engine {
 
     /// Tokens that the device reads at once, at most.
     pub fn batch_tokens(&self) -> usize {
-        self.executor.device().batch_tokens()
+        let most = self.executor.device().batch_tokens();
+        self.front.as_ref().map_or(most, |front| most.min(front.batch_tokens()))
     }
 
     /// The parts in which the device reads tokens.
@@ -369,30 +433,17 @@ impl Engine {
             (_, Some(count)) if count < size => Logits::Rows(count),
             _ => Logits::All,
         };
-        if !self.options.replay {
-            self.steps.clear();
-        }
-        let key = (size, kind);
-        let step = match self.steps.remove(&key) {
-            Some(step) => step,
-            None => self.compile(size, kind)?,
-        };
-        let step = self.steps.entry(key).or_insert(step);
         let first = self.position as u32;
         let repeated = std::iter::repeat_n(first, missing);
         let positions: Vec<u32> = repeated.chain(first..).take(size).collect();
         let repeated = std::iter::repeat_n(tokens[0], missing);
         let padded: Vec<u32> = repeated.chain(tokens.iter().copied()).collect();
-        step.tokens.write_slice(0, &padded)?;
-        step.positions.write_slice(0, &positions)?;
-        if let (Logits::Rows(count), Some(buffer)) = (kind, &step.rows) {
+        let mut ids: Vec<u32> = rows.iter().map(|&row| (missing + row) as u32).collect();
+        if let Logits::Rows(count) = kind {
             // Rows that nobody asks for are the last again.
-            let mut ids: Vec<u32> = rows.iter().map(|&row| (missing + row) as u32).collect();
             ids.resize(count, size as u32 - 1);
-            buffer.write_slice(0, &ids)?;
         }
-        step.graph.run()?;
-        let mut logits = step.graph.read_f32(step.recorded.logits)?;
+        let mut logits = self.replay(&padded, &positions, kind, &ids)?;
         if !finite::is_sound(&logits) {
             return Err(self.not_finite(tokens));
         }
@@ -408,6 +459,39 @@ impl Engine {
         Ok(logits)
     }
 
+    /// Runs the step of as many tokens as are given, which is compiled where it is not there yet. Returns the logits of the
+    /// tokens it computes them for, or the residual stream of all tokens where that is what this part of the model ends with.
+    fn replay(
+        &mut self,
+        tokens: &[u32],
+        positions: &[u32],
+        kind: Logits,
+        rows: &[u32],
+    ) -> Result<Vec<f32>> {
+        if !self.options.replay {
+            self.steps.clear();
+        }
+        let key = (tokens.len(), kind);
+        let step = match self.steps.remove(&key) {
+            Some(step) => step,
+            None => self.compile(tokens.len(), kind)?,
+        };
+        let step = self.steps.entry(key).or_insert(step);
+        match &mut self.front {
+            None => step.input.write_slice(0, tokens)?,
+            Some(front) => {
+                let stream = front.replay(tokens, positions, Logits::All, &[])?;
+                step.input.write_slice(0, &stream)?;
+            }
+        }
+        step.positions.write_slice(0, positions)?;
+        if let (Logits::Rows(_), Some(buffer)) = (kind, &step.rows) {
+            buffer.write_slice(0, rows)?;
+        }
+        step.graph.run()?;
+        Ok(step.graph.read_f32(step.recorded.logits)?)
+    }
+
     fn record(&self, tokens: usize, logits: Logits) -> Result<ModelGraph> {
         self.record_rows(tokens, logits, self.context)
     }
@@ -419,6 +503,7 @@ impl Engine {
         let options = RecordOptions {
             cache_dtype: self.options.cache_dtype,
             logits,
+            part: self.part,
             order_experts: self.executor.device().multiplies_halves(),
             weight_dtype: &weight_dtype,
             ..RecordOptions::new(tokens, rows)
@@ -438,29 +523,39 @@ impl Engine {
     ) -> Result<Step> {
         let recorded = self.record(tokens, logits)?;
         let device = self.executor.device();
-        let ids = device.alloc(tokens as u64 * 4)?;
+        let input = self.input(&recorded)?;
         let positions = device.alloc(tokens as u64 * 4)?;
         let rows = match logits {
             Logits::Rows(count) => Some(device.alloc(count as u64 * 4)?),
             Logits::Last | Logits::All | Logits::None | Logits::Normed => None,
         };
-        let bound = self.bind(&recorded, &ids, &positions, rows.as_ref())?;
+        let bound = self.bind(&recorded, &input, &positions, rows.as_ref())?;
         let graph = self.executor.compile(recorded.graph(), &bound, options)?;
-        Ok(Step { graph, recorded, tokens: ids, positions, rows })
+        Ok(Step { graph, recorded, input, positions, rows })
+    }
+
+    /// Memory for what a step begins with.
+    fn input(&self, recorded: &ModelGraph) -> Result<Buffer> {
+        let name = match self.part {
+            Part::Whole | Part::Front { .. } => TOKENS,
+            Part::Back { .. } => STREAM,
+        };
+        let view = recorded.external(name).ok_or_else(|| missing(name))?;
+        Ok(self.executor.device().alloc(view.layout.span_bytes())?)
     }
 
     /// Where the tensors lie that a step only names.
     fn bind(
         &self,
         recorded: &ModelGraph,
-        tokens: &Buffer,
+        input: &Buffer,
         positions: &Buffer,
         rows: Option<&Buffer>,
     ) -> Result<Bindings> {
         let mut bound = Bindings::new();
         for external in recorded.externals() {
             let buffer = match &*external.name {
-                TOKENS => tokens,
+                TOKENS | STREAM => input,
                 POSITIONS => positions,
                 LOGIT_ROWS => rows.ok_or_else(|| missing(LOGIT_ROWS))?,
                 name => self.buffers.get(name).ok_or_else(|| missing(name))?,
@@ -516,7 +611,7 @@ impl Engine {
             let layout = external.view.layout;
             let name = &*external.name;
             let buffer = match name {
-                TOKENS | POSITIONS | SEEN => continue,
+                TOKENS | STREAM | POSITIONS | SEEN => continue,
                 ROPE_FACTORS => {
                     let factors = self.shape.rope_factors(self.context, |name| gguf.floats(name));
                     device.upload(&factors)?
