@@ -52,7 +52,7 @@ impl Engine {
         for rows in ROWS {
             let rows: Vec<usize> = (0..rows).collect();
             let (size, kind) = self.size_of_step(rows.len(), &rows);
-            self.compiled(size, kind)?;
+            self.prepare_step(size, kind)?;
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Engine {
         let by = DrawnBy { table: row_view, rows: rows_view, positions: position_view };
         choose::record_into(recorder.graph_mut(), choice, recorded.logits, by, chosen_view)?;
         let graph = self.executor.compile(recorded.graph(), &bound, &self.options.compile)?;
-        let step = Step { graph, recorded, tokens, positions, rows: None };
+        let step = Step { graph, recorded, input: tokens, positions, rows: None };
         Ok(CheckStep { step, chosen, row, choice })
     }
 }

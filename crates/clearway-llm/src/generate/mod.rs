@@ -22,10 +22,12 @@ pub use stop::Stops;
 use std::path::Path;
 use std::sync::Arc;
 
+use clearway::cpu::CpuDevice;
 use clearway::{Device, best_device};
 
 use crate::engine::{
-    self, Adapter, Adapters, Engine, EngineError, EngineOptions, Result, Sampling,
+    self, Adapter, Adapters, Devices, Engine, EngineError, EngineOptions, GpuLayers, Result,
+    Sampling,
 };
 use crate::gguf::Gguf;
 use crate::speculate::Speculation;
@@ -40,6 +42,8 @@ pub struct Options {
     pub engine: EngineOptions,
     /// Adapters that act on all texts.
     pub adapters: Vec<Adapter>,
+    /// How many of its layers lie on that device; the CPU has those that do not.
+    pub gpu_layers: GpuLayers,
 }
 
 /// A model on a device, with its vocabulary and the text it has read.
@@ -71,10 +75,12 @@ impl Model {
     /// # Errors
     /// A file that cannot be read, a model that is not supported or has no vocabulary, too little memory.
     pub fn load(path: impl AsRef<Path>, options: Options) -> Result<Self> {
-        let Options { device, engine, adapters } = options;
+        let Options { device, engine, adapters, gpu_layers } = options;
         let device = device.unwrap_or_else(best_device);
-        let adapters = Adapters::All(adapters);
-        Self::with_adapters(&Gguf::open(path)?, &adapters, device, engine, &mut |_| ())
+        let (file, adapters) = (Gguf::open(path)?, Adapters::All(adapters));
+        let cpu = || Arc::new(CpuDevice::new()) as Arc<dyn Device>;
+        let devices = Devices::choose(&file, &adapters, &engine, gpu_layers, device, cpu)?;
+        Self::with_adapters(&file, &adapters, devices, engine, &mut |_| ())
     }
 
     /// Loads a model by name, such as `smollm2:135m`, `hf:USER/REPO[:FILE]` or the path of a file. It is fetched where it
@@ -107,20 +113,20 @@ impl Model {
         Self::with_adapters(gguf, &Adapters::None, device, options, progress)
     }
 
-    /// As [`new`](Self::new), with adapters of the weights.
+    /// As [`new`](Self::new), on one device or on two, with adapters of the weights.
     ///
     /// # Errors
     /// As [`load`](Self::load), and an adapter of another model.
     pub fn with_adapters(
         gguf: &Gguf,
         adapters: &Adapters,
-        device: Arc<dyn Device>,
+        devices: impl Into<Devices>,
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
         // A file without a vocabulary is refused before gigabytes are read.
         let tokenizer = engine::tokenizer(gguf)?;
-        let engine = Engine::with_adapters(gguf, adapters, device, options, progress)?;
+        let engine = Engine::with_adapters(gguf, adapters, devices, options, progress)?;
         let (file, read) = (gguf.clone(), Vec::new());
         Ok(Self { engine, tokenizer, file, read, speculation: None })
     }

@@ -45,9 +45,10 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let adapters = args.lora.for_all()?;
     let gguf = args.name.open()?;
-    let device = args.device.open()?;
     let options = args.engine.options(None);
-    let mut model = model::load_model(&gguf, &adapters, device.clone(), options)?;
+    let devices = args.engine.layers.devices(&gguf, &adapters, &args.device, &options)?;
+    let device = devices.last().clone();
+    let mut model = model::load_model(&gguf, &adapters, devices, options)?;
     let sampling = Sampling { temperature: args.temp, budget: count, ..Sampling::default() };
     args.spec.apply(&mut model, &device, &args.engine)?;
     model.prepare(&sampling)?;
