@@ -48,6 +48,7 @@ const LEAST: WgpuOptions = WgpuOptions {
     tuning: clearway_gpu::wgpu::Tuning::Hardware,
     float_activations: false,
     patience: None,
+    memory_limit: None,
 };
 
 /// Runs one case of every `step`th class; at least `fewest` must pass.

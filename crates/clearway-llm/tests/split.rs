@@ -13,6 +13,7 @@ use clearway_llm::engine::{
 use clearway_llm::gguf::synth::{Synth, SynthQuant, SynthShape};
 use clearway_llm::gguf::{Gguf, GgufWriter};
 use clearway_llm::model::{Arch, ModelShape};
+use clearway_llm::speculate::Speculation;
 use clearway_llm::{Chat, Model};
 
 mod tiny;
@@ -152,6 +153,11 @@ fn a_conversation_goes_on_whichever_devices_have_the_model() {
     }
     let mut restored = whole.restore_chat(&saved).unwrap();
     assert_eq!(turn(&mut restored, "Again"), second);
+    // Drafts are checked by both devices.
+    let mut drafting = load(two(2));
+    drafting.speculate(Some(Speculation::ngram()));
+    drafting.prepare(&Sampling::greedy()).unwrap();
+    assert_eq!(turn(&mut drafting.chat().unwrap(), "Hello"), first);
 }
 
 #[test]
