@@ -39,6 +39,9 @@ pub struct DeviceArgs {
     #[arg(short = 't', long, value_name = "THREADS", env = "CLEARWAY_THREADS",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+    /// Take at most so much of the device's memory: bytes, or a number with K, M, G or T.
+    #[arg(long, value_name = "BYTES", env = "CLEARWAY_DEVICE_MEMORY", value_parser = crate::memory::parse)]
+    pub device_memory: Option<u64>,
     /// Take the kernels that are expected to be fast, without timing any.
     #[arg(long, env = "CLEARWAY_NO_TUNE", help_heading = OFF, value_parser = Falsey::new())]
     no_tune: bool,
@@ -63,6 +66,7 @@ impl DeviceArgs {
         Self {
             device,
             threads,
+            device_memory: None,
             no_tune: false,
             no_read_ahead: false,
             no_counters: false,
@@ -73,18 +77,38 @@ impl DeviceArgs {
 
     /// Opens the device. Where the choice was ours, one line on stderr says what it was.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
+        let device = self.open_quietly()?;
+        if self.device == DeviceName::Auto {
+            note!("device: {}", describe(&*device));
+        }
+        Ok(device)
+    }
+
+    /// Opens the device.
+    pub fn open_quietly(&self) -> Result<Arc<dyn Device>> {
         let options = vulkan::Options {
             no_tune: self.no_tune,
             no_read_ahead: self.no_read_ahead,
             no_counters: self.no_counters,
             float_activations: self.float_activations,
             statistics: self.statistics,
+            memory_limit: self.device_memory,
         };
-        let device = self.device.open_with(self.threads(), options)?;
-        if self.device == DeviceName::Auto {
-            note!("device: {}", describe(&*device));
-        }
-        Ok(device)
+        self.device.open_with(self.threads(), options)
+    }
+
+    /// The same with the CPU for the device. The limit of another device's memory is not its own.
+    pub fn on_cpu(&self) -> Self {
+        let device_memory = self.device_memory.filter(|_| self.device == DeviceName::Cpu);
+        Self { device: DeviceName::Cpu, device_memory, ..self.clone() }
+    }
+
+    /// The CPU, for what the device has no room for.
+    pub fn cpu(&self) -> Arc<dyn Device> {
+        let float_activations = self.float_activations;
+        let (threads, memory_limit) = (self.threads(), None);
+        let options = CpuOptions { threads, float_activations, memory_limit };
+        Arc::new(CpuDevice::with_options(options))
     }
 
     /// Threads of the CPU that were asked for.
@@ -174,8 +198,9 @@ impl DeviceName {
         threads: Option<usize>,
         options: vulkan::Options,
     ) -> Result<Arc<dyn Device>> {
-        let float_activations = options.float_activations;
-        let cpu = || CpuDevice::with_options(CpuOptions { threads, float_activations });
+        let vulkan::Options { float_activations, memory_limit, .. } = options;
+        let cpu =
+            || CpuDevice::with_options(CpuOptions { threads, float_activations, memory_limit });
         match self {
             Self::Auto => {
                 let gpu = vulkan::best(options);
@@ -186,7 +211,7 @@ impl DeviceName {
             Self::Vulkan(index) => vulkan::open(index, options),
             Self::Wgpu(index) => {
                 let no_tune = options.no_tune;
-                wgpu::open(index, wgpu::Options { no_tune, float_activations })
+                wgpu::open(index, wgpu::Options { no_tune, float_activations, memory_limit })
             }
         }
     }

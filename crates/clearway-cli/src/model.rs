@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::builder::FalseyValueParser as Falsey;
 use clearway::{DType, Device};
 use clearway_llm::Model;
-use clearway_llm::engine::{ContextReason, Engine, EngineOptions};
+use clearway_llm::engine::{ContextReason, Devices, Engine, EngineError, EngineOptions, GpuLayers};
 use clearway_llm::fetch::{Cache, ModelName};
 use clearway_llm::gguf::Gguf;
 
 use crate::device::DeviceArgs;
 use crate::interrupt;
+use crate::memory::size;
 use crate::out::note;
 use crate::progress::{Bar, FetchBar};
 use crate::shape::{OFF, Switches};
@@ -46,6 +47,8 @@ pub struct EngineArgs {
     #[command(flatten)]
     cache: CacheArgs,
     #[command(flatten)]
+    pub layers: LayerArgs,
+    #[command(flatten)]
     switches: Switches,
     /// Give a token the same bits however many are computed with it, so that neither drafts (--spec) nor other sequences
     /// change a text; slower on a GPU.
@@ -54,6 +57,14 @@ pub struct EngineArgs {
     /// Record, compile and encode every step anew, with the host between two tokens.
     #[arg(long, env = "CLEARWAY_NO_REPLAY", help_heading = OFF, value_parser = Falsey::new())]
     no_replay: bool,
+}
+
+/// What of a model lies on the device.
+#[derive(Clone, Copy, clap::Args)]
+pub struct LayerArgs {
+    /// Layers that run on the device, counted from the last: auto for as many as fit, or a number. The others run on the CPU.
+    #[arg(long, value_name = "N", env = "CLEARWAY_GPU_LAYERS", default_value_t = GpuLayers::Auto)]
+    pub gpu_layers: GpuLayers,
 }
 
 /// What the KV cache is made of.
@@ -79,17 +90,89 @@ impl NameArgs {
 }
 
 impl ModelArgs {
-    /// Puts the model on its device.
+    /// Puts the model on its device, or a part of it.
     pub fn engine(&self, gguf: &Gguf) -> Result<(Engine, Arc<dyn Device>)> {
-        let device = self.device.open()?;
-        Ok((load(gguf, device.clone(), self.engine.options(self.ctx_size))?, device))
+        let options = self.engine.options(self.ctx_size);
+        let devices = self.engine.layers.devices(gguf, &self.device, &options)?;
+        let device = devices.last().clone();
+        Ok((load(gguf, devices, options)?, device))
     }
 
-    /// Puts the model on its device, with its vocabulary.
+    /// Puts the model on its device, or a part of it, with its vocabulary.
     pub fn model(&self, gguf: &Gguf) -> Result<(Model, Arc<dyn Device>)> {
-        let device = self.device.open()?;
-        Ok((load_model(gguf, device.clone(), self.engine.options(self.ctx_size))?, device))
+        let options = self.engine.options(self.ctx_size);
+        let devices = self.engine.layers.devices(gguf, &self.device, &options)?;
+        let device = devices.last().clone();
+        Ok((load_model(gguf, devices, options)?, device))
     }
+}
+
+impl LayerArgs {
+    /// Opens the device, and the CPU beside it where it has no room for all layers.
+    pub fn devices(
+        self,
+        gguf: &Gguf,
+        device: &DeviceArgs,
+        options: &EngineOptions,
+    ) -> Result<Devices> {
+        let card = device.open()?;
+        let name = card.info().name.clone();
+        let devices = self.choose(gguf, device, card, options)?;
+        if let (Devices::One(only), GpuLayers::Auto) = (&devices, self.gpu_layers)
+            && only.info().name != name
+        {
+            note!("layers: {name} has no room for one layer and the head, so all run on the CPU");
+        }
+        Ok(devices)
+    }
+
+    /// Where the model lies, if this is the device.
+    pub fn choose(
+        self,
+        gguf: &Gguf,
+        device: &DeviceArgs,
+        card: Arc<dyn Device>,
+        options: &EngineOptions,
+    ) -> Result<Devices> {
+        match (card.info().name.as_str(), self.gpu_layers) {
+            ("cpu", GpuLayers::Auto | GpuLayers::Count(0)) => Ok(Devices::One(card)),
+            ("cpu", GpuLayers::Count(layers)) => bail!(
+                "--gpu-layers {layers} needs a device beside the CPU; `clearway devices` shows what there is"
+            ),
+            (_, wanted) => {
+                let chosen = Devices::choose(gguf, options, wanted, card, || device.cpu());
+                chosen.map_err(|error| match error {
+                    EngineError::LayersTooLarge { .. } => {
+                        anyhow::Error::new(error).context("--gpu-layers is too large")
+                    }
+                    error => error.into(),
+                })
+            }
+        }
+    }
+
+    /// The device, where all of a model must lie on it, as `what` needs it: the CPU if it shall have all layers.
+    pub fn only_device(self, what: &str, device: &DeviceArgs) -> Result<DeviceArgs> {
+        match self.gpu_layers {
+            GpuLayers::Auto => Ok(device.clone()),
+            GpuLayers::Count(0) => Ok(device.on_cpu()),
+            GpuLayers::Count(layers) => bail!(
+                "{what} needs all layers on one device, so --gpu-layers {layers} is not possible: without it the device has \
+                 all, and --gpu-layers 0 gives all to the CPU"
+            ),
+        }
+    }
+}
+
+/// Says what to do where a model is too large and `what` cannot divide it.
+pub fn undivided<T>(what: &str, loaded: Result<T>) -> Result<T> {
+    loaded.map_err(|error| match error.downcast_ref() {
+        Some(EngineError::TooLarge { device, .. }) if device != "cpu" => error.context(format!(
+            "{what} needs all layers on one device; --gpu-layers 0 takes the CPU, and `clearway chat` divides the model \
+             between both"
+        )),
+        _ => error,
+    })
 }
 
 impl EngineArgs {
@@ -115,17 +198,17 @@ impl CacheArgs {
     }
 }
 
-/// Puts a model on a device, if it fits.
-pub fn load(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Engine> {
-    let engine = loading(gguf, |progress| Engine::with_progress(gguf, device, options, progress))?;
-    say_about(&engine);
+/// Puts a model on its devices, if it fits.
+pub fn load(gguf: &Gguf, devices: Devices, options: EngineOptions) -> Result<Engine> {
+    let engine = loading(gguf, |progress| Engine::on(gguf, devices, options, progress))?;
+    say_about(&engine)?;
     Ok(engine)
 }
 
 /// As [`load`], with its vocabulary.
-pub fn load_model(gguf: &Gguf, device: Arc<dyn Device>, options: EngineOptions) -> Result<Model> {
-    let model = loading(gguf, |progress| Model::new(gguf, device, options, progress))?;
-    say_about(model.engine());
+pub fn load_model(gguf: &Gguf, devices: Devices, options: EngineOptions) -> Result<Model> {
+    let model = loading(gguf, |progress| Model::on(gguf, devices, options, progress))?;
+    say_about(model.engine())?;
     Ok(model)
 }
 
@@ -140,15 +223,27 @@ pub fn loading<T>(
 }
 
 /// Says what is not as the file has it.
-fn say_about(engine: &Engine) {
+fn say_about(engine: &Engine) -> Result<()> {
     for conversion in engine.conversions() {
         note!("{conversion}");
+    }
+    if let [host, card] = &engine.shares()?[..] {
+        let (first, last) = (host.layers.len(), card.layers.len());
+        note!(
+            "layers: {last} of {} and the head on {} ({}), {first} and the embedding on {} ({})",
+            first + last,
+            card.device,
+            size(card.total()),
+            host.device,
+            size(host.total())
+        );
     }
     let reason = engine.context_reason();
     if matches!(reason, ContextReason::Memory | ContextReason::Limit) {
         let (context, most) = (engine.context(), engine.shape().context);
         note!("context: {context} of {most} tokens, {reason}; -c changes it");
     }
+    Ok(())
 }
 
 /// Maps the file of a model, which is fetched if it is not there.

@@ -20,6 +20,8 @@ pub struct Options {
     pub float_activations: bool,
     /// Keep what the driver says of each kernel.
     pub statistics: bool,
+    /// Bytes of memory that are used at most.
+    pub memory_limit: Option<u64>,
 }
 
 #[cfg(feature = "vulkan")]
@@ -38,6 +40,7 @@ mod with {
                 counting: if options.no_counters { Counting::Never } else { Counting::default() },
                 float_activations: options.float_activations,
                 statistics: options.statistics,
+                memory_limit: options.memory_limit,
                 ..Self::default()
             }
         }

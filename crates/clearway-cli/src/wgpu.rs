@@ -14,6 +14,8 @@ pub struct Options {
     pub no_tune: bool,
     /// Whether products with block weights take their inputs as floats.
     pub float_activations: bool,
+    /// Bytes of memory that models are laid out by at most.
+    pub memory_limit: Option<u64>,
 }
 
 #[cfg(feature = "wgpu")]
@@ -31,9 +33,10 @@ mod with {
 
     /// The adapter of this number, or the best.
     pub fn open(index: Option<usize>, options: Options) -> Result<Arc<dyn Device>> {
-        let Options { no_tune, float_activations } = options;
+        let Options { no_tune, float_activations, memory_limit } = options;
         let tuning = if no_tune { Tuning::Never } else { Tuning::default() };
-        let options = WgpuOptions { tuning, float_activations, ..WgpuOptions::default() };
+        let options =
+            WgpuOptions { tuning, float_activations, memory_limit, ..WgpuOptions::default() };
         Ok(match index {
             None => Arc::new(WgpuDevice::open(options)?),
             Some(index) => Arc::new(WgpuDevice::open_index(index, options)?),

@@ -30,6 +30,15 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
 }
 
+/// Bytes of memory that a device tells where no more than `limit` shall be used. 0 stands for a number that is not known.
+pub(crate) fn limited(bytes: u64, limit: Option<u64>) -> u64 {
+    match (bytes, limit) {
+        (bytes, None) => bytes,
+        (0, Some(limit)) => limit,
+        (bytes, Some(limit)) => bytes.min(limit),
+    }
+}
+
 /// What the host did for a device since it was opened. A replayed step adds nothing to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostWork {
@@ -52,6 +61,11 @@ pub struct HostTimes {
 pub trait Device: Send + Sync {
     /// What the device says about itself.
     fn info(&self) -> &DeviceInfo;
+
+    /// Bytes that can still be had, as far as the device tells; 0 where that is not known.
+    fn free_bytes(&self) -> u64 {
+        self.info().memory_bytes
+    }
 
     /// Memory for `bytes` bytes, filled with zeros.
     ///

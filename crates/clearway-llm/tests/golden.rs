@@ -46,7 +46,8 @@ fn the_cpu_gives_the_golden_logits_at_every_position() {
 #[test]
 fn the_cpu_gives_the_golden_logits_with_float_activations() {
     let Some(gguf) = model() else { return };
-    let device = CpuDevice::with_options(CpuOptions { threads: None, float_activations: true });
+    let device =
+        CpuDevice::with_options(CpuOptions { float_activations: true, ..CpuOptions::default() });
     let mut golden = Golden::new(&gguf, Arc::new(device), EngineOptions::default());
     assert_eq!(golden.limit, FLOAT_LIMIT);
     golden.check_prefill(CASES);

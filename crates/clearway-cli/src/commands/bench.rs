@@ -1,7 +1,7 @@
 //! `clearway bench`
 
 mod drafts;
-mod micro;
+pub mod micro;
 mod parallel;
 mod table;
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clearway::{Device, GraphExecutor, HostTimes, HostWork};
 use clearway_llm::Sampling;
-use clearway_llm::engine::{Engine, TokenBytes};
+use clearway_llm::engine::{Devices, Engine, TokenBytes};
 
 use crate::device::DeviceArgs;
 use crate::model::{self, EngineArgs, NameArgs};
@@ -148,15 +148,18 @@ pub fn run(args: &Args) -> Result<()> {
     let longest = longest.context("nothing to measure: -p and -n are both 0")?;
     let context = longest + args.n_depth;
     let gguf = args.name.open()?;
-    let device = args.device.open()?;
-    let generates = tests.iter().any(|test| matches!(test, Test::Generate(_)));
-    // Before the weights take the memory.
-    let bandwidth = generates.then(|| micro::read_bandwidth(&GraphExecutor::on(device.clone())));
-    let bandwidth = bandwidth.and_then(Result::ok);
     let options = args.engine.options(Some(context));
-    let mut engine = model::load(&gguf, device.clone(), options)?;
+    let devices = args.engine.layers.devices(&gguf, &args.device, &options)?;
+    let device = devices.last().clone();
+    let generates = tests.iter().any(|test| matches!(test, Test::Generate(_)));
+    // Before the weights take the memory. What two devices fetch has no share in the bandwidth of one.
+    let measured = generates && matches!(devices, Devices::One(_));
+    let bandwidth = measured.then(|| micro::read_bandwidth(&GraphExecutor::on(device.clone())));
+    let bandwidth = bandwidth.and_then(Result::ok);
+    let mut engine = model::load(&gguf, devices, options)?;
 
-    let about = About::new(args, &gguf, &engine, &device.info().name);
+    let names: Vec<String> = engine.shares()?.into_iter().rev().map(|share| share.device).collect();
+    let about = About::new(args, &gguf, &engine, &names.join("+"));
     let mut table = (!args.json).then(|| Table::new(&about)).transpose()?;
     let mut objects = Vec::new();
     for test in tests {

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clearway_llm::engine::{self, Engine, EngineError, Footprint};
+use clearway_llm::engine::{self, Devices, Engine, EngineError, Footprint};
 use clearway_llm::fetch::ModelName;
 use clearway_serve::{Address, Batch, BatchOptions, Config, Ended, LogFormat, Served, Server};
 
 use crate::interrupt;
-use crate::model::ModelArgs;
+use crate::model::{self, ModelArgs};
 use crate::out::note;
+
+const WHAT: &str = "`serve`";
 
 /// Arguments of `clearway serve`.
 #[derive(clap::Args)]
@@ -90,6 +92,7 @@ enum Format {
 /// Answers requests until it is told to end.
 pub fn run(args: &Args) -> Result<()> {
     let config = config(args)?;
+    let again = args.model.engine.layers.only_device(WHAT, &args.model.device)?;
     let file = args.model.name.open()?;
     let server = Server::bind(config).with_context(|| match &args.unix {
         Some(path) => format!("cannot listen on {}", path.display()),
@@ -98,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
     let address = server.address();
     note!("listening on {address}");
     interrupt::drain();
-    let device = args.model.device.open()?;
+    let device = again.open()?;
     let names = names(&args.model.name.model, &args.alias);
     let dtype = args.model.engine.options(None).cache_dtype;
     let memory = device.info().memory_bytes;
@@ -107,9 +110,9 @@ pub fn run(args: &Args) -> Result<()> {
     let context = footprint.context;
     let pool = args.cache_size.unwrap_or_else(|| footprint.pool(parallel, memory)).max(context);
     let options = args.model.engine.options(Some(pool));
-    let again = args.model.device.clone();
     let load = move || -> Result<Served> {
-        let engine = crate::model::load(&file, device, options)?;
+        let loaded = model::load(&file, Devices::One(device), options);
+        let engine = model::undivided(WHAT, loaded)?;
         let trained = engine.shape().context;
         let ends = engine::tokenizer(&file)?.end_tokens().to_vec();
         let reopen = {

@@ -1,5 +1,7 @@
 //! `clearway show`
 
+mod placement;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -10,27 +12,34 @@ use clearway_llm::fetch::ModelName;
 use clearway_llm::gguf::Gguf;
 use serde_json::json;
 
+use crate::device::{DeviceArgs, DeviceName};
 use crate::memory::size;
-use crate::model::CacheArgs;
+use crate::model::{CacheArgs, LayerArgs};
 use crate::out::{self, say};
 use crate::shape::Step;
 use crate::{device, model};
+use placement::Placement;
 
 /// Arguments of `clearway show`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   clearway show
   clearway show model.gguf -c 8192
+  clearway show model.gguf --device vulkan --device-memory 8G
   clearway show hf:user/repo:Q4_K_M --json")]
 pub struct Args {
     /// Model: a GGUF file, smollm2:135m, or hf:USER/REPO[:FILE].
     #[arg(value_name = "MODEL", env = "CLEARWAY_MODEL", default_value_t = ModelName::default())]
     model: ModelName,
-    /// Tokens of context to count memory for; without it what `run` would choose on the device `auto` means.
+    /// Tokens of context to count memory for; without it what `run` would choose.
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     ctx_size: Option<usize>,
     #[command(flatten)]
     cache: CacheArgs,
+    #[command(flatten)]
+    layers: LayerArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -49,12 +58,23 @@ pub fn run(args: &Args) -> Result<()> {
         entry.1 += tensor.bytes().len() as u64;
     }
     let (devices, _) = device::all();
-    let devices: Vec<_> = devices.into_iter().map(|listed| listed.device).collect();
-    let memory = devices.first().map_or(0, |device| device.info().memory_bytes);
+    let mut devices: Vec<_> = devices.into_iter().map(|listed| listed.device).collect();
+    let chosen = match (args.device.device, args.device.device_memory, devices.first()) {
+        (DeviceName::Auto, None, Some(first)) => first.clone(),
+        _ => args.device.open_quietly()?,
+    };
+    // Its memory may be limited.
+    for device in &mut devices {
+        if device.info().name == chosen.info().name {
+            *device = chosen.clone();
+        }
+    }
+    let memory = chosen.info().memory_bytes;
+    let placement = Placement::new(args, &gguf, chosen);
     let needs = Footprint::new(&gguf, args.ctx_size, args.cache.dtype(), memory);
     let needs = needs.map_err(anyhow::Error::from).and_then(|needed| {
         let arena = arena(&needed)?;
-        Ok((needed, arena))
+        Ok((needed, arena, placement))
     });
     match args.json {
         true => print_object(&gguf, &types, &needs, &devices),
@@ -72,7 +92,7 @@ fn arena(needed: &Footprint) -> Result<u64> {
     Ok(compiled.stats().arena_bytes)
 }
 
-type Needs = Result<(Footprint, u64)>;
+type Needs = Result<(Footprint, u64, Result<Placement>)>;
 
 fn print(
     args: &Args,
@@ -93,7 +113,7 @@ fn print(
         say!("  {dtype:<8} {count:>5} tensors {:>10}", size(*bytes))?;
     }
     out::heading("memory")?;
-    let (needed, arena) = match needs {
+    let (needed, arena, placement) = match needs {
         Ok(needs) => needs,
         Err(error) => return say!("  cannot be run: {error:#}"),
     };
@@ -114,7 +134,11 @@ fn print(
         let (wanted, has) = (size(needed.total() + arena), size(info.memory_bytes));
         say!("  {:<8} {wanted:>10} of {has}: {fits}", info.name)?;
     }
-    Ok(())
+    out::heading("placement")?;
+    match placement {
+        Ok(placement) => placement.print(),
+        Err(error) => say!("  {error:#}"),
+    }
 }
 
 fn print_object(
@@ -134,7 +158,7 @@ fn print_object(
         .collect();
     let memory = match needs {
         Err(error) => json!({ "error": format!("{error:#}") }),
-        Ok((needed, arena)) => {
+        Ok((needed, arena, placement)) => {
             let fits = devices.iter().map(|device| {
                 let fits = needed.check(&**device).is_ok();
                 let info = device.info();
@@ -149,6 +173,10 @@ fn print_object(
                 "context_reason": needed.reason.to_string(),
                 "model_context": needed.shape.context,
                 "devices": fits.collect::<Vec<_>>(),
+                "placement": match placement {
+                    Ok(placement) => placement.object(),
+                    Err(error) => json!({ "error": format!("{error:#}") }),
+                },
             })
         }
     };

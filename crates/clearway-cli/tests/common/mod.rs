@@ -52,7 +52,14 @@ impl Drop for Folder {
 /// The command, with nothing of the user's environment that it looks at.
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_clearway"));
-    for variable in ["CLEARWAY_MODEL", "CLEARWAY_DEVICE", "CLEARWAY_THREADS", "HF_ENDPOINT"] {
+    for variable in [
+        "CLEARWAY_MODEL",
+        "CLEARWAY_DEVICE",
+        "CLEARWAY_DEVICE_MEMORY",
+        "CLEARWAY_GPU_LAYERS",
+        "CLEARWAY_THREADS",
+        "HF_ENDPOINT",
+    ] {
         command.env_remove(variable);
     }
     // No test may reach the user's cache by accident.

@@ -36,7 +36,7 @@ use clearway_graph::place::SlabRule;
 use clearway_graph::{FusedRequest, Layout};
 use rustc_hash::FxHashMap;
 
-use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork};
+use crate::device::{Buffer, Device, DeviceInfo, Encoder, HostWork, limited};
 use crate::error::{GpuError, Result};
 use crate::registry::KernelRegistry;
 pub(crate) use memory::system_bytes;
@@ -55,6 +55,8 @@ pub struct CpuOptions {
     /// Whether products with block weights take their inputs as floats instead of rounding them to 8 bits:
     /// several times slower, and closer to what the weights say.
     pub float_activations: bool,
+    /// Bytes of memory that are told, if less than the machine has: models are laid out by it.
+    pub memory_limit: Option<u64>,
 }
 
 /// The CPU as a device.
@@ -115,10 +117,10 @@ impl CpuDevice {
     }
 
     fn build(options: CpuOptions, adversary: Option<Order>) -> Self {
-        let CpuOptions { threads, float_activations } = options;
+        let CpuOptions { threads, float_activations, memory_limit } = options;
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = threads.unwrap_or_else(cores).max(1);
-        let memory_bytes = system_bytes();
+        let memory_bytes = limited(system_bytes(), memory_limit);
         let order = if adversary.is_some() { ", adversarial order" } else { "" };
         let float = if float_activations { ", float activations" } else { "" };
         let info = DeviceInfo {

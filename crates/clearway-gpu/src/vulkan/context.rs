@@ -19,7 +19,7 @@ use super::order;
 use super::pipeline::Pipelines;
 use super::program::VulkanProgram;
 use super::transfer::Transfers;
-use crate::device::DeviceInfo;
+use crate::device::{DeviceInfo, limited};
 use crate::error::{GpuError, Result};
 use crate::lowering::cache::DiskCache;
 use crate::lowering::guard::Vetted;
@@ -83,6 +83,7 @@ impl Context {
         let queue = unsafe { raw.get_device_queue(adapter.queue_family, 0) };
         let timeline =
             Timeline::new(&raw).map_err(|e| driver_error(&name, "vkCreateSemaphore", e))?;
+        let limit = instance.options.memory_limit;
         let info = DeviceInfo {
             name,
             description: adapter.describe(),
@@ -91,9 +92,10 @@ impl Context {
                 .max_buffer_bytes
                 .min(u64::from(adapter.limits.max_storage_buffer_range)),
             slab_rule: SlabRule::Any,
-            memory_bytes: adapter.local_bytes(),
+            memory_bytes: limited(adapter.local_bytes(), limit),
         };
-        let (heap, host_visible) = (Heap::device(&adapter), Heap::host(&adapter));
+        let (heap, host_visible) =
+            (Heap::device(&adapter, limit.unwrap_or(u64::MAX)), Heap::host(&adapter));
         let transfers = Transfers::new(&raw, &adapter, &info.name)?;
         let pipelines = Pipelines::new(&instance, &raw, &adapter, &info.name)?;
         let timing = Timing {

@@ -51,6 +51,8 @@ pub(super) struct Heap {
     memory_type: u32,
     flags: vk::MemoryPropertyFlags,
     heap: u32,
+    /// Bytes of all blocks at most, beside what the driver says.
+    limit: u64,
     blocks: Mutex<Blocks>,
 }
 
@@ -71,20 +73,20 @@ struct Block {
 }
 
 impl Heap {
-    /// Device memory; visible to the host too where that is true of most of it.
-    pub(super) fn device(adapter: &Adapter) -> Self {
-        Self::new(adapter, device_type(adapter), BLOCK)
+    /// Device memory of at most so many bytes; visible to the host too where that is true of most of it.
+    pub(super) fn device(adapter: &Adapter, limit: u64) -> Self {
+        Self::new(adapter, device_type(adapter), BLOCK, limit)
     }
 
     /// Memory of the host that the device reaches.
     pub(super) fn host(adapter: &Adapter) -> Self {
-        Self::new(adapter, host_type(adapter), HOST_BLOCK)
+        Self::new(adapter, host_type(adapter), HOST_BLOCK, u64::MAX)
     }
 
-    fn new(adapter: &Adapter, memory_type: u32, block: u64) -> Self {
+    fn new(adapter: &Adapter, memory_type: u32, block: u64, limit: u64) -> Self {
         let vk::MemoryType { property_flags: flags, heap_index: heap } =
             adapter.memory.memory_types[memory_type as usize];
-        Self { block, memory_type, flags, heap, blocks: Mutex::default() }
+        Self { block, memory_type, flags, heap, limit, blocks: Mutex::default() }
     }
 
     /// Memory for `bytes` bytes.
@@ -98,10 +100,9 @@ impl Heap {
             return Ok(piece);
         }
         let size = if len >= self.block / 2 { len } else { self.block };
-        let (id, count) = (blocks.next, blocks.list.len());
-        let block = match self.new_block(context, id, size, count) {
+        let block = match self.new_block(context, &blocks, size) {
             Err(GpuError::OutOfMemory { .. }) if size > len => {
-                self.new_block(context, id, len, count)?
+                self.new_block(context, &blocks, len)?
             }
             other => other?,
         };
@@ -128,8 +129,12 @@ impl Heap {
 
     /// Bytes of all blocks.
     pub(super) fn bytes(&self) -> u64 {
-        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        blocks.list.iter().map(|block| block.size).sum()
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).bytes()
+    }
+
+    /// Bytes that new blocks could have.
+    pub(super) fn free_bytes(&self, context: &Context) -> u64 {
+        context.available(self.heap).min(self.limit.saturating_sub(self.bytes()))
     }
 
     pub(super) fn destroy(&self, device: &ash::Device) {
@@ -142,8 +147,14 @@ impl Heap {
         GpuError::OutOfMemory { device: context.info.name.clone(), wanted, available }
     }
 
-    /// A block beside `count` others.
-    fn new_block(&self, context: &Context, id: u64, size: u64, count: usize) -> Result<Block> {
+    /// A block beside those there are.
+    fn new_block(&self, context: &Context, blocks: &Blocks, size: u64) -> Result<Block> {
+        let (id, count) = (blocks.next, blocks.list.len());
+        let left = self.limit.saturating_sub(blocks.bytes());
+        if size > left {
+            let device = context.info.name.clone();
+            return Err(GpuError::OutOfMemory { device, wanted: size, available: left });
+        }
         if size > context.adapter.max_buffer_bytes || size > context.available(self.heap) {
             return Err(self.out_of_memory(context, size));
         }
@@ -162,6 +173,12 @@ impl Heap {
             Block { id, buffer, memory, mapped: None, size, free }.destroy(&context.raw);
         })?;
         Ok(Block { id, buffer, memory, mapped, size, free: vec![(0, size)] })
+    }
+}
+
+impl Blocks {
+    fn bytes(&self) -> u64 {
+        self.list.iter().map(|block| block.size).sum()
     }
 }
 

@@ -74,6 +74,8 @@ pub struct VulkanOptions {
     pub disk_cache: bool,
     /// Bytes one binding may cover, if less than the device allows.
     pub max_binding: Option<u64>,
+    /// Bytes of device memory that are told and given out, if less than the device has.
+    pub memory_limit: Option<u64>,
     /// Processors that work is cut for, if not those of the device: kernels for large models are taken for small
     /// ones, too, where there are few.
     pub processors: Option<u32>,
@@ -119,6 +121,7 @@ impl Default for VulkanOptions {
             checks: false,
             disk_cache: true,
             max_binding: None,
+            memory_limit: None,
             processors: None,
             read_ahead: None,
             counting: Counting::default(),
@@ -287,6 +290,10 @@ impl Device for VulkanDevice {
 
     fn alloc(&self, bytes: u64) -> Result<Buffer> {
         Ok(self.keep(bytes, VulkanMemory::zeroed(&self.context, bytes)?))
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.context.heap.free_bytes(&self.context)
     }
 
     fn alloc_host_visible(&self, bytes: u64) -> Result<Buffer> {

@@ -20,7 +20,7 @@ use super::memory::WgpuMemory;
 use super::pipeline::Pipelines;
 use super::program::WgpuProgram;
 use super::transfer::Staging;
-use crate::device::DeviceInfo;
+use crate::device::{DeviceInfo, limited};
 use crate::error::{GpuError, Result};
 use crate::lowering::cache::DiskCache;
 use crate::lowering::guard::Vetted;
@@ -134,12 +134,13 @@ impl Context {
             adapter.target.processors = processors.max(1);
         }
         let align = u64::from(adapter.limits.min_storage_buffer_offset_alignment);
+        let memory_bytes = super::memory_bytes(&adapter, told.map(|(_, bytes)| bytes));
         let info = DeviceInfo {
             name,
             description: adapter.describe(),
             arena_align: align.max(64),
             max_buffer_bytes: adapter.limits.max_buffer_size.min(adapter.target.max_binding),
-            memory_bytes: super::memory_bytes(&adapter, told.map(|(_, bytes)| bytes)),
+            memory_bytes: limited(memory_bytes, options.memory_limit),
             slab_rule: SlabRule::GroupsApart { spread_bytes: SPREAD_BYTES },
         };
         let timing = Timing {

@@ -64,6 +64,8 @@ pub struct WgpuOptions {
     pub tickets: bool,
     /// Bytes one binding may cover, if less than the device allows.
     pub max_binding: Option<u64>,
+    /// Bytes of memory that are told, if less than the device has: models are laid out by it.
+    pub memory_limit: Option<u64>,
     /// Processors that work is cut for; wgpu does not tell how many a device has.
     pub processors: Option<u32>,
     /// Where products are timed to find the fastest variant.
@@ -84,6 +86,7 @@ impl Default for WgpuOptions {
             halves: true,
             tickets: true,
             max_binding: None,
+            memory_limit: None,
             processors: None,
             tuning: Tuning::Hardware,
             float_activations: false,

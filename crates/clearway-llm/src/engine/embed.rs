@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::{BATCHES, Engine, EngineError, Result, Step, missing};
 use crate::gguf::Gguf;
-use crate::model::{Logits, POSITIONS, SEEN, TOKENS, family_of};
+use crate::model::{Logits, POSITIONS, SEEN, STREAM, TOKENS, family_of};
 
 /// Rows of the smallest cache.
 const FEWEST_ROWS: usize = 256;
@@ -166,6 +166,9 @@ impl Engine {
             return Ok(());
         }
         self.embedder = Embedder::default();
+        if let Some(front) = &mut self.front {
+            front.embedder_for(tokens)?;
+        }
         let rows = tokens.next_power_of_two().max(FEWEST_ROWS);
         let device = self.executor.device();
         let recorded = self.record_rows(1, Logits::Normed, rows)?;
@@ -186,33 +189,51 @@ impl Engine {
         };
         let fitting = BATCHES.into_iter().find(|&size| size >= tokens.len());
         let size = fitting.map_or(most, |size| size.min(most));
-        let step = match self.embedder.steps.remove(&size) {
-            Some(step) if self.options.replay => step,
-            _ => self.compile_embedder(size)?,
-        };
-        let step = self.embedder.steps.entry(size).or_insert(step);
         // As in a step with logits: what is missing is the first token again, at its own place.
         let (missing, first) = (size - tokens.len(), position as u32);
         let positions: Vec<u32> =
             std::iter::repeat_n(first, missing).chain(first..).take(size).collect();
         let repeated = std::iter::repeat_n(tokens[0], missing);
         let padded: Vec<u32> = repeated.chain(tokens.iter().copied()).collect();
-        step.tokens.write_slice(0, &padded)?;
-        step.positions.write_slice(0, &positions)?;
+        let last = (position + tokens.len() - 1) as u32;
+        let mut rows = self.replay_embedder(&padded, &positions, last)?;
+        rows.drain(..missing * self.shape.embd);
+        Ok(rows)
+    }
+
+    /// Runs the step of as many tokens as are given, of which each sees the rows up to `last` where texts are read as a
+    /// whole. Returns what this part of the model ends with.
+    fn replay_embedder(
+        &mut self,
+        tokens: &[u32],
+        positions: &[u32],
+        last: u32,
+    ) -> Result<Vec<f32>> {
+        let size = tokens.len();
+        let step = match self.embedder.steps.remove(&size) {
+            Some(step) if self.options.replay => step,
+            _ => self.compile_embedder(size)?,
+        };
+        let step = self.embedder.steps.entry(size).or_insert(step);
+        match &mut self.front {
+            None => step.input.write_slice(0, tokens)?,
+            Some(front) => {
+                let stream = front.replay_embedder(tokens, positions, last)?;
+                step.input.write_slice(0, &stream)?;
+            }
+        }
+        step.positions.write_slice(0, positions)?;
         if let Some(seen) = &step.rows {
-            let last = (position + tokens.len() - 1) as u32;
             seen.write_slice(0, &vec![last; size])?;
         }
         step.graph.run()?;
-        let mut rows = step.graph.read_f32(step.recorded.logits)?;
-        rows.drain(..missing * self.shape.embd);
-        Ok(rows)
+        Ok(step.graph.read_f32(step.recorded.logits)?)
     }
 
     fn compile_embedder(&self, size: usize) -> Result<Step> {
         let recorded = self.record_rows(size, Logits::Normed, self.embedder.rows)?;
         let device = self.executor.device();
-        let tokens = device.alloc(size as u64 * 4)?;
+        let input = self.input(&recorded)?;
         let positions = device.alloc(size as u64 * 4)?;
         let seen = match self.shape.causal {
             true => None,
@@ -221,7 +242,7 @@ impl Engine {
         let mut bound = Bindings::new();
         for external in recorded.externals() {
             let buffer = match &*external.name {
-                TOKENS => &tokens,
+                TOKENS | STREAM => &input,
                 POSITIONS => &positions,
                 SEEN => seen.as_ref().ok_or_else(|| missing(SEEN))?,
                 name => match self.embedder.cache.get(name) {
@@ -232,6 +253,6 @@ impl Engine {
             bound.bind(external.view, buffer);
         }
         let graph = self.executor.compile(recorded.graph(), &bound, &self.options.compile)?;
-        Ok(Step { graph, recorded, tokens, positions, rows: seen })
+        Ok(Step { graph, recorded, input, positions, rows: seen })
     }
 }

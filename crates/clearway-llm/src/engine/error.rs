@@ -81,7 +81,9 @@ pub enum EngineError {
     #[error("no tokens were given")]
     Empty,
     /// These sampling options need the host between tokens.
-    #[error("tokens cannot be chosen on the device with these options; use eval and a sampler")]
+    #[error(
+        "tokens cannot be chosen on the device with these options, or two devices have the model; use eval and a sampler"
+    )]
     NotOnDevice,
     /// There is no such adapter of the weights.
     #[error("adapter {adapter} is not loaded: weights have no adapters")]
@@ -122,6 +124,60 @@ pub enum EngineError {
         cache_dtype: DType,
         /// Bytes the device has.
         memory: u64,
+    },
+    /// Neither a card nor the device beside it has the memory for its part of the model.
+    #[error(
+        "the model is too large for `{}` and `{}` together: it needs {} for weights and {} for a context of {context} tokens, \
+         but they have {} and {}",
+        devices[0], devices[1], Bytes(*weights), Bytes(*cache), Bytes(memory[0]), Bytes(memory[1])
+    )]
+    TooLargeTogether {
+        /// Names of the card and the other device.
+        devices: [String; 2],
+        /// Bytes of the weights.
+        weights: u64,
+        /// Bytes of the cache.
+        cache: u64,
+        /// Rows of the cache.
+        context: usize,
+        /// Bytes the devices have.
+        memory: [u64; 2],
+    },
+    /// The layers that were asked for do not fit the card.
+    #[error(
+        "these layers and the head need {} on `{device}`, which has {}; {fit} layers fit",
+        Bytes(*needed), Bytes(*memory)
+    )]
+    LayersTooLarge {
+        /// Name of the card.
+        device: String,
+        /// Bytes of weights and cache.
+        needed: u64,
+        /// Bytes the card has.
+        memory: u64,
+        /// Layers that would fit.
+        fit: usize,
+    },
+    /// A model cannot be divided there.
+    #[error(
+        "the first {host_layers} of {layers} layers cannot lie apart: the last lies with the head"
+    )]
+    Layers {
+        /// Layers that were to lie apart.
+        host_layers: usize,
+        /// Layers there are.
+        layers: usize,
+    },
+    /// Something needs the whole model on one device.
+    #[error(
+        "{what} needs the whole model on one device, but it is divided between `{}` and `{}`",
+        devices[0], devices[1]
+    )]
+    Divided {
+        /// What needs it.
+        what: &'static str,
+        /// Names of the devices.
+        devices: [String; 2],
     },
     /// A saved text cannot be put back.
     #[error("the saved text cannot be used: {what}")]

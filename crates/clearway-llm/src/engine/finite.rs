@@ -12,7 +12,7 @@ use half::f16;
 
 use super::{Engine, EngineError, Result, Step};
 use crate::gguf::Tensor;
-use crate::model::{Logits, POSITIONS, TOKENS};
+use crate::model::{Logits, POSITIONS, Part, TOKENS};
 
 /// Tokens that are looked through at a time: every value of all of them is kept.
 const TOGETHER: usize = 128;
@@ -93,23 +93,34 @@ impl Engine {
     }
 
     fn find_origin(&self, tokens: &[u32], together: usize) -> Result<Option<Origin>> {
-        let options = CompileOptions::naive();
         let mut first = self.position as u32;
-        let mut kept: Option<Step> = None;
+        let mut kept = Vec::new();
         for part in tokens.chunks(together) {
-            let mut step = match kept.take().filter(|step| step.size() == part.len()) {
-                Some(step) => step,
-                None => self.compile_with(part.len(), Logits::Last, &options)?,
-            };
             let positions: Vec<u32> = (first..).take(part.len()).collect();
-            step.tokens.write_slice(0, part)?;
-            step.positions.write_slice(0, &positions)?;
-            step.graph.run()?;
-            if !is_sound(&step.graph.read_f32(step.recorded.logits)?) {
-                return self.first_of(&step, &positions);
+            let mut input: Vec<u8> = bytemuck::cast_slice(part).to_vec();
+            kept.retain(|step: &Step| step.size() == part.len());
+            // Where two devices have the model, what the first gives is what the second begins with.
+            let engines = self.front.as_deref().into_iter().chain([self]);
+            for (index, engine) in engines.enumerate() {
+                if index == kept.len() {
+                    let options = CompileOptions::naive();
+                    kept.push(engine.compile_with(part.len(), Logits::Last, &options)?);
+                }
+                let step = &mut kept[index];
+                step.input.write_slice(0, &input)?;
+                step.positions.write_slice(0, &positions)?;
+                step.graph.run()?;
+                let given = step.graph.read_f32(step.recorded.logits)?;
+                let sound = match engine.part {
+                    Part::Front { .. } => given.iter().all(|value| value.is_finite()),
+                    Part::Whole | Part::Back { .. } => is_sound(&given),
+                };
+                if !sound {
+                    return engine.first_of(step, &positions);
+                }
+                input = bytemuck::cast_slice(&given).to_vec();
             }
             first += part.len() as u32;
-            kept = Some(step);
         }
         Ok(None)
     }

@@ -8,6 +8,7 @@
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
 //! | `convert` | tensors of types the device has no kernels for |
 //! | `memory` | how much memory a model needs, and how large a context it gets |
+//! | `split` | which layers lie on which of two devices |
 //! | `embed` | texts to vectors |
 //! | `state` | the rows of the cache as bytes |
 //! | `finite` | logits that are no numbers, and where they began |
@@ -31,6 +32,7 @@ mod memory;
 mod sample;
 pub mod sampling;
 mod shape;
+mod split;
 mod state;
 mod token_loop;
 mod traffic;
@@ -46,6 +48,7 @@ pub use memory::{Bytes, ContextReason, Footprint};
 pub use sample::{LogProbs, Sampler};
 pub use sampling::{Penalties, Sampling, TokenMask};
 pub use shape::{model_shape, plain_model};
+pub use split::{Devices, GpuLayers, Share};
 pub(crate) use token_loop::TokenStream;
 pub use traffic::TokenBytes;
 pub(crate) use verify::Chosen;
@@ -63,8 +66,8 @@ use verify::CheckStep;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS,
-    RecordOptions, SEEN, TOKENS,
+    self, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, Part, ROPE_FACTORS,
+    RecordOptions, SEEN, STREAM, TOKENS,
 };
 
 /// Shorthand for results of this module.
@@ -114,9 +117,14 @@ pub enum Rows<'a> {
     List(&'a [usize]),
 }
 
-/// A model on a device, in the middle of a text.
+/// A model on a device or two, in the middle of a text.
 pub struct Engine {
     executor: GraphExecutor,
+    /// What of the model the device has. A back comes with its front; a front is only ever part of another engine.
+    part: Part,
+    /// What has the first layers, where another device has them. Its steps give the residual stream that ours begin with. The
+    /// text it is in the middle of is ours.
+    front: Option<Box<Self>>,
     shape: ModelShape,
     options: EngineOptions,
     context: usize,
@@ -140,7 +148,8 @@ pub struct Engine {
 struct Step {
     graph: Executable,
     recorded: ModelGraph,
-    tokens: Buffer,
+    /// Tokens, or the residual stream where another device has the first layers.
+    input: Buffer,
     positions: Buffer,
     /// Which tokens get logits, or the last row that each token sees, where the step asks.
     rows: Option<Buffer>,
@@ -149,20 +158,25 @@ struct Step {
 impl Step {
     /// How many tokens it reads.
     fn size(&self) -> usize {
-        (self.tokens.len() / 4) as usize
+        (self.positions.len() / 4) as usize
     }
 
-    /// Writes tokens and their positions from `first` on. What is missing is the first token again, at its own place: it
-    /// writes the same bits to the same row of the cache, and the last token stays the last.
+    /// Writes tokens and their positions from `first` on, [`padded`].
     fn write(&self, tokens: &[u32], first: u32) -> Result<()> {
-        let missing = self.size().saturating_sub(tokens.len());
-        let repeated = std::iter::repeat_n(first, missing);
-        let positions: Vec<u32> = repeated.chain(first..).take(self.size()).collect();
-        let repeated = std::iter::repeat_n(tokens[0], missing);
-        let padded: Vec<u32> = repeated.chain(tokens.iter().copied()).collect();
-        self.tokens.write_slice(0, &padded)?;
+        let (tokens, positions) = padded(tokens, self.size(), first);
+        self.input.write_slice(0, &tokens)?;
         Ok(self.positions.write_slice(0, &positions)?)
     }
+}
+
+/// So many tokens and their positions from `first` on. What is missing is the first token again, at its own place: it writes
+/// the same bits to the same row of the cache, and the last token stays the last.
+fn padded(tokens: &[u32], size: usize, first: u32) -> (Vec<u32>, Vec<u32>) {
+    let missing = size.saturating_sub(tokens.len());
+    let repeated = std::iter::repeat_n(first, missing);
+    let positions = repeated.chain(first..).take(size).collect();
+    let repeated = std::iter::repeat_n(tokens[0], missing);
+    (repeated.chain(tokens.iter().copied()).collect(), positions)
 }
 
 impl Engine {
@@ -184,24 +198,30 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
-        let (gguf, _) = &plain_model(gguf)?;
-        let memory = device.info().memory_bytes;
-        let footprint = Footprint::new(gguf, options.context, options.cache_dtype, memory)?;
-        footprint.check(&*device)?;
-        let Footprint { shape, context, reason, .. } = footprint;
-        if context == 0 || context > u32::MAX as usize {
-            return Err(EngineError::Context { wanted: context });
-        }
+        Self::on(gguf, Devices::One(device), options, progress)
+    }
+
+    /// A part of a model on a device.
+    fn part(
+        gguf: &Gguf,
+        device: Arc<dyn Device>,
+        part: Part,
+        footprint: &Footprint,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
         let weight_dtypes = gguf
             .tensors()
             .map(|t| (t.name().to_owned(), convert::device_dtype(t.dtype(), &*device)))
             .collect();
         let mut engine = Self {
             executor: GraphExecutor::on(device),
-            shape,
+            part,
+            front: None,
+            shape: footprint.shape.clone(),
             options,
-            context,
-            reason,
+            context: footprint.context,
+            reason: footprint.reason,
             file: gguf.clone(),
             weight_dtypes,
             conversions: Vec::new(),
@@ -248,7 +268,7 @@ impl Engine {
     }
 
     /// Statistics of the step that reads one token, once it is compiled; of the one that feeds itself
-    /// where there is one.
+    /// where there is one. Of two devices it is the one with the head.
     pub fn decode_stats(&self) -> Option<&clearway::PassStats> {
         let step = self
             .looped
@@ -301,7 +321,8 @@ impl Engine {
 
     /// Tokens that the device reads at once, at most.
     pub fn batch_tokens(&self) -> usize {
-        self.executor.device().batch_tokens()
+        let most = self.executor.device().batch_tokens();
+        self.front.as_ref().map_or(most, |front| most.min(front.batch_tokens()))
     }
 
     /// The parts in which the device reads tokens.
@@ -393,21 +414,14 @@ impl Engine {
     /// As [`step`](Self::step), whatever the logits are; the position stays where it is.
     fn run_step(&mut self, tokens: &[u32], rows: &[usize]) -> Result<Vec<f32>> {
         let (size, kind) = self.size_of_step(tokens.len(), rows);
-        if !self.options.replay {
-            self.steps.clear();
-        }
-        let (first, vocab) = (self.position as u32, self.shape.vocab);
-        let step = self.compiled(size, kind)?;
-        let missing = size - tokens.len();
-        step.write(tokens, first)?;
-        if let (Logits::Rows(count), Some(buffer)) = (kind, &step.rows) {
+        let (missing, vocab) = (size - tokens.len(), self.shape.vocab);
+        let (padded, positions) = padded(tokens, size, self.position as u32);
+        let mut ids: Vec<u32> = rows.iter().map(|&row| (missing + row) as u32).collect();
+        if let Logits::Rows(count) = kind {
             // Rows that nobody asks for are the last again.
-            let mut ids: Vec<u32> = rows.iter().map(|&row| (missing + row) as u32).collect();
             ids.resize(count, size as u32 - 1);
-            buffer.write_slice(0, &ids)?;
         }
-        step.graph.run()?;
-        let mut logits = step.graph.read_f32(step.recorded.logits)?;
+        let mut logits = self.replay(&padded, &positions, kind, &ids)?;
         if kind == Logits::All {
             let all = std::mem::take(&mut logits);
             for row in rows.iter().map(|row| (missing + row) * vocab) {
@@ -438,7 +452,8 @@ impl Engine {
 
     /// Whether steps that generate have the same number of rows, as their kernels depend on it.
     fn pins_rows(&self) -> bool {
-        self.options.deterministic && !self.executor.device().rows_are_independent()
+        let apart = self.front.as_ref().is_some_and(|front| front.pins_rows());
+        apart || (self.options.deterministic && !self.executor.device().rows_are_independent())
     }
 
     /// A step of so many tokens.
@@ -449,6 +464,35 @@ impl Engine {
             None => self.compile(size, kind)?,
         };
         Ok(self.steps.entry(key).or_insert(step))
+    }
+
+    /// Runs the step of as many tokens as are given, which is compiled where it is not there yet. Returns the logits of the
+    /// tokens it computes them for, or the residual stream of all tokens where that is what this part of the model ends with.
+    fn replay(
+        &mut self,
+        tokens: &[u32],
+        positions: &[u32],
+        kind: Logits,
+        rows: &[u32],
+    ) -> Result<Vec<f32>> {
+        if !self.options.replay {
+            self.steps.clear();
+        }
+        let stream = match &mut self.front {
+            Some(front) => Some(front.replay(tokens, positions, Logits::All, &[])?),
+            None => None,
+        };
+        let step = self.compiled(tokens.len(), kind)?;
+        match stream {
+            Some(stream) => step.input.write_slice(0, &stream)?,
+            None => step.input.write_slice(0, tokens)?,
+        }
+        step.positions.write_slice(0, positions)?;
+        if let (Logits::Rows(_), Some(buffer)) = (kind, &step.rows) {
+            buffer.write_slice(0, rows)?;
+        }
+        step.graph.run()?;
+        Ok(step.graph.read_f32(step.recorded.logits)?)
     }
 
     fn record(&self, tokens: usize, logits: Logits) -> Result<ModelGraph> {
@@ -462,6 +506,7 @@ impl Engine {
         let options = RecordOptions {
             cache_dtype: self.options.cache_dtype,
             logits,
+            part: self.part,
             order_experts: self.executor.device().multiplies_halves(),
             weight_dtype: &weight_dtype,
             ..RecordOptions::new(tokens, rows)
@@ -481,29 +526,39 @@ impl Engine {
     ) -> Result<Step> {
         let recorded = self.record(tokens, logits)?;
         let device = self.executor.device();
-        let ids = device.alloc(tokens as u64 * 4)?;
+        let input = self.input(&recorded)?;
         let positions = device.alloc(tokens as u64 * 4)?;
         let rows = match logits {
             Logits::Rows(count) => Some(device.alloc(count as u64 * 4)?),
             Logits::Last | Logits::All | Logits::None | Logits::Normed => None,
         };
-        let bound = self.bind(&recorded, &ids, &positions, rows.as_ref())?;
+        let bound = self.bind(&recorded, &input, &positions, rows.as_ref())?;
         let graph = self.executor.compile(recorded.graph(), &bound, options)?;
-        Ok(Step { graph, recorded, tokens: ids, positions, rows })
+        Ok(Step { graph, recorded, input, positions, rows })
+    }
+
+    /// Memory for what a step begins with.
+    fn input(&self, recorded: &ModelGraph) -> Result<Buffer> {
+        let name = match self.part {
+            Part::Whole | Part::Front { .. } => TOKENS,
+            Part::Back { .. } => STREAM,
+        };
+        let view = recorded.external(name).ok_or_else(|| missing(name))?;
+        Ok(self.executor.device().alloc(view.layout.span_bytes())?)
     }
 
     /// Where the tensors lie that a step only names.
     fn bind(
         &self,
         recorded: &ModelGraph,
-        tokens: &Buffer,
+        input: &Buffer,
         positions: &Buffer,
         rows: Option<&Buffer>,
     ) -> Result<Bindings> {
         let mut bound = Bindings::new();
         for external in recorded.externals() {
             let buffer = match &*external.name {
-                TOKENS => tokens,
+                TOKENS | STREAM => input,
                 POSITIONS => positions,
                 LOGIT_ROWS => rows.ok_or_else(|| missing(LOGIT_ROWS))?,
                 name => self.buffers.get(name).ok_or_else(|| missing(name))?,
@@ -559,7 +614,7 @@ impl Engine {
             let layout = external.view.layout;
             let name = &*external.name;
             let buffer = match name {
-                TOKENS | POSITIONS | SEEN => continue,
+                TOKENS | STREAM | POSITIONS | SEEN => continue,
                 ROPE_FACTORS => {
                     let factors = self.shape.rope_factors(self.context, |name| gguf.floats(name));
                     device.upload(&factors)?

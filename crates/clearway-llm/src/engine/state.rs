@@ -1,10 +1,12 @@
 //! The rows of the KV cache as bytes, to be kept and put back.
 
+use clearway::Buffer;
+
 use super::{Engine, EngineError, Result};
 use crate::model::Logits;
 
-/// What of a cache belongs to one tensor: its name and the bytes of one row.
-type CacheTensor = (String, u64);
+/// What of a cache belongs to one tensor: where it lies and the bytes of one row.
+type CacheTensor = (Buffer, u64);
 
 impl Engine {
     /// Bytes that one token takes in the cache.
@@ -15,9 +17,9 @@ impl Engine {
     /// The rows of the cache that are in use, tensor after tensor.
     pub(crate) fn read_cache(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        for (name, row) in self.cache_tensors()? {
+        for (buffer, row) in self.cache_tensors()? {
             let length = row * self.position as u64;
-            bytes.extend(self.buffer(&name)?.read_vec::<u8>(0, length as usize)?);
+            bytes.extend(buffer.read_vec::<u8>(0, length as usize)?);
         }
         Ok(bytes)
     }
@@ -36,20 +38,29 @@ impl Engine {
         }
         // What is there is overwritten from its first row on.
         self.position = 0;
-        for (name, row) in tensors {
+        for (buffer, row) in tensors {
             let (own, rest) = bytes.split_at((row * position as u64) as usize);
-            self.buffer(&name)?.write_slice(0, own)?;
+            buffer.write_slice(0, own)?;
             bytes = rest;
         }
         self.position = position;
         Ok(())
     }
 
+    /// The tensors of the cache by layer, whichever devices have them.
     fn cache_tensors(&self) -> Result<Vec<CacheTensor>> {
+        let mut tensors = match &self.front {
+            Some(front) => front.cache_tensors()?,
+            None => Vec::new(),
+        };
         let recorded = self.record(1, Logits::Last)?;
         let caches = recorded.externals().iter().filter(|e| e.name.starts_with("cache."));
         // A row of the cache is a row of each of its tensors.
         let rows = self.context.max(1) as u64;
-        Ok(caches.map(|e| (e.name.to_string(), e.view.layout.span_bytes() / rows)).collect())
+        for external in caches {
+            let row = external.view.layout.span_bytes() / rows;
+            tensors.push((self.buffer(&external.name)?.clone(), row));
+        }
+        Ok(tensors)
     }
 }

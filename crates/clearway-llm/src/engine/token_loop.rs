@@ -80,17 +80,18 @@ impl Engine {
 
     /// Whether generation should stay on the device.
     pub fn feeds_back(&self) -> bool {
-        self.options.replay && self.executor.device().host_is_far() && !self.pins_rows()
+        let on_one = self.front.is_none() && !self.pins_rows();
+        self.options.replay && on_one && self.executor.device().host_is_far()
     }
 
     /// Compiles what [`generate`](Self::generate) runs for such a row, so that the first tokens need not wait for it. Does
-    /// nothing where only the host can choose tokens as the row says. A step that is compiled serves other rows, too:
+    /// nothing where only the host can choose tokens as the row says, or where two devices have the model. A step that is compiled serves other rows, too:
     /// temperature, seed and cuts are data.
     ///
     /// # Errors
     /// What the device reports.
     pub fn prepare(&mut self, sampling: &Sampling) -> Result<()> {
-        match Choice::of(sampling) {
+        match Choice::of(sampling).filter(|_| self.front.is_none()) {
             Some(wanted) if !self.looped.as_ref().is_some_and(|l| l.choice.serves(wanted)) => {
                 // Two would need twice the memory.
                 self.looped = None;
@@ -148,7 +149,7 @@ impl Engine {
         }
         self.prepare(sampling)?;
         let Some(looped) = &self.looped else { return Err(EngineError::NotOnDevice) };
-        looped.step.tokens.write_slice(0, &[token])?;
+        looped.step.input.write_slice(0, &[token])?;
         looped.step.positions.write_slice(0, &[self.position as u32])?;
         looped.row.write_slice(0, &sampling.draw().to_words())?;
         Ok(TokenStream {
@@ -218,7 +219,7 @@ impl Engine {
         let Some(looped) = &mut self.looped else { return Ok(()) };
         let behind = stream.under_way.drain(..).map(|(_, steps)| steps);
         stream.left += steps + behind.sum::<usize>();
-        looped.step.tokens.write_slice(0, &[stream.input])?;
+        looped.step.input.write_slice(0, &[stream.input])?;
         looped.step.positions.write_slice(0, &[self.position as u32])?;
         self.note_stall();
         self.refill(stream)
@@ -228,10 +229,10 @@ impl Engine {
         choose::register(&self.executor)?;
         let mut recorded = self.record(1, Logits::Last)?;
         let device = self.executor.device().clone();
-        let (tokens, positions) = (device.alloc(4)?, device.alloc(4)?);
+        let (input, positions) = (self.input(&recorded)?, device.alloc(4)?);
         let ring = device.alloc_host_visible(4 * RING as u64)?;
         let row = device.alloc(4 * DRAW_WORDS as u64)?;
-        let mut bound = self.bind(&recorded, &tokens, &positions, None)?;
+        let mut bound = self.bind(&recorded, &input, &positions, None)?;
         let tensors = (recorded.external(TOKENS), recorded.external(POSITIONS));
         let (Some(token_view), Some(position_view)) = tensors else {
             return Err(EngineError::NotOnDevice);
@@ -251,7 +252,7 @@ impl Engine {
         // A step is done again from its token and its position, which the host has.
         let options = CompileOptions { counters: true, ..self.options.compile };
         let graph = self.executor.compile(recorded.graph(), &bound, &options)?;
-        let step = Step { graph, recorded, tokens, positions, rows: None };
+        let step = Step { graph, recorded, input, positions, rows: None };
         Ok(TokenLoop { step, ring, row, choice, together: 1 })
     }
 }

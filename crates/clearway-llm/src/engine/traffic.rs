@@ -7,7 +7,7 @@
 use clearway::{CapturedOpKind as Kind, Dispatch};
 
 use super::{Engine, Result};
-use crate::model::{Logits, ModelGraph, POSITIONS, TOKENS};
+use crate::model::{Logits, ModelGraph, POSITIONS, STREAM, TOKENS};
 
 /// Bytes one token must fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,11 +31,22 @@ impl Engine {
     /// # Errors
     /// What recording reports.
     pub fn token_bytes(&self, rows: usize) -> Result<TokenBytes> {
+        let mut bytes = self.own_token_bytes(rows)?;
+        if let Some(front) = &self.front {
+            let first = front.token_bytes(rows)?;
+            bytes.weights += first.weights;
+            bytes.cache += first.cache;
+        }
+        Ok(bytes)
+    }
+
+    /// The same of the device that logits come from.
+    pub(super) fn own_token_bytes(&self, rows: usize) -> Result<TokenBytes> {
         Ok(count(&self.record(1, Logits::Last)?, rows as u64, self.context as u64))
     }
 }
 
-fn count(recorded: &ModelGraph, rows: u64, context: u64) -> TokenBytes {
+pub(super) fn count(recorded: &ModelGraph, rows: u64, context: u64) -> TokenBytes {
     let mut most = vec![0_u64; recorded.externals().len()];
     let mut cache = 0;
     for dispatch in recorded.graph().dispatches() {
@@ -43,7 +54,7 @@ fn count(recorded: &ModelGraph, rows: u64, context: u64) -> TokenBytes {
             let Some(external) = recorded.externals().get(view.buf_id) else { continue };
             let bytes = view.layout.span_bytes();
             match &*external.name {
-                TOKENS | POSITIONS => {}
+                TOKENS | STREAM | POSITIONS => {}
                 name if name.starts_with("cache.") => {
                     cache += share(bytes, rows_seen(dispatch, rows), context);
                 }

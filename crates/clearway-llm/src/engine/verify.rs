@@ -166,9 +166,9 @@ impl Engine {
         let mut recorded = self.record(rows, logits)?;
         let device = self.executor.device();
         let bytes = 4 * rows as u64;
-        let (tokens, positions) = (device.alloc(bytes)?, device.alloc(bytes)?);
+        let (input, positions) = (self.input(&recorded)?, device.alloc(bytes)?);
         let (chosen, row) = (device.alloc(bytes)?, device.alloc(4 * DRAW_WORDS as u64)?);
-        let mut bound = self.bind(&recorded, &tokens, &positions, None)?;
+        let mut bound = self.bind(&recorded, &input, &positions, None)?;
         let position_view = recorded.external(POSITIONS).ok_or(EngineError::NotOnDevice)?;
         let recorder = &mut recorded.recorder;
         let chosen_view = recorder.external("chosen", DType::U32, &[rows])?;
@@ -180,7 +180,7 @@ impl Engine {
         let by = DrawnBy { table: row_view, rows: rows_view, positions: position_view };
         choose::record_into(recorder.graph_mut(), choice, recorded.logits, by, chosen_view)?;
         let graph = self.executor.compile(recorded.graph(), &bound, &self.options.compile)?;
-        let step = Step { graph, recorded, tokens, positions, rows: None };
+        let step = Step { graph, recorded, input, positions, rows: None };
         Ok(CheckStep { step, chosen, row, choice })
     }
 }

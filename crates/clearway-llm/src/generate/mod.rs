@@ -22,9 +22,12 @@ pub use stop::Stops;
 use std::path::Path;
 use std::sync::Arc;
 
+use clearway::cpu::CpuDevice;
 use clearway::{Device, best_device};
 
-use crate::engine::{self, Engine, EngineError, EngineOptions, Result, Sampling};
+use crate::engine::{
+    self, Devices, Engine, EngineError, EngineOptions, GpuLayers, Result, Sampling,
+};
 use crate::gguf::Gguf;
 use crate::speculate::Speculation;
 use crate::text::{EncodeOptions, Tokenizer};
@@ -36,6 +39,8 @@ pub struct Options {
     pub device: Option<Arc<dyn Device>>,
     /// How it runs.
     pub engine: EngineOptions,
+    /// How many of its layers lie on that device; the CPU has those that do not.
+    pub gpu_layers: GpuLayers,
 }
 
 /// A model on a device, with its vocabulary and the text it has read.
@@ -67,9 +72,12 @@ impl Model {
     /// # Errors
     /// A file that cannot be read, a model that is not supported or has no vocabulary, too little memory.
     pub fn load(path: impl AsRef<Path>, options: Options) -> Result<Self> {
-        let Options { device, engine } = options;
+        let Options { device, engine, gpu_layers } = options;
         let device = device.unwrap_or_else(best_device);
-        Self::new(&Gguf::open(path)?, device, engine, &mut |_| ())
+        let file = Gguf::open(path)?;
+        let cpu = || Arc::new(CpuDevice::new()) as Arc<dyn Device>;
+        let devices = Devices::choose(&file, &engine, gpu_layers, device, cpu)?;
+        Self::on(&file, devices, engine, &mut |_| ())
     }
 
     /// Loads a model by name, such as `smollm2:135m`, `hf:USER/REPO[:FILE]` or the path of a file. It is fetched where it
@@ -99,9 +107,22 @@ impl Model {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
+        Self::on(gguf, Devices::One(device), options, progress)
+    }
+
+    /// As [`new`](Self::new), on one device or on two.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn on(
+        gguf: &Gguf,
+        devices: Devices,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
         // A file without a vocabulary is refused before gigabytes are read.
         let tokenizer = engine::tokenizer(gguf)?;
-        let engine = Engine::with_progress(gguf, device, options, progress)?;
+        let engine = Engine::on(gguf, devices, options, progress)?;
         let (file, read) = (gguf.clone(), Vec::new());
         Ok(Self { engine, tokenizer, file, read, speculation: None })
     }

@@ -7,8 +7,8 @@ use clearway::{
 
 use super::shape::{Experts, FeedForward, HeadNorms, ModelShape, NormPlace};
 use super::{
-    BLOCKS, CACHE_ROWS, CacheLayout, LOGIT_ROWS, Logits, POSITIONS, ROPE_FACTORS, RecordOptions,
-    Result, SEEN, SEQUENCES, TOKENS,
+    BLOCKS, CACHE_ROWS, CacheLayout, LOGIT_ROWS, Logits, POSITIONS, Part, ROPE_FACTORS,
+    RecordOptions, Result, SEEN, SEQUENCES, STREAM, TOKENS,
 };
 
 /// Tokens up to which rows of experts are multiplied one by one: hardly any two share an expert.
@@ -23,7 +23,8 @@ pub(super) struct Layers<'a> {
     shape: &'a ModelShape,
     options: &'a RecordOptions<'a>,
     ops: Recorder,
-    tokens: TensorView,
+    /// Token ids, or the residual stream where a part begins with it.
+    input: TensorView,
     /// Rotary position of each token: how many tokens of its sequence it sees, less one.
     positions: TensorView,
     /// Last cache row that each token sees.
@@ -33,22 +34,31 @@ pub(super) struct Layers<'a> {
     /// Where the rows of a sequence lie; `None` where the cache is one sequence.
     table: Option<BlockTable>,
     rope_factors: TensorView,
-    embedding: TensorView,
+    /// `None` as long as nothing asks for it.
+    embedding: Option<TensorView>,
 }
 
 impl<'a> Layers<'a> {
     pub(super) fn new(shape: &'a ModelShape, options: &'a RecordOptions<'a>) -> Result<Self> {
         let mut ops = Recorder::new();
-        let tokens = ops.external(TOKENS, DType::U32, &[options.tokens])?;
+        let begins = match options.part {
+            Part::Whole | Part::Front { .. } => true,
+            Part::Back { .. } => false,
+        };
+        let input = match begins {
+            true => ops.external(TOKENS, DType::U32, &[options.tokens])?,
+            false => ops.external(STREAM, DType::F32, &[options.tokens, shape.embd])?,
+        };
         let positions = ops.external(POSITIONS, DType::U32, &[options.tokens])?;
         let rope_factors = ops.external(ROPE_FACTORS, DType::F32, &[shape.rope_pairs()])?;
         let seen = match shape.causal {
             true => positions,
             false => ops.external(SEEN, DType::U32, &[options.tokens])?,
         };
-        let name = "token_embd.weight";
-        let dtype = (options.weight_dtype)(name);
-        let embedding = ops.external(name, dtype, &[shape.vocab, shape.embd])?;
+        let embedding = match begins {
+            true => Some(embedding(&mut ops, shape, options)?),
+            false => None,
+        };
         let (cache_rows, table) = match options.cache {
             CacheLayout::Whole => (positions, None),
             CacheLayout::Blocks { block, sequences, entries } => {
@@ -63,7 +73,7 @@ impl<'a> Layers<'a> {
             shape,
             options,
             ops,
-            tokens,
+            input,
             positions,
             seen,
             cache_rows,
@@ -77,11 +87,28 @@ impl<'a> Layers<'a> {
         self.ops
     }
 
+    /// The residual stream that a part begins with.
+    pub(super) fn stream(&self) -> TensorView {
+        self.input
+    }
+
+    /// The embedding, which is named when it is first asked for: a part without it does not load it.
+    fn embedding(&mut self) -> Result<TensorView> {
+        match self.embedding {
+            Some(embedding) => Ok(embedding),
+            None => {
+                let named = embedding(&mut self.ops, self.shape, self.options)?;
+                Ok(*self.embedding.insert(named))
+            }
+        }
+    }
+
     /// Rows of the embedding for the step's tokens.
     pub(super) fn embed(&mut self) -> Result<TensorView> {
         self.ops.set_label("token_embd");
         let scale = self.shape.embedding_scale / self.shape.residual_scale;
-        let mut x = self.ops.gather(self.embedding, self.tokens, scale)?;
+        let embedding = self.embedding()?;
+        let mut x = self.ops.gather(embedding, self.input, scale)?;
         let embd = self.shape.embd;
         if self.shape.position_table {
             let table = self.matrix("position_embd.weight", &[self.shape.context, embd])?;
@@ -153,7 +180,7 @@ impl<'a> Layers<'a> {
         };
         let x = self.last_norm(x)?;
         let head = match self.shape.tied {
-            true => self.embedding,
+            true => self.embedding()?,
             false => self.matrix("output.weight", &[self.shape.vocab, self.shape.embd])?,
         };
         self.ops.set_label("output");
@@ -495,6 +522,15 @@ impl<'a> Layers<'a> {
     fn label(&mut self, layer: usize, part: &str) {
         self.ops.set_label(&format!("blk.{layer}.{part}"));
     }
+}
+
+fn embedding(
+    ops: &mut Recorder,
+    shape: &ModelShape,
+    options: &RecordOptions<'_>,
+) -> Result<TensorView> {
+    let name = "token_embd.weight";
+    ops.external(name, (options.weight_dtype)(name), &[shape.vocab, shape.embd])
 }
 
 /// The same bytes in another shape.

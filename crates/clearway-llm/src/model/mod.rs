@@ -38,6 +38,24 @@ pub enum Logits {
     Normed,
 }
 
+/// What of a model a step computes. A model that is divided between two devices has a front and a back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// All of it: tokens to logits.
+    #[default]
+    Whole,
+    /// Tokens to the residual stream behind so many layers. No logits are computed, whatever [`RecordOptions::logits`] says.
+    Front {
+        /// Layers of the part.
+        layers: usize,
+    },
+    /// The residual stream ([`STREAM`]) to logits, from this layer on.
+    Back {
+        /// First layer of the part.
+        from: usize,
+    },
+}
+
 /// How the KV cache of a step lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheLayout {
@@ -66,6 +84,8 @@ pub struct RecordOptions<'a> {
     pub cache_dtype: DType,
     /// Which tokens get logits.
     pub logits: Logits,
+    /// What is recorded.
+    pub part: Part,
     /// Whether rows of experts are put in order, for devices that multiply those of each expert together.
     pub order_experts: bool,
     /// Element type of each matrix, by name. Vectors are f32.
@@ -81,6 +101,7 @@ impl RecordOptions<'_> {
             cache: CacheLayout::Whole,
             cache_dtype: DType::F16,
             logits: Logits::Last,
+            part: Part::Whole,
             order_experts: false,
             weight_dtype: &|_| DType::F16,
         }
@@ -92,7 +113,8 @@ impl RecordOptions<'_> {
 pub struct ModelGraph {
     /// What was recorded. More ops and tensors can be added to it, such as the choice of a token.
     pub recorder: Recorder,
-    /// The logits, f32, one row for each token asked for; without any, what the last layer begins with, or the last norm.
+    /// The logits, f32, one row for each token asked for; without any, what the last layer begins with, or the last norm; of
+    /// [`Part::Front`] the residual stream of every token.
     pub logits: TensorView,
 }
 
@@ -121,6 +143,9 @@ impl ModelGraph {
 
 /// Name of the external tensor with the step's token ids, `u32[T]`.
 pub const TOKENS: &str = "tokens";
+/// Name of the external tensor with the residual stream of the step's tokens, `f32[T,E]`, in steps of [`Part::Back`]. They
+/// have no [`TOKENS`].
+pub const STREAM: &str = "stream";
 /// Name of the external tensor with the step's positions, `u32[T]`.
 pub const POSITIONS: &str = "positions";
 /// Name of the external tensor with the cache row that each token is written to, `u32[T]`, where the cache lies in blocks. A
@@ -146,13 +171,25 @@ pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// A shape whose sizes do not fit together, as the first op that finds out says it.
 pub fn record(shape: &ModelShape, options: &RecordOptions<'_>) -> Result<ModelGraph> {
     let mut layers = Layers::new(shape, options)?;
-    let mut x = layers.embed()?;
+    let (mut x, first) = match options.part {
+        Part::Whole => (layers.embed()?, 0),
+        Part::Front { layers: count } => {
+            let mut stream = layers.embed()?;
+            for layer in 0..count {
+                stream = layers.layer(layer, stream)?;
+            }
+            let mut recorder = layers.into_recorder();
+            recorder.mark_output(stream)?;
+            return Ok(ModelGraph { recorder, logits: stream });
+        }
+        Part::Back { from } => (layers.stream(), from),
+    };
     let (last, logits) = match options.logits {
         Logits::None if shape.causal => (shape.layers.saturating_sub(1), false),
         Logits::None => (shape.layers, true),
         Logits::Last | Logits::All | Logits::Rows(_) | Logits::Normed => (shape.layers, true),
     };
-    for layer in 0..last {
+    for layer in first..last {
         x = layers.layer(layer, x)?;
     }
     let logits = if shape.arch.is_encoder() {

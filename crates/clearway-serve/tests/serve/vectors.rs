@@ -24,7 +24,8 @@ fn product(a: &[f32], b: &[f32]) -> f32 {
 fn vectors_are_those_of_the_engine() {
     let server = Running::new();
     let engine = EngineOptions { context: Some(CONTEXT), ..EngineOptions::default() };
-    let options = Options { device: Some(Arc::new(CpuDevice::new())), engine };
+    let device = Some(Arc::new(CpuDevice::new()) as _);
+    let options = Options { device, engine, ..Options::default() };
     let mut alone = Model::load(model(), options).unwrap();
     let texts = ["Hello there", "An entirely different text", "x"];
     let answer = server.client.post(PATH, &json!({ "model": MODEL, "input": texts, "user": "me" }));

@@ -44,9 +44,10 @@ pub fn run(args: &Args) -> Result<()> {
         None => TEXTS.map(|(name, text)| (name, text.to_owned())).into(),
     };
     let gguf = args.name.open()?;
-    let device = args.device.open()?;
     let options = args.engine.options(None);
-    let mut model = model::load_model(&gguf, device.clone(), options)?;
+    let devices = args.engine.layers.devices(&gguf, &args.device, &options)?;
+    let device = devices.last().clone();
+    let mut model = model::load_model(&gguf, devices, options)?;
     let sampling = Sampling { temperature: args.temp, budget: count, ..Sampling::default() };
     args.spec.apply(&mut model, &device, &args.engine)?;
     model.prepare(&sampling)?;

@@ -6,12 +6,14 @@ use anyhow::{Context, Result};
 use clearway_llm::Sampling;
 use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
 use clearway_llm::batch::runner::{Change, Read, Runner, SlotState, Work};
+use clearway_llm::engine::Devices;
 use serde_json::json;
 
 use super::Args;
 use crate::model;
 use crate::out;
 
+const WHAT: &str = "`bench --parallel`";
 /// Tokens of a block of the cache.
 const BLOCK: usize = 32;
 
@@ -33,7 +35,9 @@ pub fn run(args: &Args) -> Result<()> {
     let blocks = (prompt + count).div_ceil(BLOCK);
     let gguf = args.name.open()?;
     let options = args.engine.options(Some(most * blocks * BLOCK));
-    let engine = model::load(&gguf, args.device.open()?, options)?;
+    let device = args.engine.layers.only_device(WHAT, &args.device)?.open()?;
+    let loaded = model::load(&gguf, Devices::One(device), options);
+    let engine = model::undivided(WHAT, loaded)?;
     let sampling = Sampling { temperature: args.temp, min_p: 0.0, ..Sampling::default() };
     let context = blocks * BLOCK;
     let options = DeviceOptions { slots: most, block: BLOCK, context, deterministic: false };

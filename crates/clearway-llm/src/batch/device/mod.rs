@@ -103,12 +103,14 @@ impl DeviceRunner {
     /// Takes over an engine. Its context becomes the pool of blocks.
     ///
     /// # Errors
-    /// [`EngineError::Context`] where the pool has no block or there is no slot; what the device reports.
+    /// [`EngineError::Context`] where the pool has no block or there is no slot; [`EngineError::Divided`]; what the device
+    /// reports.
     pub fn new(engine: Engine, options: DeviceOptions) -> Result<Self> {
         let DeviceOptions { slots, block, context, .. } = options;
         if slots == 0 || block == 0 || engine.context() < block || context == 0 {
             return Err(EngineError::Context { wanted: engine.context() });
         }
+        engine.check_undivided("a batch of texts")?;
         let context = context.min(engine.context() / block * block);
         engine.stretch_for(context)?;
         let entries = context.div_ceil(block);
