@@ -27,6 +27,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     statistics: false,
     float_activations: false,
     patience: None,
+    memory_limit: None,
 };
 
 #[path = "common/kernel_of_kind.rs"]
