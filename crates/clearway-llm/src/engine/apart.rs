@@ -5,8 +5,9 @@
 //! any other.
 
 use super::shape::Keys;
-use super::{EngineError, Result};
+use super::{EngineError, Result, latent};
 use crate::gguf::Gguf;
+use crate::model::Arch;
 
 /// Rows of the parts, as the file's keys give them.
 struct Sizes {
@@ -17,6 +18,9 @@ struct Sizes {
 
 /// A file with each matrix as a tensor of its own.
 pub(super) fn apart(gguf: &Gguf, keys: &Keys<'_>) -> Result<Gguf> {
+    if keys.arch() == Arch::DeepSeek2 {
+        return latent::apart(gguf, keys);
+    }
     let is_joined = |name: &str| name.contains(".attn_qkv.");
     let gated = keys.arch().joins_gate_and_up();
     if !gated && !gguf.tensors().any(|tensor| is_joined(tensor.name())) {

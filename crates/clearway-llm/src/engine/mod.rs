@@ -26,6 +26,7 @@ mod convert;
 mod embed;
 mod error;
 mod finite;
+mod latent;
 mod memory;
 mod sample;
 pub mod sampling;
@@ -59,7 +60,7 @@ use token_loop::TokenLoop;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS,
+    self, CacheLayout, HEADS, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS,
     RecordOptions, SEEN, TOKENS,
 };
 
@@ -517,6 +518,10 @@ impl Engine {
             let name = &*external.name;
             let buffer = match name {
                 TOKENS | POSITIONS | SEEN => continue,
+                HEADS => {
+                    let numbers: Vec<u32> = (0..self.shape.heads as u32).collect();
+                    device.upload(&numbers)?
+                }
                 ROPE_FACTORS => {
                     let factors = self.shape.rope_factors(self.context, |name| gguf.floats(name));
                     device.upload(&factors)?

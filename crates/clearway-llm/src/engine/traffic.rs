@@ -44,7 +44,12 @@ fn count(recorded: &ModelGraph, rows: u64, context: u64) -> TokenBytes {
             let bytes = view.layout.span_bytes();
             match &*external.name {
                 TOKENS | POSITIONS => {}
+                // Keys and values may be the same bytes.
                 name if name.starts_with("cache.") => {
+                    let known = dispatch.bindings.iter().take(binding);
+                    if known.into_iter().any(|earlier| earlier.buf_id == view.buf_id) {
+                        continue;
+                    }
                     cache += share(bytes, rows_seen(dispatch, rows), context);
                 }
                 _ => {
@@ -104,6 +109,7 @@ fn reads(kind: Kind) -> Reads {
         | Kind::Product(_)
         | Kind::ExpertOrder
         | Kind::RouterTopK
+        | Kind::RouterGroups
         | Kind::ExpertSum
         | Kind::Rope
         | Kind::Softmax
