@@ -34,7 +34,7 @@ pub use device::{
 pub use error::{GpuError, Result};
 pub use profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
 pub use record::{
-    AttentionParams, BlockTable, External, Ops, Recorder, RopeMode, RopeParams, RouterMode,
-    RouterParams, record,
+    AttentionParams, BlockTable, External, Ops, Recorder, RopeMode, RopeParams, RouterGroups,
+    RouterMode, RouterParams, record,
 };
 pub use registry::{CustomKernel, GroupsFn, KernelRegistry, WgslKernel};

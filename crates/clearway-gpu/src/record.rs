@@ -91,6 +91,28 @@ pub struct RouterParams {
     pub scale: f32,
 }
 
+impl RouterParams {
+    fn words(self) -> [u32; 3] {
+        let mode = match self.mode {
+            RouterMode::SoftmaxAll => 0,
+            RouterMode::SoftmaxChosen => 1,
+            RouterMode::Sigmoid => 2,
+        };
+        [mode, u32::from(self.renormalise), self.scale.to_bits()]
+    }
+}
+
+/// How a router chooses groups of experts before it chooses experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterGroups {
+    /// Groups of as many experts each.
+    pub count: usize,
+    /// Groups whose experts can be chosen.
+    pub used: usize,
+    /// Best experts of a group whose scores are its own: 1, or 2 of sigmoids.
+    pub best: usize,
+}
+
 /// Op calls. A recorder and both kinds of session take the same ones.
 ///
 /// Each call checks its operands, declares its results and says what it did; nothing is computed
@@ -308,13 +330,30 @@ pub trait Ops {
         let shape = [logits.layout.rows(), params.used];
         let ids = self.declare(Layout::new(DType::U32, &shape)?)?;
         let weights = self.declare(Layout::new(DType::F32, &shape)?)?;
-        let mode = match params.mode {
-            RouterMode::SoftmaxAll => 0,
-            RouterMode::SoftmaxChosen => 1,
-            RouterMode::Sigmoid => 2,
-        };
-        let words = [mode, u32::from(params.renormalise), params.scale.to_bits()];
-        self.push(Kind::RouterTopK, &[logits, ids, weights], &words)?;
+        self.push(Kind::RouterTopK, &[logits, ids, weights], &params.words())?;
+        Ok((ids, weights))
+    }
+
+    /// As [`router_top_k`](Self::router_top_k), of the experts of each row's best groups. `bias[E]` counts where groups and
+    /// experts are chosen and not in the weights; only sigmoids have one.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn router_groups(
+        &mut self,
+        logits: TensorView,
+        bias: Option<TensorView>,
+        params: RouterParams,
+        groups: RouterGroups,
+    ) -> Result<(TensorView, TensorView)> {
+        let shape = [logits.layout.rows(), params.used];
+        let ids = self.declare(Layout::new(DType::U32, &shape)?)?;
+        let weights = self.declare(Layout::new(DType::F32, &shape)?)?;
+        let operands: Vec<TensorView> =
+            [Some(logits), bias, Some(ids), Some(weights)].into_iter().flatten().collect();
+        let [mode, renorm, scale] = params.words();
+        let [count, used, best] = [groups.count, groups.used, groups.best].map(|n| n as u32);
+        self.push(Kind::RouterGroups, &operands, &[mode, renorm, scale, count, used, best])?;
         Ok((ids, weights))
     }
 
@@ -365,8 +404,8 @@ pub trait Ops {
         self.call(Kind::Softmax, &[x, mask], &[scale.to_bits()], x.layout.dtype(), &dims(&x))
     }
 
-    /// Causal grouped-query attention of `q[T,H,D]` over caches `k` and `v` `[S,Hkv,D]`: token `t`
-    /// sees the rows up to `positions[t]`.
+    /// Causal grouped-query attention of `q[T,H,D]` over caches `k[S,Hkv,D]` and `v[S,Hkv,E]`: token `t`
+    /// sees the rows up to `positions[t]`. The result is `[T,H,E]`.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -379,7 +418,8 @@ pub trait Ops {
         params: AttentionParams,
     ) -> Result<TensorView> {
         let words = params.words(0);
-        self.call(Kind::Attention, &[q, k, v, positions], &words, q.layout.dtype(), &dims(&q))
+        let shape = attended(&q, &v);
+        self.call(Kind::Attention, &[q, k, v, positions], &words, q.layout.dtype(), &shape)
     }
 
     /// As [`attention`](Self::attention), of tokens of many sequences whose rows lie in blocks of one cache. Token `t`
@@ -397,7 +437,7 @@ pub trait Ops {
     ) -> Result<TensorView> {
         let operands = [q, k, v, positions, table.sequences, table.blocks];
         let words = params.words(table.block);
-        self.call(Kind::Attention, &operands, &words, q.layout.dtype(), &dims(&q))
+        self.call(Kind::Attention, &operands, &words, q.layout.dtype(), &attended(&q, &v))
     }
 
     /// As [`attention`](Self::attention), or [`attention_in_blocks`](Self::attention_in_blocks) with a table, where each
@@ -418,7 +458,7 @@ pub trait Ops {
         operands.extend(table.iter().flat_map(|table| [table.sequences, table.blocks]));
         operands.push(sinks);
         let words = params.words(table.map_or(0, |table| table.block));
-        self.call(Kind::AttentionSinks, &operands, &words, q.layout.dtype(), &dims(&q))
+        self.call(Kind::AttentionSinks, &operands, &words, q.layout.dtype(), &attended(&q, &v))
     }
 
     /// Writes `x[T,Hkv,D]` into the rows `positions` of `cache[S,Hkv,D]`.
@@ -588,6 +628,15 @@ pub fn record(
         .ok_or_else(|| GpuError::UnknownKernel { kernel: format!("{kind:?}") })?;
     graph.dispatch(kind, contract, views, params, label)?;
     Ok(())
+}
+
+/// Shape of what queries find among values.
+fn attended(q: &TensorView, v: &TensorView) -> smallvec::SmallVec<[usize; 4]> {
+    let mut shape = dims(q);
+    if let Some(last) = shape.last_mut() {
+        *last = v.layout.cols();
+    }
+    shape
 }
 
 fn dims(view: &TensorView) -> smallvec::SmallVec<[usize; 4]> {

@@ -85,6 +85,7 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         | Kind::MatMulExperts
         | Kind::ExpertOrder
         | Kind::RouterTopK
+        | Kind::RouterGroups
         | Kind::ExpertSum
         | Kind::Rope
         | Kind::Softmax

@@ -139,7 +139,11 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
             | Kind::Rope
             | Kind::RopeKvWrite
             | Kind::Softmax => 2,
-            Kind::MatMulExperts | Kind::ExpertOrder | Kind::RouterTopK | Kind::ExpertSum => 4,
+            Kind::MatMulExperts
+            | Kind::ExpertOrder
+            | Kind::RouterTopK
+            | Kind::RouterGroups
+            | Kind::ExpertSum => 4,
             Kind::Gather | Kind::Custom | Kind::Pinned => 5,
             Kind::Map(_)
             | Kind::KvWrite

@@ -140,6 +140,12 @@ fn a_file_without_a_template_gets_the_format_of_its_tokens() {
              <|start|>assistant<|channel|>final<|message|>Yes?<|end|><|start|>user<|message|>Bye<|end|><|start|>assistant",
         ),
         (
+            ChatFormat::DeepSeek,
+            "gpt2",
+            &["<｜User｜>", "<｜Assistant｜>"],
+            "<s>Be brief.<｜User｜> Hi <｜Assistant｜>Yes?</s><｜User｜>Bye<｜Assistant｜>",
+        ),
+        (
             ChatFormat::Llama2,
             "llama",
             &[],

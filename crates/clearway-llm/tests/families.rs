@@ -7,11 +7,15 @@ use std::sync::Arc;
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::VulkanOptions;
 use clearway::{DType, Device};
-use clearway_llm::engine::{Engine, EngineOptions, Rows, model_shape};
+use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
+use clearway_llm::batch::runner::{Change, Read, Runner, SlotState, Work};
+use clearway_llm::engine::{Engine, EngineOptions, Rows, Sampling, model_shape};
 use clearway_llm::gguf::Gguf;
 
 #[path = "families/decoders.rs"]
 mod decoders;
+#[path = "families/deepseek.rs"]
+mod deepseek;
 #[path = "families/encoders.rs"]
 mod encoders;
 #[path = "families/math.rs"]
@@ -27,6 +31,10 @@ const TOKENS: [u32; 9] = [3, 91, 17, 17, 60, 5, 42, 8, 77];
 const CONTEXT: usize = 20;
 /// How far logits may be off.
 const LIMIT: f64 = 0.001;
+
+fn all_decoders() -> impl Iterator<Item = decoders::Decoder> {
+    decoders::all().into_iter().chain(deepseek::all())
+}
 
 fn devices() -> Vec<Arc<dyn Device>> {
     let cpu: Arc<dyn Device> = Arc::new(CpuDevice::with_threads(2));
@@ -46,7 +54,7 @@ fn assert_near(what: &str, found: &[f32], expected: &[f64]) -> f64 {
 #[test]
 fn decoders_give_the_logits_of_their_definition() {
     let devices = devices();
-    for decoder in decoders::all() {
+    for decoder in all_decoders() {
         let (name, bytes) = (decoder.name, decoder.file.bytes());
         // For `cargo xtask peers --logits`, which holds them against llama.cpp.
         if let Some(folder) = std::env::var_os("CLEARWAY_TINY_MODELS")
@@ -78,6 +86,56 @@ fn decoders_give_the_logits_of_their_definition() {
             }
             let scale = expected.iter().flatten().fold(0.0_f64, |most, x| most.max(x.abs()));
             println!("{what}: {worst:.1e} off at most, logits up to {scale:.2}");
+        }
+    }
+}
+
+/// Rows of latent attention in blocks: two sequences that share the first block, the second block of one copied from the other's.
+#[test]
+fn sequences_of_latent_attention_get_the_tokens_of_the_single_stream() {
+    let decoder = all_decoders().find(|one| one.name == "deepseek2_v3").unwrap();
+    let gguf = Gguf::from_bytes(decoder.file.bytes()).unwrap();
+    for device in devices() {
+        let name = device.info().name.clone();
+        let options = EngineOptions { context: Some(64), ..EngineOptions::default() };
+        let engine = || Engine::new(&gguf, device.clone(), options).unwrap();
+        let of_device = DeviceOptions { slots: 2, block: 4, context: 32, deterministic: true };
+        let mut runner = DeviceRunner::new(engine(), of_device).unwrap();
+        let mut first = Work::default();
+        first.changes.push(Change::Blocks { slot: 0, first: 0, blocks: vec![5, 2, 11, 8] });
+        first.read.push(Read { slot: 0, position: 0, tokens: TOKENS[..8].to_vec(), adapter: None });
+        runner.start(&first).unwrap();
+        runner.finish().unwrap();
+        let mut second = Work { decode: vec![0, 1], steps: 1, ..Work::default() };
+        second.changes.push(Change::Copy { from: 2, to: 7 });
+        second.changes.push(Change::Blocks { slot: 1, first: 0, blocks: vec![5, 7, 3, 1] });
+        for slot in 0..2 {
+            let state = SlotState {
+                token: TOKENS[8],
+                position: 8,
+                end: 13,
+                sampling: Sampling::greedy(),
+                stop_tokens: Vec::new(),
+                history: TOKENS.to_vec(),
+            };
+            second.changes.push(Change::Open { slot, state: Box::new(state) });
+        }
+        let mut found = [Vec::new(), Vec::new()];
+        while found[0].len() < 5 {
+            runner.start(&second).unwrap();
+            for result in runner.finish().unwrap() {
+                found[result.slot].extend(result.tokens.iter().map(|chosen| chosen.token));
+            }
+            second = Work { decode: vec![0, 1], steps: 1, ..Work::default() };
+        }
+        assert_eq!(found[0], found[1], "{name}");
+        let mut engine = engine();
+        let mut logits = engine.eval(&TOKENS).unwrap();
+        for &token in &found[0] {
+            let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            // Only a near tie may be decided otherwise.
+            assert!(best - logits[token as usize] < 1e-3, "{name}: {found:?}");
+            logits = engine.eval(&[token]).unwrap();
         }
     }
 }
@@ -130,7 +188,7 @@ fn what_is_wrong_with_a_file_of_a_family_is_named() {
         println!("{error}");
         error
     };
-    let by_name = |name: &str| decoders::all().into_iter().find(|one| one.name == name).unwrap();
+    let by_name = |name: &str| all_decoders().find(|one| one.name == name).unwrap();
     let changed = |name: &str, tensor: &str, dims: &[usize]| {
         let mut file = by_name(name).file;
         file.tensor(tensor, dims);
@@ -168,6 +226,23 @@ fn what_is_wrong_with_a_file_of_a_family_is_named() {
             &["blk.2.ffn_up_exps.bias", "[6, 32]", "[6, 16]"],
         ),
         (without("gpt_oss", "blk.1.attn_sinks.weight"), &["blk.1.attn_sinks.weight"]),
+        (
+            changed("deepseek2_lite", "blk.1.attn_kv_b.weight", &[16, 55]),
+            &["blk.1.attn_kv_b.weight", "[55, 16]", "[56, 16]", "8 and 6 rows of each head"],
+        ),
+        (
+            changed("deepseek2_v3", "blk.2.attn_k_b.weight", &[8, 16, 3]),
+            &["blk.2.attn_k_b.weight", "[3, 16, 8]", "[4, 16, 8]"],
+        ),
+        (
+            changed("deepseek2_v3", "blk.2.exp_probs_b.bias", &[7]),
+            &["blk.2.exp_probs_b.bias", "[7]", "[8]"],
+        ),
+        (without("deepseek2_v3", "blk.1.exp_probs_b.bias"), &["blk.1.exp_probs_b.bias"]),
+        (without("deepseek2_v3", "blk.1.attn_v_b.weight"), &["blk.1.attn_v_b.weight"]),
+        (without("deepseek2_v2", "blk.2.attn_kv_b.weight"), &["blk.2.attn_k_b.weight"]),
+        (without("deepseek2_lite", "blk.0.ffn_gate.weight"), &["blk.0.ffn_gate.weight"]),
+        (without("deepseek2_lite", "blk.2.ffn_up_shexp.weight"), &["blk.2.ffn_up_shexp.weight"]),
         (without("gpt_oss", "blk.0.attn_q.bias"), &["blk.0.attn_q.bias"]),
         (without("gpt_oss", "blk.0.ffn_gate_inp.bias"), &["blk.0.ffn_gate_inp.bias"]),
         (without("gpt_oss", "blk.2.ffn_down_exps.bias"), &["blk.2.ffn_down_exps.bias"]),

@@ -2,10 +2,12 @@
 //! person would have to look at.
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
-use clearway::DType;
+use clearway::{DType, RouterGroups};
 use clearway_llm::engine::{model_shape, tokenizer};
 use clearway_llm::gguf::{ByteStr, Gguf, GgufWriter};
-use clearway_llm::model::{self, Arch, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS};
+use clearway_llm::model::{
+    self, Arch, Experts, HEADS, Latent, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
+};
 
 #[allow(dead_code)] // the shapes are all that is needed
 mod tiny;
@@ -32,6 +34,7 @@ fn file(shape: &ModelShape, edits: &[(&str, Edit)], tensor: Option<(&str, &[usiz
     let arch = match shape.arch {
         Arch::Llama => "llama",
         Arch::Qwen3Moe => "qwen3moe",
+        Arch::DeepSeek2 => "deepseek2",
         _ => "gemma2",
     };
     let experts = shape.experts;
@@ -42,11 +45,23 @@ fn file(shape: &ModelShape, edits: &[(&str, Edit)], tensor: Option<(&str, &[usiz
         ("feed_forward_length", shape.ff),
         ("attention.head_count", shape.heads),
         ("attention.head_count_kv", shape.kv_heads),
-        ("attention.key_length", shape.head_dim),
-        ("attention.value_length", shape.head_dim),
-        ("rope.dimension_count", shape.head_dim),
+        ("attention.key_length", shape.cache_head()),
+        ("attention.value_length", shape.latent.map_or(shape.head_dim, |latent| latent.kv_rank)),
+        ("rope.dimension_count", shape.rope_dims),
         ("vocab_size", shape.vocab),
     ];
+    keys.extend(shape.latent.iter().flat_map(|latent| {
+        [
+            ("attention.q_lora_rank", latent.q_rank.unwrap_or(0)),
+            ("attention.kv_lora_rank", latent.kv_rank),
+            ("attention.key_length_mla", shape.head_dim),
+            ("attention.value_length_mla", latent.value),
+            ("leading_dense_block_count", shape.dense_layers),
+            ("expert_gating_func", 2),
+            ("expert_group_count", 4),
+            ("expert_group_used_count", 2),
+        ]
+    }));
     keys.extend(experts.iter().flat_map(|e| {
         let ff = ("expert_feed_forward_length", e.ff);
         [("expert_count", e.count), ("expert_used_count", e.used), ff]
@@ -80,7 +95,7 @@ fn file(shape: &ModelShape, edits: &[(&str, Edit)], tensor: Option<(&str, &[usiz
     let record = RecordOptions { weight_dtype: &|_| DType::F32, ..RecordOptions::new(1, 4) };
     for external in model::record(shape, &record).unwrap().into_externals() {
         let name = &*external.name;
-        if [TOKENS, POSITIONS, ROPE_FACTORS].contains(&name) || name.starts_with("cache.") {
+        if [TOKENS, POSITIONS, ROPE_FACTORS, HEADS].contains(&name) || name.starts_with("cache.") {
             continue;
         }
         let dims = external.view.layout.dims().iter().rev().map(|&dim| dim as usize);
@@ -242,6 +257,68 @@ fn what_is_wrong_is_the_field_that_is_named() {
         let error = model_shape(&file(&experts, &edits, None)).expect_err(edits[0].0).to_string();
         println!("{error}");
         assert!(words.iter().all(|word| error.contains(word)), "{}: {error}", edits[0].0);
+    }
+}
+
+/// V3: 4 heads of 8 and 4 that turn over rows of 16, a layer without experts, then 8 of them in 4 groups.
+fn deepseek() -> ModelShape {
+    ModelShape {
+        rope_dims: 4,
+        latent: Some(Latent { q_rank: Some(24), kv_rank: 16, plain: 8, value: 6 }),
+        experts: Some(Experts {
+            renormalise: false,
+            sigmoid: true,
+            bias: true,
+            groups: RouterGroups { count: 4, used: 2, best: 2 },
+            ..Experts::new(8, 3, 16)
+        }),
+        dense_layers: 1,
+        ..ModelShape::new("tiny", Arch::DeepSeek2, 3, 32, 48, 4, 1, 12, 96)
+    }
+}
+
+#[test]
+fn what_is_wrong_with_latent_attention_is_named() {
+    let shape = deepseek();
+    let found = model_shape(&file(&shape, &[], None)).unwrap();
+    assert_eq!((found.latent, found.experts), (shape.latent, shape.experts));
+    let cases: Vec<(&str, Edit, &[&str])> = vec![
+        ("attention.kv_lora_rank", Remove, &["attention.kv_lora_rank", "missing"]),
+        (
+            "attention.kv_lora_rank",
+            U32(32),
+            &["`deepseek2.attention.key_length` is 20", "36 of `deepseek2.attention.kv_lora_rank`"],
+        ),
+        (
+            "attention.q_lora_rank",
+            U32(8),
+            &["`deepseek2.attention.q_lora_rank` is 8", "blk.0.attn_q_a.weight", "24 rows"],
+        ),
+        ("attention.q_lora_rank", U32(0), &["blk.0.attn_q.weight"]),
+        ("attention.value_length", U32(6), &["`deepseek2.attention.value_length` is 6", "16"]),
+        ("attention.value_length_mla", Remove, &["attention.value_length_mla", "missing"]),
+        ("attention.value_length_mla", U32(8), &["blk.0.attn_v_b.weight", "[4, 8, 16]"]),
+        ("attention.key_length_mla", U32(4), &["`deepseek2.rope.dimension_count` is 4", "size 4"]),
+        ("attention.key_length_mla", U32(14), &["blk.0.attn_q_b.weight", "[56, 24]"]),
+        ("attention.head_count_kv", U32(2), &["`deepseek2.attention.head_count_kv` is 2", "1 or"]),
+        ("leading_dense_block_count", U32(4), &["leading_dense_block_count` is 4", "3 layers"]),
+        ("leading_dense_block_count", U32(0), &["blk.0.ffn_gate_inp.weight"]),
+        ("leading_dense_block_count", U32(2), &["blk.1.ffn_up.weight"]),
+        ("feed_forward_length", U32(64), &["`deepseek2.feed_forward_length` is 64", "48 rows"]),
+        ("expert_gating_func", U32(3), &["`deepseek2.expert_gating_func` is 3", "softmax"]),
+        ("expert_gating_func", U32(1), &["`deepseek2.expert_gating_func` is 1", "biases"]),
+        ("expert_group_count", U32(3), &["`deepseek2.expert_group_count` is 3", "8 experts"]),
+        ("expert_group_count", U32(8), &["`deepseek2.expert_group_count` is 8", "at least 2"]),
+        ("expert_group_used_count", U32(5), &["expert_group_used_count` is 5", "4 groups"]),
+        ("expert_group_used_count", U32(1), &["expert_group_used_count` is 1", "3 experts"]),
+        ("expert_weights_scale", F32(f32::NAN), &["expert_weights_scale` is NaN"]),
+        ("nextn_predict_layers", U32(1), &["`deepseek2.nextn_predict_layers` is 1", "convert"]),
+        ("attention.temperature_scale", F32(0.1), &["attention.temperature_scale` is 0.1"]),
+    ];
+    for (key, edit, words) in cases {
+        let error = model_shape(&file(&shape, &[(key, edit)], None)).expect_err(key).to_string();
+        println!("{error}");
+        assert!(words.iter().all(|word| error.contains(word)), "{key}: {error}");
     }
 }
 

@@ -232,6 +232,28 @@ fn scales_and_tensors_of_several_matrices_cost_no_phase() {
 }
 
 #[test]
+fn latent_attention_is_six_phases() {
+    let shape = cut(&model::builtin_shape("deepseek-v2-lite").unwrap(), 3);
+    let compiled = compiled(&shape, 1, Some(Kernels::All));
+    // The first layer has no experts.
+    let expected = [
+        vec!["norm_matmul", "norm_matmul"],
+        vec!["matmul_experts", "rms_norm_mul", "rope", "rope_kv_write"],
+        vec!["concat", "kv_write"],
+        vec!["attention"],
+        vec!["matmul_experts"],
+        vec!["matmul_add"],
+        vec!["norm_matmul_silu_gated"],
+        vec!["matmul_add"],
+    ];
+    assert_eq!(first_layer(compiled.graph(), 8), expected);
+    let stats = compiled.stats();
+    assert_eq!((stats.groups, stats.false_barriers), (stats.longest_chain, 0));
+    // Experts take nine more than a plain feed-forward part.
+    assert_eq!(per_layer(&shape, 1, Some(Kernels::All)), (22, 15));
+}
+
+#[test]
 fn no_shape_gets_more_phases() {
     println!("per layer, dispatches / groups   unfused  plain kernels  all kernels; whole step");
     for shape in model::builtin_shapes() {

@@ -132,14 +132,7 @@ fn tiny() -> ModelShape {
 }
 
 fn tiny_experts() -> ModelShape {
-    let experts = Experts {
-        count: 4,
-        used: 2,
-        ff: 32,
-        shared_ff: None,
-        shared_gate: false,
-        renormalise: true,
-    };
+    let experts = Experts::new(4, 2, 32);
     let shape = ModelShape::new("tiny with experts", Arch::Qwen3Moe, 2, 64, 96, 4, 2, 16, 128);
     ModelShape { experts: Some(experts), ..shape }
 }

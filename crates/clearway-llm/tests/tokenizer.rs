@@ -400,7 +400,16 @@ fn arbitrary_vocabularies_never_panic() {
 #[test]
 fn pieces_cover_the_text() {
     for text in Vectors::load().random_strings() {
-        for name in ["default", "gpt-2", "llama-bpe", "qwen2", "smollm"] {
+        for name in [
+            "default",
+            "gpt-2",
+            "llama-bpe",
+            "qwen2",
+            "smollm",
+            "deepseek-llm",
+            "deepseek-coder",
+            "deepseek-v3",
+        ] {
             let pieces: Vec<&str> = PreTokenizer::from_name(name).unwrap().pieces(&text).collect();
             assert!(pieces.iter().all(|piece| !piece.is_empty()), "{name}: {text:?}");
             assert_eq!(pieces.concat(), text, "{name}");
@@ -429,6 +438,24 @@ fn texts_are_split_as_for_gpt_4o() {
         assert_eq!(pieces, expected, "{text}");
     }
     assert!(texts.len() > 400);
+}
+
+/// See `data/tokenizer/make_deepseek.py`.
+#[test]
+fn texts_are_split_as_for_deepseek() {
+    let data: serde_json::Value =
+        serde_json::from_str(include_str!("data/tokenizer/deepseek.json")).unwrap();
+    let texts = data["texts"].as_array().unwrap();
+    for name in ["deepseek-llm", "deepseek-coder", "deepseek-v3"] {
+        let pre = PreTokenizer::from_name(name).unwrap();
+        for (text, expected) in texts.iter().zip(data["split"][name].as_array().unwrap()) {
+            let pieces: Vec<&str> = pre.pieces(text.as_str().unwrap()).collect();
+            let expected: Vec<&str> =
+                expected.as_array().unwrap().iter().map(|piece| piece.as_str().unwrap()).collect();
+            assert_eq!(pieces, expected, "{name}: {text}");
+        }
+    }
+    assert!(texts.len() > 300);
 }
 
 #[test]

@@ -31,8 +31,8 @@ pub use clearway_gpu::{
     AttentionParams, BlockTable, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo,
     DeviceMemory, Encoder, External, GpuError, HostTimes, HostWork, KernelRegistry,
     KernelStatistics, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program, Recorder,
-    RopeMode, RopeParams, RouterMode, RouterParams, Ticket, Upload, WgslKernel, cache_folder,
-    make_cache_folder, quant, record,
+    RopeMode, RopeParams, RouterGroups, RouterMode, RouterParams, Ticket, Upload, WgslKernel,
+    cache_folder, make_cache_folder, quant, record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

@@ -22,7 +22,8 @@ use crate::{interrupt, memory, out};
 The name of one type gives every matrix that type. Names that end in _s, _m or _l are llama.cpp's mixes.
 Without --vocab the file can be measured, but not talked to.")]
 pub struct Args {
-    /// Built-in shape: smollm2-135m, llama-1b, llama-8b, qwen3-0.6b, qwen3-30b-a3b, gemma3-4b, phi4-mini or gpt-oss-20b.
+    /// Built-in shape: smollm2-135m, llama-1b, llama-8b, qwen3-0.6b, qwen3-30b-a3b, gemma3-4b, phi4-mini, gpt-oss-20b or
+    /// deepseek-v2-lite.
     shape: SynthShape,
     /// f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4, or a mix:
     /// q2_k_s, q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m.

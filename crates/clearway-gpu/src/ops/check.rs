@@ -183,7 +183,8 @@ pub(super) fn check(c: &Call<'_>) -> Result<()> {
         Kind::Map(map) => element_wise(c, map),
         Kind::MatMulExperts => matmul_experts(c),
         Kind::ExpertOrder => expert_order(c),
-        Kind::RouterTopK => router(c),
+        Kind::RouterTopK => router(c, 1),
+        Kind::RouterGroups => router_groups(c),
         Kind::ExpertSum => expert_sum(c),
         Kind::Rope => rope(c),
         Kind::Softmax => softmax(c),
@@ -417,20 +418,47 @@ fn expert_order(c: &Call<'_>) -> Result<()> {
     c.ids(1, &[order_len(c.params[0], c.dims(0))])
 }
 
-fn router(c: &Call<'_>) -> Result<()> {
+/// A router whose results begin with operand `ids`.
+fn router(c: &Call<'_>, ids: usize) -> Result<()> {
+    let weights = ids + 1;
     c.activations(&[0])?;
     c.want_rank(0, 2)?;
-    c.want_rank(1, 2)?;
+    c.want_rank(ids, 2)?;
     let (rows, experts) = (c.dims(0)[0], c.dims(0)[1]);
-    let used = c.dims(1)[1];
-    c.ids(1, &[rows, used])?;
-    c.shape(1, used <= experts, || format!("at most {experts} experts can be used"))?;
-    c.want_dtype(2, &[DType::F32])?;
-    c.contiguous_rows(2)?;
-    c.want_dims(2, &[rows, used])?;
+    let used = c.dims(ids)[1];
+    c.ids(ids, &[rows, used])?;
+    c.shape(ids, used <= experts, || format!("at most {experts} experts can be used"))?;
+    c.want_dtype(weights, &[DType::F32])?;
+    c.contiguous_rows(weights)?;
+    c.want_dims(weights, &[rows, used])?;
     c.int_param(0, |mode| mode <= 2, "0, 1 or 2 is needed")?;
     c.int_param(1, |renorm| renorm <= 1, "0 or 1 is needed")?;
     c.float_param(2, |_| true, "a finite number is needed")
+}
+
+/// Most experts that are chosen by groups: kernels hold their scores together.
+const MOST_GROUPED: u32 = 1024;
+
+fn router_groups(c: &Call<'_>) -> Result<()> {
+    let ids = c.views.len() - 2;
+    router(c, ids)?;
+    let (experts, used) = (c.dims(0)[1], c.dims(ids)[1]);
+    c.shape(0, experts <= MOST_GROUPED, || format!("at most {MOST_GROUPED} experts are needed"))?;
+    if ids == 2 {
+        c.want_dtype(1, &[DType::F32])?;
+        c.want_dims(1, &[experts])?;
+        c.contiguous_rows(1)?;
+    }
+    let plain = |mode: u32| mode == 2 || (mode == 0 && ids == 1);
+    c.int_param(0, plain, "2, or 0 without a bias, is needed")?;
+    let whole = |groups: u32| groups > 0 && experts.is_multiple_of(groups);
+    c.int_param(3, whole, "a number that divides the experts is needed")?;
+    let (groups, size) = (c.params[3], experts / c.params[3]);
+    let enough =
+        |chosen: u32| chosen <= groups && u64::from(chosen) * u64::from(size) >= used.into();
+    c.int_param(4, enough, "as many groups as hold the experts used are needed")?;
+    let most = if c.params[0] == 0 { 1 } else { size.min(2) };
+    c.int_param(5, |best| (1..=most).contains(&best), "1, or 2 of sigmoids, is needed")
 }
 
 fn expert_sum(c: &Call<'_>) -> Result<()> {
@@ -497,15 +525,15 @@ fn attention(c: &Call<'_>, operands: usize) -> Result<()> {
     let y = c.views.len() - 1;
     c.activations_and(&[0], y)?;
     c.activations(&[1, 2])?;
-    for i in [0, 1] {
+    for i in [0, 1, 2] {
         c.want_rank(i, 3)?;
     }
-    c.same_dims(y, 0)?;
-    c.same_dims(2, 1)?;
     let (rows, heads, head) = (c.dims(0)[0], c.dims(0)[1], c.dims(0)[2]);
-    let kv_heads = c.dims(1)[1];
+    let (cache_rows, kv_heads, value) = (c.dims(1)[0], c.dims(1)[1], c.dims(2)[2]);
     let ok = c.dims(1)[2] == head && heads.is_multiple_of(kv_heads);
     c.shape(1, ok, || format!("rows of heads of {head}, as many as divide {heads}, are needed"))?;
+    c.want_dims(2, &[cache_rows, kv_heads, value])?;
+    c.want_dims(y, &[rows, heads, value])?;
     c.ids(3, &[rows])?;
     c.float_param(0, |_| true, "a finite number is needed")?;
     c.float_param(2, |cap| cap >= 0.0, "a number from 0 up is needed")?;

@@ -38,6 +38,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         | Kind::Map(_)
         | Kind::ExpertOrder
         | Kind::RouterTopK
+        | Kind::RouterGroups
         | Kind::ExpertSum
         | Kind::Rope
         | Kind::Softmax

@@ -2,7 +2,7 @@
 
 use clearway_graph::{DType, Layout};
 
-use super::attention::{BLOCKS, in_blocks, run, with_cache, with_sinks};
+use super::attention::{BLOCKS, in_blocks, is_square, run, with_cache, with_sinks};
 use super::elementwise::MATH;
 use super::template::{fill, front, piece};
 use super::{Job, Kernel, Source, View};
@@ -24,7 +24,8 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let [_, rows, kv_heads, _] = job.layout(1).shape4();
     let share = heads / kv_heads;
     let (team, subgroup) = (head / 8, job.target.subgroup);
-    let fits = head.is_multiple_of(8)
+    let fits = is_square(job)
+        && head.is_multiple_of(8)
         && team.is_power_of_two()
         && team <= subgroup
         && subgroup.is_power_of_two()

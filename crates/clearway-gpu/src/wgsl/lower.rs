@@ -43,6 +43,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::TopK => Ok(select::top_k(job)),
         Kind::ExpertOrder => Ok(select::expert_order(job)),
         Kind::RouterTopK => Ok(select::router(job)),
+        Kind::RouterGroups => Ok(select::router_groups(job)),
         Kind::Product(product) if product.is_basic() => product::matmul(job),
         Kind::MatMulExperts => Ok(product::matmul_experts(job)),
         Kind::Attention | Kind::AttentionSinks => Ok(attention::lower(job)),

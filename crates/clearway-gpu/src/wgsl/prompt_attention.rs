@@ -2,7 +2,7 @@
 
 use clearway_graph::DType;
 
-use super::attention::{with_cache, with_sinks};
+use super::attention::{is_square, with_cache, with_sinks};
 use super::elementwise::MATH;
 use super::{HALVES, Job, Kernel, Source, View};
 
@@ -56,6 +56,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let share = heads / kv_heads;
     let fits = job.target.cooperative
         && job.target.subgroup == 32
+        && is_square(job)
         && HEADS.contains(&head)
         && head.is_multiple_of(16)
         && kv_heads <= job.target.max_groups;

@@ -14,6 +14,7 @@ const RANK: &str = include_str!("kernels/rank.wgsl");
 const RADIX: &str = include_str!("kernels/radix.wgsl");
 const TOP_K: &str = include_str!("kernels/top_k.wgsl");
 const EXPERT_ORDER: &str = include_str!("kernels/expert_order.wgsl");
+const ROUTER_SHARES: &str = include_str!("kernels/router_shares.wgsl");
 const ROUTER: &str = include_str!("kernels/router.wgsl");
 
 /// Longest row whose elements count all that are before them.
@@ -58,7 +59,30 @@ pub(super) fn expert_order(job: &Job<'_>) -> Kernel {
 }
 
 pub(super) fn router(job: &Job<'_>) -> Kernel {
-    choose(job, Source::new(job).body(MATH).body(subgroups(job.target)), ROUTER)
+    let source = Source::new(job).body(MATH).body(subgroups(job.target));
+    choose(job, source, &[ROUTER_SHARES, ROUTER].concat())
+}
+
+/// The same with groups. The bias is a part of the text: it may be left out.
+pub(super) fn router_groups(job: &Job<'_>) -> Kernel {
+    let x = job.layout(0);
+    let with_bias = "fn bias_of(i: u32) -> f32 { return get_bias(i); }";
+    let bias = if job.operands.len() == 4 {
+        with_bias
+    } else {
+        "fn bias_of(i: u32) -> f32 { return 0.0; }"
+    };
+    Source::new(job)
+        .constant("WIDTH", job.target.width(256))
+        .constant("CAPACITY", SHORT)
+        .body(MATH)
+        .body(subgroups(job.target))
+        .body(GRID)
+        .body(ORDER)
+        .body(bias)
+        .body(ROUTER_SHARES)
+        .body(include_str!("kernels/router_groups.wgsl"))
+        .build(job.target.fold(x.rows() as u64))
 }
 
 /// A workgroup for each row of operand 0, with the choice that suits its length.

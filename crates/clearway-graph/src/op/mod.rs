@@ -146,6 +146,10 @@ ops! {
     ExpertOrder "expert_order" [read("ids"), write("order")] [int("experts")]
     /// The best experts of each row and their weights.
     RouterTopK "router_top_k" [read("logits"), write("ids"), write("weights")] [int("mode"), int("renorm"), float("scale")]
+    /// The best experts of each row among those of its best groups, and their weights. Softmaxes choose by logits and a group
+    /// counts by its best; sigmoids may have a bias that counts where experts are chosen and not in their weights, and a group
+    /// counts by the sum of its `best`.
+    RouterGroups "router_groups" [read("logits"), read_if_given("bias"), write("ids"), write("weights")] [int("mode"), int("renorm"), float("scale"), int("groups"), int("groups_used"), int("best")]
     /// Sum of expert results by weight.
     ExpertSum "expert_sum" [read("x"), read("weights"), write("y")] []
     /// Rotary position embedding.
@@ -153,7 +157,7 @@ ops! {
     /// Softmax of rows with scale and mask.
     Softmax "softmax" [read("x"), read("mask"), write("y")] [float("scale")]
     /// Causal grouped-query attention over a KV cache: the rows of one sequence in order, or blocks of rows that a table
-    /// finds for each of many sequences.
+    /// finds for each of many sequences. Heads of values may have another size than those of keys.
     Attention "attention" [read("q"), read("k"), read("v"), read("positions"), read_in_blocks("sequences"), read_in_blocks("blocks"), write("y")] [float("scale"), int("window"), float("softcap"), int("block")]
     /// The same with sinks: each head has one more score, which takes its share of the softmax and has no value.
     AttentionSinks "attention_sinks" [read("q"), read("k"), read("v"), read("positions"), read_in_blocks("sequences"), read_in_blocks("blocks"), read("sinks"), write("y")] [float("scale"), int("window"), float("softcap"), int("block")]

@@ -37,6 +37,7 @@ pub(crate) const fn may_write(kind: Kind) -> bool {
         | Kind::MatMulExperts
         | Kind::ExpertOrder
         | Kind::RouterTopK
+        | Kind::RouterGroups
         | Kind::ExpertSum
         | Kind::Rope
         | Kind::Softmax

@@ -5,8 +5,9 @@
 //! any other.
 
 use super::shape::Keys;
-use super::{EngineError, Result};
+use super::{EngineError, Result, latent};
 use crate::gguf::Gguf;
+use crate::model::Arch;
 
 /// How tensors that hold several matrices are cut: rows of the parts, as the file's keys give them.
 pub(super) struct Cuts {
@@ -55,6 +56,9 @@ impl Cuts {
 
 /// A file with each matrix as a tensor of its own.
 pub(super) fn apart(gguf: &Gguf, keys: &Keys<'_>) -> Result<Gguf> {
+    if keys.arch() == Arch::DeepSeek2 {
+        return latent::apart(gguf, keys);
+    }
     let Some(cuts) = Cuts::of(gguf, keys)? else { return Ok(gguf.clone()) };
     let mut wrong = None;
     let cut = gguf.with_parts(|name, rows| {

@@ -10,8 +10,8 @@ use super::shape::Keys;
 use super::{EngineError, Result};
 use crate::gguf::{Gguf, Strings, Tensor};
 use crate::model::{
-    self, LONG_FACTORS, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, SEEN, SHORT_FACTORS,
-    Stretch, TOKENS,
+    self, HEADS, LONG_FACTORS, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, SEEN,
+    SHORT_FACTORS, Stretch, TOKENS,
 };
 
 /// Most layers of a model. The deepest in use have about 130; each takes some kilobytes when it is recorded.
@@ -86,7 +86,7 @@ fn sizes(gguf: &Gguf, keys: &Keys<'_>, shape: &ModelShape) -> Result<()> {
     let ModelShape { embd, heads, kv_heads, head_dim, .. } = *shape;
     let of_heads = |heads: usize| format!(" with heads of {head_dim}, {} rows", heads * head_dim);
     let expect = |key: &str, value: usize, more: String, part: &str, rows: usize| {
-        let name = format!("blk.0.{part}.weight");
+        let name = format!("{part}.weight");
         let tensor = gguf.tensor(&name)?;
         let &[width, found] = tensor.dims() else {
             return Err(shape_error(&tensor, &format!("a matrix of [{rows}, {embd}]")));
@@ -102,14 +102,42 @@ fn sizes(gguf: &Gguf, keys: &Keys<'_>, shape: &ModelShape) -> Result<()> {
         }
     };
     let plain = String::new;
-    expect("attention.head_count", heads, of_heads(heads), "attn_q", heads * head_dim)?;
-    expect("attention.head_count_kv", kv_heads, of_heads(kv_heads), "attn_k", kv_heads * head_dim)?;
-    let Some(experts) = shape.experts else {
-        return expect("feed_forward_length", shape.ff, plain(), "ffn_up", shape.ff);
-    };
-    expect("expert_count", experts.count, plain(), "ffn_gate_inp", experts.count)?;
-    let name = "blk.0.ffn_up_exps.weight";
-    let tensor = gguf.tensor(name)?;
+    match shape.latent {
+        None => {
+            expect(
+                "attention.head_count",
+                heads,
+                of_heads(heads),
+                "blk.0.attn_q",
+                heads * head_dim,
+            )?;
+            let (more, rows) = (of_heads(kv_heads), kv_heads * head_dim);
+            expect("attention.head_count_kv", kv_heads, more, "blk.0.attn_k", rows)?;
+        }
+        Some(latent) => {
+            let (rank, turned) = (latent.kv_rank, shape.rope_dims);
+            let more = format!(" and {turned} elements that turn, {} rows", rank + turned);
+            expect("attention.kv_lora_rank", rank, more, "blk.0.attn_kv_a_mqa", rank + turned)?;
+            match latent.q_rank {
+                Some(rank) => {
+                    expect("attention.q_lora_rank", rank, plain(), "blk.0.attn_q_a", rank)?;
+                }
+                None => {
+                    let (more, rows) = (of_heads(heads), heads * head_dim);
+                    expect("attention.head_count", heads, more, "blk.0.attn_q", rows)?;
+                }
+            }
+        }
+    }
+    if shape.experts_of(0).is_none() {
+        expect("feed_forward_length", shape.ff, plain(), "blk.0.ffn_up", shape.ff)?;
+    }
+    let first = shape.dense_layers;
+    let Some(experts) = shape.experts.filter(|_| first < shape.layers) else { return Ok(()) };
+    let router = format!("blk.{first}.ffn_gate_inp");
+    expect("expert_count", experts.count, plain(), &router, experts.count)?;
+    let name = format!("blk.{first}.ffn_up_exps.weight");
+    let tensor = gguf.tensor(&name)?;
     match *tensor.dims() {
         [_, rows, count] if rows != experts.ff && count == experts.count => {
             let expected = format!("`{name}` has {rows} rows for each expert");
@@ -133,14 +161,20 @@ fn rope_factors(gguf: &Gguf, shape: &ModelShape) -> Result<()> {
     gguf.find_tensor(ROPE_FACTORS).map_or(Ok(()), check)
 }
 
-/// Every tensor of every layer. One layer is recorded to learn what it asks for; the others ask for the same.
+/// Every tensor of every layer. The first layer of each kind is recorded to learn what it asks for; the others ask for the same.
 fn every_layer(gguf: &Gguf, shape: &ModelShape) -> Result<()> {
     let dtype = |name: &str| gguf.find_tensor(name).map_or(DType::F32, |tensor| tensor.dtype());
     let options = RecordOptions { weight_dtype: &dtype, ..RecordOptions::new(1, 1) };
-    let first = ModelShape { layers: 1, ..shape.clone() };
+    // Layers without experts come first.
+    let kind =
+        |layer: usize| if shape.experts_of(layer).is_some() { shape.dense_layers } else { 0 };
+    let last = kind(shape.layers - 1);
+    let first = ModelShape { layers: last + 1, ..shape.clone() };
     for external in model::record(&first, &options)?.into_externals() {
         let name = &*external.name;
-        if matches!(name, TOKENS | POSITIONS | SEEN | ROPE_FACTORS) || name.starts_with("cache.") {
+        if matches!(name, TOKENS | POSITIONS | SEEN | ROPE_FACTORS | HEADS)
+            || name.starts_with("cache.")
+        {
             continue;
         }
         let expected = external.view.layout.dims();
@@ -152,10 +186,12 @@ fn every_layer(gguf: &Gguf, shape: &ModelShape) -> Result<()> {
             let tensor = gguf.tensor(name)?;
             if fits(&tensor) { Ok(()) } else { Err(shape_error(&tensor, &format!("{expected:?}"))) }
         };
-        match name.strip_prefix("blk.0.") {
-            None => check(name)?,
-            Some(part) => (0..shape.layers).try_for_each(|n| check(&format!("blk.{n}.{part}")))?,
-        }
+        let Some((layer, part)) = layer_of(name).zip(name.splitn(3, '.').nth(2)) else {
+            check(name)?;
+            continue;
+        };
+        let alike = (0..shape.layers).filter(|&n| kind(n) as u64 == layer);
+        alike.into_iter().try_for_each(|n| check(&format!("blk.{n}.{part}")))?;
     }
     Ok(())
 }

@@ -30,6 +30,7 @@ mod convert;
 mod embed;
 mod error;
 mod finite;
+mod latent;
 mod memory;
 mod sample;
 pub mod sampling;
@@ -70,7 +71,7 @@ use verify::CheckStep;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, ADAPTERS, AdapterLayout, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape,
+    self, ADAPTERS, AdapterLayout, CacheLayout, HEADS, LOGIT_ROWS, Logits, ModelGraph, ModelShape,
     POSITIONS, Part, ROPE_FACTORS, RecordOptions, SEEN, STREAM, TOKENS,
 };
 
@@ -659,6 +660,10 @@ impl Engine {
             let name = &*external.name;
             let buffer = match name {
                 TOKENS | STREAM | POSITIONS | SEEN | ADAPTERS => continue,
+                HEADS => {
+                    let numbers: Vec<u32> = (0..self.shape.heads as u32).collect();
+                    device.upload(&numbers)?
+                }
                 ROPE_FACTORS => {
                     let factors = self.shape.rope_factors(self.context, |name| gguf.floats(name));
                     device.upload(&factors)?

@@ -4,7 +4,7 @@
 //! [`check`], before anything is recorded. So what a shape costs is bounded by what the file holds.
 
 use super::apart::apart;
-use super::{EngineError, Result, adapter, check};
+use super::{EngineError, Result, adapter, check, latent};
 use crate::gguf::{FromValue, Gguf, Metadata};
 use crate::model::{
     Arch, Experts, FAMILIES, LONG_FACTORS, ModelShape, NormKind, Stretch, Window, Yarn, family_of,
@@ -38,20 +38,32 @@ pub fn plain_model(gguf: &Gguf) -> Result<(Gguf, ModelShape)> {
 fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
     let (arch, meta) = (keys.arch, keys.meta);
     let (embd, heads) = (keys.size("embedding_length")?, keys.size("attention.head_count")?);
-    let kv_heads = keys.optional_size("attention.head_count_kv")?.unwrap_or(heads);
-    let (head_dim, source) = head_dim(keys, embd, heads)?;
-    keys.expect_head_size("attention.value_length", head_dim, source)?;
+    let sizes = if arch == Arch::DeepSeek2 { Some(latent::sizes(keys)?) } else { None };
+    let (head_dim, source, kv_heads) = match &sizes {
+        // All heads look at the same rows.
+        Some(sizes) => (sizes.head, sizes.source, 1),
+        None => {
+            let (head_dim, source) = head_dim(keys, embd, heads)?;
+            keys.expect_head_size("attention.value_length", head_dim, source)?;
+            let kv_heads = keys.optional_size("attention.head_count_kv")?.unwrap_or(heads);
+            (head_dim, source, kv_heads)
+        }
+    };
     if !heads.is_multiple_of(kv_heads) {
         let expected = format!("a divisor of `{}`, {heads},", keys.key("attention.head_count"));
         return Err(keys.wrong("attention.head_count_kv", kv_heads, &expected));
     }
     let vocab = check::vocab(gguf, keys, embd)?;
-    let experts = experts(keys, arch)?;
-    let ff = match experts {
-        Some(_) => keys.optional_size("feed_forward_length")?.unwrap_or(0),
-        None => keys.size("feed_forward_length")?,
-    };
+    let experts = experts(gguf, keys, arch)?;
     let layers = keys.size("block_count")?;
+    let dense_layers = match sizes {
+        Some(_) => latent::dense_layers(keys, layers)?,
+        None => 0,
+    };
+    let ff = match experts {
+        Some(_) if dense_layers == 0 => keys.optional_size("feed_forward_length")?.unwrap_or(0),
+        _ => keys.size("feed_forward_length")?,
+    };
     let title = meta.optional::<&str>("general.name")?.unwrap_or(keys.prefix);
     let mut shape =
         ModelShape::new(title, arch, layers, embd, ff, heads, kv_heads, head_dim, vocab);
@@ -64,6 +76,10 @@ fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
     shape.norm_eps = keys.number(eps, Sign::NotNegative)?;
     rope(gguf, keys, &mut shape, source)?;
     scales(keys, &mut shape)?;
+    if let Some(sizes) = sizes {
+        shape.latent = Some(sizes.latent);
+        latent::stretch(keys, &mut shape)?;
+    }
     if !arch.biases_all() {
         let has_bias = |part: &str| gguf.find_tensor(&format!("blk.0.{part}.bias")).is_some();
         shape.biases.qkv = has_bias("attn_q");
@@ -80,6 +96,7 @@ fn read(gguf: &Gguf, keys: &Keys<'_>) -> Result<ModelShape> {
     shape.token_types = kinds.and_then(|kinds| kinds.dims().get(1).copied()).unwrap_or(0);
     shape.window = window(keys, arch)?;
     shape.experts = experts;
+    shape.dense_layers = dense_layers;
     Ok(shape)
 }
 
@@ -189,11 +206,11 @@ fn window(keys: &Keys<'_>, arch: Arch) -> Result<Option<Window>> {
     Ok(rows.filter(|&rows| rows > 0).map(|rows| Window { rows, period, rope_base }))
 }
 
-fn experts(keys: &Keys<'_>, arch: Arch) -> Result<Option<Experts>> {
+fn experts(gguf: &Gguf, keys: &Keys<'_>, arch: Arch) -> Result<Option<Experts>> {
     let count = keys.optional_size("expert_count")?.unwrap_or(0);
     match (arch, count) {
         (_, 0) => Ok(None),
-        (Arch::Qwen3Moe | Arch::Qwen2Moe | Arch::GptOss, _) => {
+        (Arch::Qwen3Moe | Arch::Qwen2Moe | Arch::GptOss | Arch::DeepSeek2, _) => {
             let used = keys.size("expert_used_count")?;
             if used > count {
                 let expected =
@@ -213,8 +230,11 @@ fn experts(keys: &Keys<'_>, arch: Arch) -> Result<Option<Experts>> {
                 Some(ff) => Some(ff),
                 None => Some(whole()?),
             };
-            let shared_gate = qwen2;
-            Ok(Some(Experts { count, used, ff, shared_ff, shared_gate, renormalise: !qwen2 }))
+            let plain = Experts::new(count, used, ff);
+            if arch == Arch::DeepSeek2 {
+                return latent::experts(gguf, keys, plain).map(Some);
+            }
+            Ok(Some(Experts { shared_ff, shared_gate: qwen2, renormalise: !qwen2, ..plain }))
         }
         _ => {
             let expected = format!("`{}` models have no experts here", keys.prefix);
@@ -274,7 +294,7 @@ impl<'a> Keys<'a> {
         self.meta
     }
 
-    fn optional<T: FromValue<'a>>(&self, key: &str) -> Result<Option<T>> {
+    pub(super) fn optional<T: FromValue<'a>>(&self, key: &str) -> Result<Option<T>> {
         Ok(self.meta.optional(&self.key(key))?)
     }
 
@@ -305,7 +325,7 @@ impl<'a> Keys<'a> {
         self.finite(key, found, sign)
     }
 
-    fn optional_number(&self, key: &str, sign: Sign) -> Result<Option<f32>> {
+    pub(super) fn optional_number(&self, key: &str, sign: Sign) -> Result<Option<f32>> {
         self.optional(key)?.map(|found| self.finite(key, found, sign)).transpose()
     }
 
@@ -318,7 +338,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Refuses another head size than the one that follows from the key `source`.
-    fn expect_head_size(&self, key: &str, expected: usize, source: &str) -> Result<()> {
+    pub(super) fn expect_head_size(&self, key: &str, expected: usize, source: &str) -> Result<()> {
         match self.optional_size(key)? {
             Some(found) if found != expected => {
                 let expected = format!("the head size {expected} of `{}`", self.key(source));

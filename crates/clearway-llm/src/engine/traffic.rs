@@ -55,7 +55,12 @@ pub(super) fn count(recorded: &ModelGraph, rows: u64, context: u64) -> TokenByte
             let bytes = view.layout.span_bytes();
             match &*external.name {
                 TOKENS | STREAM | POSITIONS => {}
+                // Keys and values may be the same bytes.
                 name if name.starts_with("cache.") => {
+                    let known = dispatch.bindings.iter().take(binding);
+                    if known.into_iter().any(|earlier| earlier.buf_id == view.buf_id) {
+                        continue;
+                    }
                     cache += share(bytes, rows_seen(dispatch, rows), context);
                 }
                 _ => {
@@ -115,6 +120,7 @@ fn reads(kind: Kind) -> Reads {
         | Kind::Product(_)
         | Kind::ExpertOrder
         | Kind::RouterTopK
+        | Kind::RouterGroups
         | Kind::ExpertSum
         | Kind::Rope
         | Kind::Softmax

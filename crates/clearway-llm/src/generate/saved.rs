@@ -72,7 +72,7 @@ pub(super) fn read(model: &mut Model, bytes: &[u8]) -> Result<Vec<ChatMessage>> 
 /// A number that differs between models and types of cache.
 fn identity(model: &Model) -> Result<u64> {
     let shape = model.engine.shape();
-    let sizes = [shape.layers, shape.embd, shape.vocab, shape.kv_heads, shape.head_dim];
+    let sizes = [shape.layers, shape.embd, shape.vocab, shape.kv_heads, shape.cache_head()];
     let mut bytes: Vec<u8> = sizes.iter().flat_map(|&size| (size as u64).to_le_bytes()).collect();
     bytes.extend(model.engine.cache_row_bytes()?.to_le_bytes());
     bytes.extend(model.file.tensor_bytes().to_le_bytes());

@@ -1,6 +1,31 @@
-//! Tensors that hold several of a model's matrices, one under the other.
+//! Tensors that hold several of a model's matrices: one under the other, or so that others are made of them.
 
-use super::{Gguf, Placed, error::GgufError, metadata::sorted_index};
+use std::sync::Arc;
+
+use clearway_graph::DType;
+
+use super::{
+    Gguf, Placed,
+    error::GgufError,
+    metadata::sorted_index,
+    source::{Made, Source},
+    tensor::{Tensor, TensorInfo, tensor_bytes},
+};
+
+/// Bytes of one tensor from those of another.
+pub(crate) type Make = dyn Fn(&[u8]) -> Vec<u8> + Send + Sync;
+
+/// A tensor that is made of another.
+pub(crate) struct Making {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its dimensions in file order.
+    pub dims: Vec<usize>,
+    /// Its bytes from those of the other.
+    pub make: Box<Make>,
+}
 
 impl Gguf {
     /// The same file with some tensors in parts. `parts` gets the name of a tensor and its number of rows (of a vector: of
@@ -37,17 +62,54 @@ impl Gguf {
                 }
             }
         }
+        self.with_tensors(self.sources.clone(), tensors)
+    }
+
+    /// The same file with others in the place of some tensors. `makings` gets a tensor and answers with those that are made of
+    /// it. Their bytes are computed when they are first read.
+    ///
+    /// # Errors
+    /// A tensor with the name of another, or with dimensions that none can have.
+    pub(crate) fn with_made(
+        &self,
+        mut makings: impl FnMut(&Tensor<'_>) -> Option<Vec<Making>>,
+    ) -> Result<Self, GgufError> {
+        let (mut tensors, mut sources) = (Vec::new(), self.sources.clone());
+        for placed in &self.tensors {
+            let Some(found) = makings(&self.tensor_at(placed)) else {
+                tensors.push(placed.clone());
+                continue;
+            };
+            for Making { name, dtype, dims, make } in found {
+                let extents: Vec<u64> = dims.iter().map(|&dim| dim as u64).collect();
+                let len = tensor_bytes(&name, dtype, &extents)?;
+                let made = usize::try_from(len)
+                    .ok()
+                    .and_then(|len| Some((len, TensorInfo::made(&name, dtype, &dims, len)?)));
+                let Some((len, info)) = made else {
+                    let reason = "a tensor that is made of another has at most four";
+                    return Err(GgufError::Dims { tensor: name, dims: extents, reason });
+                };
+                let (of, range) =
+                    (self.sources[placed.part].clone(), placed.info.start..placed.info.end);
+                let made = Made::new(len, move || make(&of[range.clone()]));
+                tensors.push(Placed { info, part: sources.len() });
+                sources.push(Source::Made(Arc::new(made)));
+            }
+        }
+        self.with_tensors(sources, tensors)
+    }
+
+    fn with_tensors(&self, sources: Vec<Source>, tensors: Vec<Placed>) -> Result<Self, GgufError> {
         let by_name = sorted_index(&tensors, |placed| &placed.info.name)
             .map_err(|tensor| GgufError::DuplicateTensor { tensor })?;
-        let (version, sources) = (self.version, self.sources.clone());
-        Ok(Self { version, sources, metadata: self.metadata.clone(), tensors, by_name })
+        let (version, metadata) = (self.version, self.metadata.clone());
+        Ok(Self { version, sources, metadata, tensors, by_name })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clearway_graph::DType;
-
     use super::*;
     use crate::gguf::GgufWriter;
 
@@ -87,6 +149,30 @@ mod tests {
         let v = cut.tensor("v.b").unwrap();
         assert_eq!((v.dims(), v.bytes()), (&[2][..], &file.tensor("v").unwrap().bytes()[16..]));
         assert_eq!(cut.tensor_bytes(), file.tensor_bytes());
+    }
+
+    #[test]
+    fn tensors_that_are_made_of_others_take_their_place_and_are_no_files() {
+        let file = file();
+        let reversed = |tensor: &Tensor<'_>| {
+            let (name, dtype, dims) = (String::from("w"), DType::F32, vec![3, 2]);
+            let make = |bytes: &[u8]| bytes.iter().rev().copied().collect();
+            (tensor.name() == "v").then(|| vec![Making { name, dtype, dims, make: Box::new(make) }])
+        };
+        let made = file.with_made(reversed).unwrap();
+        assert!(made.find_tensor("v").is_none());
+        let w = made.tensor("w").unwrap();
+        let bytes: Vec<u8> = file.tensor("v").unwrap().bytes().iter().rev().copied().collect();
+        assert_eq!((w.dims(), w.bytes()), (&[3, 2][..], &bytes[..]));
+        assert_eq!((made.parts(), made.file_bytes()), (1, file.file_bytes()));
+        assert_eq!(made.tensor_bytes(), file.tensor_bytes());
+        made.release(&w);
+        assert_eq!(made.tensor("w").unwrap().bytes(), bytes);
+        let five = |_: &Tensor<'_>| {
+            let (name, dtype, dims) = (String::from("w"), DType::F32, vec![1; 5]);
+            Some(vec![Making { name, dtype, dims, make: Box::new(|_| Vec::new()) }])
+        };
+        assert!(matches!(file.with_made(five), Err(GgufError::Dims { .. })));
     }
 
     #[test]

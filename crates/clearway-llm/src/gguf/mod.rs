@@ -27,6 +27,7 @@ use std::{path::Path, sync::Arc};
 
 use clearway_graph::DType;
 
+pub(crate) use self::cut::Making;
 pub use self::{
     error::GgufError,
     lookup::{FromValue, Numbers, Strings, StringsIter},
@@ -127,17 +128,21 @@ impl Gguf {
 
     /// Number of files.
     pub fn parts(&self) -> usize {
-        self.sources.len()
+        self.files().count()
+    }
+
+    fn files(&self) -> impl Iterator<Item = &Source> {
+        self.sources.iter().filter(|source| source.is_file())
     }
 
     /// Bytes of all files together.
     pub fn file_bytes(&self) -> u64 {
-        self.sources.iter().map(|source| source.len() as u64).sum()
+        self.files().map(|source| source.len() as u64).sum()
     }
 
     /// Bytes of all tensors together.
     pub fn tensor_bytes(&self) -> u64 {
-        self.tensors().map(|tensor| tensor.bytes().len() as u64).sum()
+        self.tensors.iter().map(|Placed { info, .. }| (info.end - info.start) as u64).sum()
     }
 
     /// All tensors, in file order.
@@ -167,7 +172,7 @@ impl Gguf {
     /// have been copied elsewhere. Reading them again reads the file again.
     pub fn release(&self, tensor: &Tensor<'_>) {
         let start = tensor.bytes().as_ptr().addr();
-        for source in &self.sources {
+        for source in self.files() {
             let first = source.as_ptr().addr();
             if (first..first + source.len()).contains(&start) {
                 source.release(start - first..start - first + tensor.bytes().len());
@@ -177,11 +182,7 @@ impl Gguf {
 
     fn tensor_at<'a>(&'a self, placed: &'a Placed) -> Tensor<'a> {
         let info = &placed.info;
-        Tensor {
-            info,
-            // Proven inside its part when the table was read, and a map keeps its length.
-            data: &self.sources[placed.part][info.start..info.end],
-        }
+        Tensor { info, source: &self.sources[placed.part] }
     }
 
     /// Joins parts whose split keys have been checked.

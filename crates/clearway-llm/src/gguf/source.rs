@@ -6,7 +6,7 @@ use std::{
     io,
     ops::{Deref, Range},
     path::Path,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use memmap2::Mmap;
@@ -20,9 +20,38 @@ pub(super) enum Source {
     Mapped(Arc<Mmap>),
     /// A copy in memory.
     Memory(Arc<[u8]>),
+    /// Computed from another when it is first read.
+    Made(Arc<Made>),
+}
+
+/// Bytes that are computed when they are first read, and then kept.
+pub(super) struct Made {
+    bytes: OnceLock<Vec<u8>>,
+    len: usize,
+    make: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
+}
+
+impl Made {
+    /// As many bytes as `make` will give; where it gives others, they are cut or filled with zeros.
+    pub fn new(len: usize, make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Self {
+        Self { bytes: OnceLock::new(), len, make: Box::new(make) }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.bytes.get_or_init(|| {
+            let mut bytes = (self.make)();
+            bytes.resize(self.len, 0);
+            bytes
+        })
+    }
 }
 
 impl Source {
+    /// Whether it is a file's own.
+    pub fn is_file(&self) -> bool {
+        !matches!(self, Self::Made(_))
+    }
+
     /// Maps a file for reading.
     pub fn map(path: &Path) -> io::Result<Self> {
         // Asked before opening: opening a pipe for reading waits for its writer.
@@ -64,16 +93,18 @@ impl Deref for Source {
         match self {
             Self::Mapped(map) => map,
             Self::Memory(bytes) => bytes,
+            Self::Made(made) => made.bytes(),
         }
     }
 }
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self {
-            Self::Mapped(_) => "Mapped",
-            Self::Memory(_) => "Memory",
+        let (kind, len) = match self {
+            Self::Mapped(map) => ("Mapped", map.len()),
+            Self::Memory(bytes) => ("Memory", bytes.len()),
+            Self::Made(made) => ("Made", made.len),
         };
-        write!(f, "{kind}({} bytes)", self.len())
+        write!(f, "{kind}({len} bytes)")
     }
 }

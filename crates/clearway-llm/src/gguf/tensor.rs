@@ -6,6 +6,7 @@ use clearway_graph::DType;
 use super::{
     cursor::Cursor,
     error::{GgufError, printable},
+    source::Source,
     types::{dtype_of_id, id_of_dtype},
 };
 
@@ -22,7 +23,8 @@ const MIN_ENTRY_BYTES: usize = 32;
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     pub(super) info: &'a TensorInfo,
-    pub(super) data: &'a [u8],
+    /// What holds its bytes.
+    pub(super) source: &'a Source,
 }
 
 /// What the table says about a tensor, after all checks.
@@ -61,7 +63,8 @@ impl<'a> Tensor<'a> {
 
     /// The data as it lies in the file: little-endian, aligned only as far as the file is.
     pub fn bytes(&self) -> &'a [u8] {
-        self.data
+        // Proven inside its part when the table was read, and a map keeps its length.
+        &self.source[self.info.start..self.info.end]
     }
 
     /// Offset of the data from the start of the file (of its part, where the model is split).
@@ -79,6 +82,14 @@ impl std::fmt::Debug for Tensor<'_> {
 impl TensorInfo {
     pub fn dims(&self) -> &[usize] {
         &self.dims[..self.n_dims.into()]
+    }
+
+    /// A tensor that is all of a source of its own; of more dimensions than there can be, none.
+    pub fn made(name: &str, dtype: DType, dims: &[usize], len: usize) -> Option<Self> {
+        let mut all = [0; MAX_DIMS];
+        all.get_mut(..dims.len())?.copy_from_slice(dims);
+        let n_dims = dims.len() as u8;
+        Some(Self { name: name.into(), dtype, dims: all, n_dims, start: 0, end: len })
     }
 
     /// Some of its rows, which lie in these bytes of the file, under another name.

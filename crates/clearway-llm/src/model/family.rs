@@ -31,6 +31,7 @@ pub const FAMILIES: &[Family] = &[
     family(Arch::Olmo2, "olmo2", "OLMo 2"),
     family(Arch::Glm4, "glm4", "GLM-4-0414"),
     family(Arch::GptOss, "gpt-oss", "gpt-oss-20b, gpt-oss-120b"),
+    family(Arch::DeepSeek2, "deepseek2", "DeepSeek-V2, V2-Lite, V2.5, V3, R1"),
     family(Arch::Bert, "bert", "BERT, BGE, E5, all-MiniLM (vectors of texts)"),
     family(Arch::NomicBert, "nomic-bert", "nomic-embed-text (vectors of texts)"),
 ];
@@ -67,6 +68,9 @@ pub fn family_of(name: &str) -> Option<&'static Family> {
 pub fn nearest_family(name: &str) -> Option<&'static Family> {
     let shared = |known: &str| known.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
     let relative = RELATIVES.iter().filter(|(known, _)| name.starts_with(known));
+    // Where a family has such a name itself, it is nearer.
+    let taken = |known: &str| FAMILIES.iter().any(|family| family.name.starts_with(known));
+    let relative = relative.filter(|(known, _)| name == *known || !taken(known));
     if let Some((_, relative)) = relative.max_by_key(|(known, _)| known.len()) {
         return family_of(relative);
     }
@@ -97,7 +101,8 @@ mod tests {
             ("phimoe", Some("phi3")),
             ("granitehybrid", Some("granite")),
             ("glm4moe", Some("glm4")),
-            ("deepseek2", Some("qwen2moe")),
+            ("deepseek", Some("qwen2moe")),
+            ("deepseek3", Some("deepseek2")),
             ("mistral3", Some("llama")),
             ("modern-bert", Some("bert")),
             ("nomic-bert-moe", Some("nomic-bert")),

@@ -13,14 +13,14 @@ use super::{
 };
 
 /// Tokens up to which rows of experts are multiplied one by one: hardly any two share an expert.
-const FEW_TOKENS: usize = 8;
+pub(super) const FEW_TOKENS: usize = 8;
 
 /// Constants of the clamped gate: its limit, and the factor in its sigmoid.
 const GATE_LIMIT: f32 = 7.0;
 const GATE_ALPHA: f32 = 1.702;
 
 /// What a part of a layer gives.
-struct Given {
+pub(super) struct Given {
     y: TensorView,
     /// What adapters of its last product add to that.
     more: Option<TensorView>,
@@ -28,7 +28,7 @@ struct Given {
 
 /// Records the parts of a model one after another.
 pub(super) struct Layers<'a> {
-    shape: &'a ModelShape,
+    pub(super) shape: &'a ModelShape,
     pub(super) options: &'a RecordOptions<'a>,
     pub(super) ops: Recorder,
     pub(super) narrow: Narrow,
@@ -39,12 +39,15 @@ pub(super) struct Layers<'a> {
     /// Last cache row that each token sees.
     seen: TensorView,
     /// Cache row that each token is written to.
-    cache_rows: TensorView,
+    pub(super) cache_rows: TensorView,
     /// Where the rows of a sequence lie; `None` where the cache is one sequence.
     table: Option<BlockTable>,
     rope_factors: TensorView,
     /// `None` as long as nothing asks for it.
     embedding: Option<TensorView>,
+    /// Numbers of the heads, and their order by head, where a layer has asked for them.
+    pub(super) heads: Option<TensorView>,
+    pub(super) head_order: Option<TensorView>,
 }
 
 impl<'a> Layers<'a> {
@@ -90,6 +93,8 @@ impl<'a> Layers<'a> {
             table,
             rope_factors,
             embedding,
+            heads: None,
+            head_order: None,
         })
     }
 
@@ -146,7 +151,7 @@ impl<'a> Layers<'a> {
         let x = self.norm_of_sum(layer, "attn_output_norm", x)?;
 
         let fed = self.norm_before(layer, self.shape.feed_forward_norm, x)?;
-        let fed = match self.shape.experts {
+        let fed = match self.shape.experts_of(layer) {
             Some(experts) => Given { y: self.experts(layer, fed, experts)?, more: None },
             None => self.gated(layer, fed, ["ffn_gate", "ffn_up", "ffn_down"], self.shape.ff)?,
         };
@@ -252,6 +257,9 @@ impl<'a> Layers<'a> {
     /// Keys and values of one layer written into the cache, and nothing else.
     pub(super) fn fill_cache(&mut self, layer: usize, x: TensorView) -> Result<()> {
         let x = self.norm_before(layer, "attn_norm", x)?;
+        if let Some(latent) = self.shape.latent {
+            return self.write_latent(layer, x, latent).map(|_| ());
+        }
         let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
         let v = self.project(layer, "attn_v", x, self.shape.kv_heads)?;
         let k = self.normed_heads(layer, "attn_k_norm", k)?;
@@ -261,6 +269,9 @@ impl<'a> Layers<'a> {
     }
 
     fn attention(&mut self, layer: usize, x: TensorView) -> Result<Given> {
+        if let Some(latent) = self.shape.latent {
+            return self.latent_attention(layer, x, latent);
+        }
         let (tokens, head) = (self.options.tokens, self.shape.head_dim);
         let q = self.project(layer, "attn_q", x, self.shape.heads)?;
         let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
@@ -269,27 +280,37 @@ impl<'a> Layers<'a> {
         let k = self.normed_heads(layer, "attn_k_norm", k)?;
         let q = self.rotate(layer, "attn_q_rope", q)?;
         let k = self.rotate(layer, "attn_k_rope", k)?;
-        let [keys, values] = self.write_cache(layer, k, v)?;
+        let cache = self.write_cache(layer, k, v)?;
+        let y = self.attend(layer, q, cache)?;
+        let y = reshape(y, &[tokens, self.shape.heads * head])?;
+        self.given(layer, "attn_output", y, self.shape.embd, self.shape.biases.output)
+    }
+
+    /// What queries find in the cache.
+    pub(super) fn attend(
+        &mut self,
+        layer: usize,
+        q: TensorView,
+        [keys, values]: [TensorView; 2],
+    ) -> Result<TensorView> {
         self.label(layer, "attention");
         let params = AttentionParams {
             scale: self.shape.attention_scale,
             window: self.shape.layer_window(layer).map_or(0, |window| window.rows),
             softcap: self.shape.attention_softcap,
         };
-        let y = match self.table {
+        match self.table {
             table if self.shape.sinks => {
                 let name = format!("blk.{layer}.attn_sinks.weight");
                 let sinks = self.vector(&name, self.shape.heads)?;
                 let cache = [keys, values];
-                self.ops.attention_with_sinks(q, cache, self.seen, table, sinks, params)?
+                self.ops.attention_with_sinks(q, cache, self.seen, table, sinks, params)
             }
-            None => self.ops.attention(q, keys, values, self.seen, params)?,
+            None => self.ops.attention(q, keys, values, self.seen, params),
             Some(table) => {
-                self.ops.attention_in_blocks(q, [keys, values], self.seen, table, params)?
+                self.ops.attention_in_blocks(q, [keys, values], self.seen, table, params)
             }
-        };
-        let y = reshape(y, &[tokens, self.shape.heads * head])?;
-        self.given(layer, "attn_output", y, self.shape.embd, self.shape.biases.output)
+        }
     }
 
     /// Queries or keys, normed where the family does that.
@@ -307,7 +328,7 @@ impl<'a> Layers<'a> {
     }
 
     /// Queries or keys, turned by the positions of their tokens.
-    fn rotate(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
+    pub(super) fn rotate(&mut self, layer: usize, part: &str, x: TensorView) -> Result<TensorView> {
         if self.shape.rope_dims == 0 {
             return Ok(x);
         }
@@ -378,13 +399,11 @@ impl<'a> Layers<'a> {
 
     /// The experts each token chose, summed by weight, and the one that all use.
     fn experts(&mut self, layer: usize, x: TensorView, experts: Experts) -> Result<TensorView> {
-        let Experts { count, used, ff, shared_ff, shared_gate, renormalise } = experts;
+        let Experts { count, ff, shared_ff, shared_gate, .. } = experts;
         let biases = self.shape.biases.experts;
         let embd = self.shape.embd;
         let logits = self.biased(layer, "ffn_gate_inp", x, count, biases)?;
-        let router = RouterParams { used, mode: RouterMode::SoftmaxAll, renormalise, scale: 1.0 };
-        self.label(layer, "ffn_router");
-        let (ids, weights) = self.ops.router_top_k(logits, router)?;
+        let (ids, weights) = self.route(layer, logits, experts)?;
         let gate = self.expert_weight(layer, "ffn_gate_exps", &[count, ff, embd])?;
         let up = self.expert_weight(layer, "ffn_up_exps", &[count, ff, embd])?;
         let down = self.expert_weight(layer, "ffn_down_exps", &[count, embd, ff])?;
@@ -420,6 +439,25 @@ impl<'a> Layers<'a> {
         }
         self.label(layer, "ffn_shared");
         self.ops.add(y, shared)
+    }
+
+    /// The experts that each token uses, and their weights.
+    fn route(
+        &mut self,
+        layer: usize,
+        logits: TensorView,
+        experts: Experts,
+    ) -> Result<(TensorView, TensorView)> {
+        let Experts { count, used, renormalise, sigmoid, scale, bias, groups, .. } = experts;
+        let mode = if sigmoid { RouterMode::Sigmoid } else { RouterMode::SoftmaxAll };
+        let router = RouterParams { used, mode, renormalise, scale };
+        let name = format!("blk.{layer}.exp_probs_b.bias");
+        let bias = if bias { Some(self.vector(&name, count)?) } else { None };
+        self.label(layer, "ffn_router");
+        match (bias, groups.count) {
+            (None, 1) => self.ops.router_top_k(logits, router),
+            _ => self.ops.router_groups(logits, bias, router, groups),
+        }
     }
 
     /// What the chosen experts gave, plus the bias of each: rows of a table by the numbers of the experts.
@@ -488,7 +526,7 @@ impl<'a> Layers<'a> {
         }
     }
 
-    fn weighted_norm(
+    pub(super) fn weighted_norm(
         &mut self,
         layer: usize,
         part: &str,
@@ -525,8 +563,22 @@ impl<'a> Layers<'a> {
         self.sum(y, more)
     }
 
+    /// A product without adapters.
+    pub(super) fn linear(
+        &mut self,
+        layer: usize,
+        part: &str,
+        x: TensorView,
+        size: usize,
+    ) -> Result<TensorView> {
+        let name = format!("blk.{layer}.{part}.weight");
+        let weight = self.matrix(&name, &[size, x.layout.cols()])?;
+        self.label(layer, part);
+        self.ops.matmul(x, weight)
+    }
+
     /// A product, plus a bias where it has one, and what adapters are to add.
-    fn given(
+    pub(super) fn given(
         &mut self,
         layer: usize,
         part: &str,
@@ -534,14 +586,12 @@ impl<'a> Layers<'a> {
         size: usize,
         has_bias: bool,
     ) -> Result<Given> {
-        let name = format!("blk.{layer}.{part}.weight");
-        let weight = self.matrix(&name, &[size, x.layout.cols()])?;
-        self.label(layer, part);
-        let mut y = self.ops.matmul(x, weight)?;
+        let mut y = self.linear(layer, part, x, size)?;
         if has_bias {
             let bias = self.vector(&format!("blk.{layer}.{part}.bias"), size)?;
             y = self.ops.add(y, bias)?;
         }
+        let name = format!("blk.{layer}.{part}.weight");
         Ok(Given { y, more: self.adapted(&name, x, size)? })
     }
 
@@ -557,12 +607,13 @@ impl<'a> Layers<'a> {
         self.ops.external(name, DType::F32, &[size])
     }
 
-    fn cache(&mut self, layer: usize, part: &str) -> Result<TensorView> {
-        let shape = [self.options.cache_rows, self.shape.kv_heads, self.shape.head_dim];
+    pub(super) fn cache(&mut self, layer: usize, part: &str) -> Result<TensorView> {
+        let size = self.shape.cache_head();
+        let shape = [self.options.cache_rows, self.shape.kv_heads, size];
         self.ops.external(&format!("cache.{part}.{layer}"), self.options.cache_dtype, &shape)
     }
 
-    fn label(&mut self, layer: usize, part: &str) {
+    pub(super) fn label(&mut self, layer: usize, part: &str) {
         self.ops.set_label(&format!("blk.{layer}.{part}"));
     }
 }
@@ -577,6 +628,6 @@ fn embedding(
 }
 
 /// The same bytes in another shape.
-fn reshape(x: TensorView, shape: &[usize]) -> Result<TensorView> {
+pub(super) fn reshape(x: TensorView, shape: &[usize]) -> Result<TensorView> {
     Ok(x.reinterpret(0, Layout::new(x.layout.dtype(), shape)?)?)
 }

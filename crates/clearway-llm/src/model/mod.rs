@@ -6,6 +6,7 @@
 
 mod adapters;
 mod family;
+mod latent;
 mod layer;
 mod rope;
 mod shape;
@@ -14,7 +15,7 @@ pub use adapters::{ADAPTERS, AdapterInput, AdapterLayout};
 pub use family::{FAMILIES, Family, family_of, nearest_family};
 pub use rope::{LONG_FACTORS, SHORT_FACTORS, Stretch, Yarn};
 pub use shape::{
-    Arch, Biases, Experts, FeedForward, HeadNorms, ModelShape, NormKind, NormPlace, Window,
+    Arch, Biases, Experts, FeedForward, HeadNorms, Latent, ModelShape, NormKind, NormPlace, Window,
     builtin_shape, builtin_shapes,
 };
 
@@ -167,6 +168,9 @@ pub const LOGIT_ROWS: &str = "logit_rows";
 /// Name of the external tensor with the last cache row that each token sees, `u32[T]`, where a model reads texts as a whole
 /// ([`ModelShape::causal`]).
 pub const SEEN: &str = "seen";
+/// Name of the external tensor with the numbers of the heads, `u32[H]`, counted from 0, where attention is latent
+/// ([`ModelShape::latent`]).
+pub const HEADS: &str = "heads";
 /// Name of the external tensor that divides rotary frequencies; ones where a model has none.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 

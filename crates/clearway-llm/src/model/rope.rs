@@ -37,17 +37,26 @@ pub struct Yarn {
     pub beta_fast: f32,
     /// Pairs that turn at most so often within the original context are stretched in full.
     pub beta_slow: f32,
+    /// By how much scores of latent attention grow with the logarithm of the factor.
+    pub log_multiplier: f32,
 }
 
 impl Yarn {
     /// The usual constants.
     pub fn new(factor: f32, original_context: usize) -> Self {
-        Self { factor, original_context, beta_fast: 32.0, beta_slow: 1.0 }
+        Self { factor, original_context, beta_fast: 32.0, beta_slow: 1.0, log_multiplier: 0.0 }
     }
 
     /// What queries and keys are multiplied by, so that attention over a longer text stays as sharp.
     pub fn magnitude(&self) -> f32 {
         if self.factor > 1.0 { 1.0 + 0.1 * self.factor.ln() } else { 1.0 }
+    }
+
+    /// The factor on scores of latent attention with heads of this size. Its queries and keys are not longer; scores are multiplied
+    /// instead.
+    pub fn latent_scale(&self, head: usize) -> f32 {
+        let magnitude = 1.0 + self.log_multiplier * self.factor.max(1.0).ln();
+        magnitude * magnitude / (head as f32).sqrt()
     }
 
     /// What the frequency of each of so many pairs is divided by.

@@ -1,6 +1,6 @@
 //! The shape of a model: everything its graph depends on but the weights.
 
-use clearway::RopeMode;
+use clearway::{RopeMode, RouterGroups};
 
 use super::rope::{Stretch, Yarn};
 
@@ -31,6 +31,8 @@ pub enum Arch {
     Glm4,
     /// gpt-oss: experts with biases and a clamped gate, sinks in attention, every other layer sees a window.
     GptOss,
+    /// DeepSeek V2 and V3: latent attention, experts in groups and one that every token uses.
+    DeepSeek2,
     /// BERT: an encoder with layer norms behind the sums, biases and positions from a table.
     Bert,
     /// BERT with rotary embeddings and a gated feed-forward part.
@@ -76,6 +78,45 @@ pub struct Experts {
     pub shared_gate: bool,
     /// Whether the weights of the chosen are scaled to sum to 1.
     pub renormalise: bool,
+    /// Whether weights are sigmoids; else they are a softmax.
+    pub sigmoid: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+    /// Whether a bias counts where experts are chosen. It is no part of their weights.
+    pub bias: bool,
+    /// Groups that are chosen before experts are; one where there are none.
+    pub groups: RouterGroups,
+}
+
+impl Experts {
+    /// One group of experts without any that all tokens use, weighed by a softmax that is scaled to sum to 1.
+    pub const fn new(count: usize, used: usize, ff: usize) -> Self {
+        Self {
+            count,
+            used,
+            ff,
+            shared_ff: None,
+            shared_gate: false,
+            renormalise: true,
+            sigmoid: false,
+            scale: 1.0,
+            bias: false,
+            groups: RouterGroups { count: 1, used: 1, best: 1 },
+        }
+    }
+}
+
+/// Latent attention: keys and values of all heads are products of one row of each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latent {
+    /// Size of the row that queries are products of, where there is one.
+    pub q_rank: Option<usize>,
+    /// Size of the row that keys and values are products of.
+    pub kv_rank: usize,
+    /// Elements of a head of queries and keys that do not turn. Those that turn come behind them.
+    pub plain: usize,
+    /// Elements of a head of values.
+    pub value: usize,
 }
 
 /// Where a layer has norms.
@@ -163,10 +204,12 @@ pub struct ModelShape {
     pub ff: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Key and value heads of the cache.
     pub kv_heads: usize,
-    /// Size of a head.
+    /// Size of a head of queries and keys.
     pub head_dim: usize,
+    /// Latent attention, where the model has it.
+    pub latent: Option<Latent>,
     /// Tokens in the vocabulary.
     pub vocab: usize,
     /// Longest context the model was made for.
@@ -221,6 +264,8 @@ pub struct ModelShape {
     pub window: Option<Window>,
     /// Experts, where the model has them.
     pub experts: Option<Experts>,
+    /// Layers in front that have none.
+    pub dense_layers: usize,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
 }
@@ -240,7 +285,9 @@ impl ModelShape {
         vocab: usize,
     ) -> Self {
         let rope_mode = match arch {
-            Arch::Llama | Arch::Granite | Arch::Glm4 | Arch::MoeShared => RopeMode::Adjacent,
+            Arch::Llama | Arch::Granite | Arch::Glm4 | Arch::MoeShared | Arch::DeepSeek2 => {
+                RopeMode::Adjacent
+            }
             _ => RopeMode::Halves,
         };
         let gemma = matches!(arch, Arch::Gemma2 | Arch::Gemma3);
@@ -254,6 +301,7 @@ impl ModelShape {
             heads,
             kv_heads,
             head_dim,
+            latent: None,
             vocab,
             context: 8192,
             norm_eps: 1e-5,
@@ -303,6 +351,7 @@ impl ModelShape {
             logit_softcap: 0.0,
             window: None,
             experts: None,
+            dense_layers: 0,
             tied: false,
         }
     }
@@ -312,11 +361,34 @@ impl ModelShape {
         self.window.filter(|window| !(layer + 1).is_multiple_of(window.period))
     }
 
+    /// The experts of a layer, if it has any.
+    pub fn experts_of(&self, layer: usize) -> Option<Experts> {
+        self.experts.filter(|_| layer >= self.dense_layers)
+    }
+
+    /// Size of a head of the cache.
+    pub fn cache_head(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.kv_rank + self.rope_dims)
+    }
+
+    /// The parts of a layer's cache by their names: keys and values, or the one that holds both.
+    pub fn cache_parts(&self) -> &'static [&'static str] {
+        if self.latent.is_some() { &["k"] } else { &["k", "v"] }
+    }
+
     /// Parameters of the model, embeddings included.
     pub fn parameters(&self) -> u64 {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let attention = self.embd * (2 * q + 2 * kv);
-        let feed_forward = match &self.experts {
+        let attention = match self.latent {
+            None => self.embd * (2 * q + 2 * kv),
+            Some(latent) => {
+                let queries = latent.q_rank.map_or(self.embd * q, |rank| rank * (self.embd + q));
+                let row = latent.kv_rank * self.heads * (latent.plain + latent.value);
+                let output = self.heads * latent.value * self.embd;
+                queries + self.embd * self.cache_head() + row + output
+            }
+        };
+        let feed_forward = |layer: usize| match self.experts_of(layer) {
             Some(e) => {
                 let shared = e.shared_ff.unwrap_or(0);
                 3 * self.embd * (e.count * e.ff + shared) + self.embd * e.count
@@ -324,10 +396,20 @@ impl ModelShape {
             None if self.feed_forward == FeedForward::Gelu => 2 * self.embd * self.ff,
             None => 3 * self.embd * self.ff,
         };
+        let layers: usize = (0..self.layers).map(|layer| attention + feed_forward(layer)).sum();
         let tables = self.vocab * self.embd * if self.tied { 1 } else { 2 };
-        (self.layers * (attention + feed_forward) + tables) as u64
+        (layers + tables) as u64
     }
 }
+
+/// How DeepSeek V2 is stretched.
+const DEEPSEEK_YARN: Yarn = Yarn {
+    factor: 40.0,
+    original_context: 4096,
+    beta_fast: 32.0,
+    beta_slow: 1.0,
+    log_multiplier: 0.0707,
+};
 
 /// The built-in shapes, by the names the command line knows.
 pub fn builtin_shapes() -> Vec<ModelShape> {
@@ -357,24 +439,14 @@ pub fn builtin_shapes() -> Vec<ModelShape> {
             context: 40_960,
             rope_base: 1_000_000.0,
             norm_eps: 1e-6,
-            experts: Some(Experts {
-                count: 128,
-                used: 8,
-                ff: 768,
-                shared_ff: None,
-                shared_gate: false,
-                renormalise: true,
-            }),
+            experts: Some(Experts::new(128, 8, 768)),
             ..base("qwen3-30b-a3b", Arch::Qwen3Moe, 48, 2048, 6144, 32, 4, 128, 151_936)
         },
         ModelShape {
             experts: Some(Experts {
-                count: 64,
-                used: 8,
-                ff: 1024,
                 shared_ff: Some(2048),
-                shared_gate: false,
                 renormalise: false,
+                ..Experts::new(64, 8, 1024)
             }),
             ..base("moe-16l-shared", Arch::MoeShared, 16, 2048, 2048, 16, 16, 128, 50_304)
         },
@@ -401,15 +473,23 @@ pub fn builtin_shapes() -> Vec<ModelShape> {
             rope_magnitude: Yarn::new(32.0, 4096).magnitude(),
             stretch: Stretch::Yarn(Yarn::new(32.0, 4096)),
             window: Some(Window { rows: 128, period: 2, rope_base: None }),
-            experts: Some(Experts {
-                count: 32,
-                used: 4,
-                ff: 2880,
-                shared_ff: None,
-                shared_gate: false,
-                renormalise: true,
-            }),
+            experts: Some(Experts::new(32, 4, 2880)),
             ..base("gpt-oss-20b", Arch::GptOss, 24, 2880, 2880, 64, 8, 64, 201_088)
+        },
+        ModelShape {
+            context: 163_840,
+            norm_eps: 1e-6,
+            rope_dims: 64,
+            stretch: Stretch::Yarn(DEEPSEEK_YARN),
+            attention_scale: DEEPSEEK_YARN.latent_scale(192),
+            latent: Some(Latent { q_rank: None, kv_rank: 512, plain: 128, value: 128 }),
+            experts: Some(Experts {
+                shared_ff: Some(2816),
+                renormalise: false,
+                ..Experts::new(64, 6, 1408)
+            }),
+            dense_layers: 1,
+            ..base("deepseek-v2-lite", Arch::DeepSeek2, 27, 2048, 10_944, 16, 1, 192, 102_400)
         },
     ]
 }

@@ -10,6 +10,7 @@
 
 mod bpe;
 mod chat;
+mod deepseek;
 mod error;
 mod merge;
 mod pretokenize;

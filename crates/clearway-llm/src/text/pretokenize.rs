@@ -11,6 +11,9 @@
 //! | `llama-bpe` | `(?i:'s\|'t\|'re\|'ve\|'m\|'ll\|'d)\|[^\r\n\p{L}\p{N}]?\p{L}+\|\p{N}{1,3}\| ?[^\s\p{L}\p{N}]+[\r\n]*\|\s*[\r\n]+\|\s+(?!\S)\|\s+` |
 //! | `qwen2` | as `llama-bpe` with `\p{N}` for `\p{N}{1,3}` |
 //! | `gpt-4o` | `O?[U]*[L]+C?\|O?[U]+[L]*C?\|\p{N}{1,3}\| ?[^\s\p{L}\p{N}]+[\r\n/]*\|\s*[\r\n]+\|\s+(?!\S)\|\s+` where `O` is `[^\r\n\p{L}\p{N}]`, `U` is `\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}`, `L` is `\p{Ll}\p{Lm}\p{Lo}\p{M}` and `C` is the first alternative of `llama-bpe` |
+//! | `deepseek-llm` | in turn: `[\r\n]`, `\s?[C]+` where `C` is letters of scripts with case, ``\s?[!-/:-~！-／：-～‘-‟　-。]+``, `\s+$`, `[一-龥ࠀ-一가-퟿]+`, `\p{N}+` |
+//! | `deepseek-coder` | in turn: `[\r\n]`, `\s?\p{L}+`, `\s?\p{P}+`, `[一-龥ࠀ-一가-퟿]+`, `\p{N}` |
+//! | `deepseek-v3` | in turn: `\p{N}{1,3}`, `[一-龥぀-ゟ゠-ヿ]+`, then ``A[A-Za-z]+\|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+\| ?[\p{P}\p{S}]+[\r\n]*\|\s*[\r\n]+\|\s+(?!\S)\|\s+`` where `A` is the punctuation of ASCII |
 //!
 //! `dbrx` and `glm4` have the expression of `llama-bpe`, `olmo` that of `gpt-2`, and `refact` (Granite) that of `smollm`.
 //!
@@ -38,10 +41,16 @@ pub enum PreTokenizer {
     Qwen2,
     /// SmolLM, StarCoder and Granite.
     SmolLm,
+    /// DeepSeek LLM and V2.
+    DeepSeekLlm,
+    /// DeepSeek Coder.
+    DeepSeekCoder,
+    /// DeepSeek V3 and R1.
+    DeepSeekV3,
 }
 
 /// Name in the file, and what it means.
-const NAMES: [(&str, PreTokenizer); 20] = [
+const NAMES: [(&str, PreTokenizer); 23] = [
     ("default", PreTokenizer::Default),
     ("gpt-2", PreTokenizer::Gpt2),
     ("phi-2", PreTokenizer::Gpt2),
@@ -62,6 +71,9 @@ const NAMES: [(&str, PreTokenizer); 20] = [
     ("starcoder", PreTokenizer::SmolLm),
     ("refact", PreTokenizer::SmolLm),
     ("command-r", PreTokenizer::SmolLm),
+    ("deepseek-llm", PreTokenizer::DeepSeekLlm),
+    ("deepseek-coder", PreTokenizer::DeepSeekCoder),
+    ("deepseek-v3", PreTokenizer::DeepSeekV3),
 ];
 
 impl PreTokenizer {
@@ -78,7 +90,7 @@ impl PreTokenizer {
 
     /// The pieces of `text`, in order.
     pub fn pieces(self, text: &str) -> Pieces<'_> {
-        Pieces { scan: Scan(text), pre: self, pos: 0 }
+        Pieces { scan: Scan(text), pre: self, pos: 0, ahead: Vec::new() }
     }
 }
 
@@ -88,6 +100,8 @@ pub struct Pieces<'t> {
     scan: Scan<'t>,
     pre: PreTokenizer,
     pos: usize,
+    /// Ends of pieces that are known already, last first.
+    ahead: Vec<usize>,
 }
 
 impl<'t> Iterator for Pieces<'t> {
@@ -104,14 +118,28 @@ impl<'t> Iterator for Pieces<'t> {
             PreTokenizer::Llama3 | PreTokenizer::Gpt4 => self.scan.llama3(start, first, 3),
             PreTokenizer::Gpt4o => self.scan.gpt4o(start, first),
             PreTokenizer::Qwen2 => self.scan.llama3(start, first, 1),
+            PreTokenizer::DeepSeekV3 => self.scan.deepseek_v3(start, first),
+            PreTokenizer::DeepSeekLlm => self.next_of(|scan| scan.deepseek_llm(start)),
+            PreTokenizer::DeepSeekCoder => self.next_of(|scan| scan.deepseek_coder(start)),
         };
         Some(&self.scan.0[start..self.pos])
     }
 }
 
+impl<'t> Pieces<'t> {
+    /// The next end of those known, which `more` finds where there is none.
+    fn next_of(&mut self, more: impl Fn(Scan<'t>) -> Vec<usize>) -> usize {
+        if self.ahead.is_empty() {
+            self.ahead = more(self.scan);
+        }
+        // A text that does not end has a piece.
+        self.ahead.pop().unwrap_or(self.scan.0.len())
+    }
+}
+
 /// What the expressions distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
+pub(super) enum Class {
     /// `\p{L}`
     Letter,
     /// `\p{N}`
@@ -124,20 +152,20 @@ enum Class {
 
 /// A character, its class and where the next one starts.
 #[derive(Debug, Clone, Copy)]
-struct At {
-    ch: char,
-    class: Class,
-    end: usize,
+pub(super) struct At {
+    pub(super) ch: char,
+    pub(super) class: Class,
+    pub(super) end: usize,
 }
 
 /// Scanners over one text. Each takes the start of a piece and its first character and returns the end of the piece.
 #[derive(Debug, Clone, Copy)]
-struct Scan<'t>(&'t str);
+pub(super) struct Scan<'t>(pub(super) &'t str);
 
 impl Scan<'_> {
     /// The character at byte `pos`.
     #[inline]
-    fn at(self, pos: usize) -> Option<At> {
+    pub(super) fn at(self, pos: usize) -> Option<At> {
         let byte = *self.0.as_bytes().get(pos)?;
         if byte < 128 {
             return Some(At {
@@ -152,7 +180,7 @@ impl Scan<'_> {
 
     /// End of the run of `class` from `pos` on, not beyond a character that `stop` accepts.
     #[inline]
-    fn run(self, mut pos: usize, class: Class, stop: impl Fn(At) -> bool) -> usize {
+    pub(super) fn run(self, mut pos: usize, class: Class, stop: impl Fn(At) -> bool) -> usize {
         while let Some(at) = self.at(pos) {
             if at.class != class || stop(at) {
                 break;
@@ -343,7 +371,7 @@ impl Scan<'_> {
 
     /// `\s+(?!\S)|\s+`: a run of white space, without its last character where a word follows.
     #[inline]
-    fn spaces(self, start: usize, stop: impl Fn(At) -> bool + Copy) -> usize {
+    pub(super) fn spaces(self, start: usize, stop: impl Fn(At) -> bool + Copy) -> usize {
         let end = self.run(start, Class::Space, stop);
         if self.at(end).is_none_or(stop) {
             return end;
@@ -396,7 +424,7 @@ fn fold_case(ch: char) -> char {
     }
 }
 
-fn is_newline(ch: char) -> bool {
+pub(super) fn is_newline(ch: char) -> bool {
     matches!(ch, '\r' | '\n')
 }
 

@@ -93,7 +93,7 @@ fn names_are_looked_up() {
     assert_eq!("Q4_K_M".parse::<SynthQuant>().unwrap(), SynthQuant::Q4_K_M);
     assert_eq!(
         "70b".parse::<SynthShape>().unwrap_err().to_string(),
-        r#"unknown shape "70b"; known are smollm2-135m, llama-1b, llama-8b, qwen3-0.6b, qwen3-30b-a3b, gemma3-4b, phi4-mini, gpt-oss-20b"#
+        r#"unknown shape "70b"; known are smollm2-135m, llama-1b, llama-8b, qwen3-0.6b, qwen3-30b-a3b, gemma3-4b, phi4-mini, gpt-oss-20b, deepseek-v2-lite"#
     );
     let error = "q9_k".parse::<SynthQuant>().unwrap_err().to_string();
     assert!(error.starts_with(r#"unknown quantisation "q9_k"; known are f32, f16, bf16, q4_0"#));

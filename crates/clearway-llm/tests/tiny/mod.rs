@@ -13,7 +13,7 @@ pub fn shapes() -> Vec<(&'static str, ModelShape)> {
     };
     let gemma = |arch| ModelShape { tied: true, ..base(arch, 4, 2, 8) };
     let experts = |count, used, ff, shared_ff, renormalise| {
-        Some(Experts { count, used, ff, shared_ff, shared_gate: false, renormalise })
+        Some(Experts { shared_ff, renormalise, ..Experts::new(count, used, ff) })
     };
     vec![
         ("llama", base(Arch::Llama, 4, 2, 8)),

@@ -10,7 +10,7 @@ use clearway_inspect::{FIRST_SLAB, bytes_text};
 use clearway_llm::engine::plain_model;
 use clearway_llm::gguf::Gguf;
 use clearway_llm::model::{
-    self, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
+    self, HEADS, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
 };
 
 use super::Args;
@@ -91,6 +91,7 @@ impl Source {
                 let first = rows(args) as u32 - args.tokens;
                 device.upload(&(first..).take(layout.elems()).collect::<Vec<_>>())?
             }
+            (HEADS, _) => device.upload(&(0..layout.elems() as u32).collect::<Vec<_>>())?,
             (ROPE_FACTORS, _) => {
                 let floats = |name: &str| self.file.as_ref().and_then(|file| file.floats(name));
                 device.upload(&self.shape.rope_factors(rows(args), floats))?

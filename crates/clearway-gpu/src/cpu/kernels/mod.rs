@@ -91,6 +91,7 @@ fn parts(kind: Kind, float: bool) -> Option<(GridFn, RunFn)> {
         Kind::MatMulExperts => (experts::matmul_grid, experts::matmul_experts),
         Kind::ExpertOrder => (experts::order_grid, experts::expert_order),
         Kind::RouterTopK => (select::router_grid, select::router_top_k),
+        Kind::RouterGroups => (select::router_groups_grid, select::router_groups),
         Kind::ExpertSum => (experts::sum_grid, vectorised!(experts::expert_sum)),
         Kind::Rope => (rope::grid, vectorised!(rope::rope)),
         Kind::Softmax => (norm::grid, vectorised!(norm::softmax)),

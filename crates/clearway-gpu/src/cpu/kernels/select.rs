@@ -77,12 +77,95 @@ pub(super) fn router_top_k(piece: &mut Piece<'_>) {
             1 => softmax_row(weights),
             _ => weights.iter_mut().for_each(|w| *w = math::sigmoid(*w)),
         }
-        let sum = if renormalise { reduce::sum(weights) } else { 1.0 };
-        if sum != 0.0 {
-            weights.iter_mut().for_each(|w| *w = *w / sum * scale);
-        }
+        scale_weights(weights, renormalise, scale);
         piece.store_row(2, row, weights);
     }
+}
+
+/// Weights that are all 0 are not scaled to sum to 1.
+fn scale_weights(weights: &mut [f32], renormalise: bool, scale: f32) {
+    let sum = if renormalise { reduce::sum(weights) } else { 1.0 };
+    if sum != 0.0 {
+        weights.iter_mut().for_each(|w| *w = *w / sum * scale);
+    }
+}
+
+pub(super) fn router_groups_grid(views: &[TensorView], params: &[u32]) -> Grid {
+    let (x, chosen) = (&views[0].layout, views[views.len() - 2].layout.cols());
+    let scratch = 3 * x.cols() + params[GROUPS] as usize + 2 * chosen;
+    cut::rows(x.rows(), 1, 16 * x.cols()).with_scratch(scratch)
+}
+
+/// Constants of a router with groups: how many there are, how many are used, and how many experts make their score.
+const GROUPS: usize = 3;
+const GROUPS_USED: usize = 4;
+const BEST: usize = 5;
+
+/// Softmaxes choose by logits, of which they are rising functions.
+pub(super) fn router_groups(piece: &mut Piece<'_>) {
+    let (softmax, renormalise, scale) = (piece.int(0) == 0, piece.int(1) == 1, piece.float(2));
+    let [groups, used, best_of] = [GROUPS, GROUPS_USED, BEST].map(|i| piece.int(i) as usize);
+    let ids = piece.operand_count() - 2;
+    let (mut best, rest) = Best::take(piece, ids);
+    let experts = piece.layout(0).cols();
+    let (shares, rest) = rest.split_at_mut(experts);
+    let (scores, rest) = rest.split_at_mut(experts);
+    let (open, of_groups) = rest.split_at_mut(experts);
+    let size = experts / groups;
+    for row in piece.rows() {
+        piece.load_row(0, row, shares);
+        if softmax {
+            scores.copy_from_slice(shares);
+            softmax_row(shares);
+        } else {
+            shares.iter_mut().for_each(|share| *share = math::sigmoid(*share));
+            scores.copy_from_slice(shares);
+            if ids == 2 {
+                let bias = piece.src_row::<f32>(1, 0);
+                scores.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+            }
+        }
+        for (group, score) in scores.chunks_exact(size).zip(of_groups.iter_mut()) {
+            *score = sum_of_best(group, best_of);
+        }
+        let of_groups = &of_groups[..groups];
+        let is_open = |group: usize| {
+            let own = (of_groups[group], group as u32);
+            let before = |&other: &usize| is_before((of_groups[other], other as u32), own);
+            (0..groups).filter(before).count() < used
+        };
+        // The experts of open groups side by side, in their order.
+        let mut slots = open.chunks_exact_mut(size);
+        for group in (0..groups).filter(|&group| is_open(group)) {
+            if let Some(slot) = slots.next() {
+                slot.copy_from_slice(&scores[group * size..(group + 1) * size]);
+            }
+        }
+        best.choose(&open[..used * size]);
+        for (id, weight) in best.ids.iter_mut().zip(&mut *best.values) {
+            let slot = *id as usize / size;
+            let group = (0..groups).filter(|&group| is_open(group)).nth(slot).unwrap_or(0);
+            *id = (group * size + *id as usize % size) as u32;
+            *weight = shares[*id as usize];
+        }
+        piece.dst_row(ids, row).copy_from_slice(best.ids);
+        scale_weights(best.values, renormalise, scale);
+        piece.store_row(ids + 1, row, best.values);
+    }
+}
+
+/// The largest element, or the sum of the two largest.
+fn sum_of_best(group: &[f32], best: usize) -> f32 {
+    let (mut first, mut second) = ((f32::NEG_INFINITY, u32::MAX), (f32::NEG_INFINITY, u32::MAX));
+    for (index, &score) in group.iter().enumerate() {
+        let entry = (score, index as u32);
+        if is_before(entry, first) {
+            (first, second) = (entry, first);
+        } else if is_before(entry, second) {
+            second = entry;
+        }
+    }
+    if best == 2 { first.0 + second.0 } else { first.0 }
 }
 
 /// The best elements of a row. While a row is read it is a heap with the worst of them in front.

@@ -126,6 +126,12 @@ fn compute(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<Vec<Ref
             let (ids, weights) = select::router(x, operands[1].cols(), mode, renorm, float(2));
             Ok(vec![operands[1].with(ids), operands[2].with(weights)])
         }
+        Kind::RouterGroups => {
+            let [ids, weights] = [2, 1].map(|back| operands.len() - back);
+            let bias = (ids == 2).then(|| &operands[1]);
+            let found = select::router_groups(x, bias, operands[ids].cols(), params);
+            Ok(vec![operands[ids].with(found.0), operands[weights].with(found.1)])
+        }
         Kind::ExpertSum => one(product::expert_sum(x, &operands[1])),
         Kind::Rope => one(positional::rope(x, &operands[1], &operands[2], params)),
         Kind::Softmax => one(norm::softmax(x, &operands[1], float(0))),

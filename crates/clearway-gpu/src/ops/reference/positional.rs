@@ -81,8 +81,8 @@ pub(super) fn attention(
     scale: f64,
     cap: f64,
 ) -> Vec<f64> {
-    let (tokens, heads, head) = (q.shape[0], q.shape[1], q.shape[2]);
-    let kv_heads = k.shape[1];
+    let (tokens, heads) = (q.shape[0], q.shape[1]);
+    let (kv_heads, head) = (k.shape[1], v.shape[2]);
     let mut out = vec![0.0; tokens * heads * head];
     for (token, visible) in seen.iter().enumerate() {
         for h in 0..heads {

@@ -68,6 +68,46 @@ pub(super) fn router(
     (ids, weights)
 }
 
+/// The same among the experts of the best groups, whose score is the sum of their `best` largest. Scores are logits in mode 0 and
+/// sigmoids plus bias in mode 2; weights are without bias.
+pub(super) fn router_groups(
+    logits: &RefTensor,
+    bias: Option<&RefTensor>,
+    k: usize,
+    params: &[u32],
+) -> (Vec<f64>, Vec<f64>) {
+    let (mode, renorm, scale) = (params[0], params[1] == 1, f64::from(f32::from_bits(params[2])));
+    let [groups, groups_used, best] = [3, 4, 5].map(|i| params[i] as usize);
+    let (mut ids, mut weights) = (Vec::new(), Vec::new());
+    for row in 0..logits.rows() {
+        let logits = logits.row(row);
+        let of = |expert: usize| bias.map_or(0.0, |bias| bias.data[expert]);
+        let score = |(expert, &logit): (usize, &f64)| match mode {
+            0 => logit,
+            _ => sigmoid(logit) + of(expert),
+        };
+        let scores: Vec<f64> = logits.iter().enumerate().map(score).collect();
+        let size = scores.len() / groups;
+        let of_group = |group: &[f64]| largest(group, best).iter().map(|&i| group[i]).sum();
+        let of_groups: Vec<f64> = scores.chunks(size).map(of_group).collect();
+        let mut kept = largest(&of_groups, groups_used);
+        kept.sort_unstable();
+        // Experts that can be chosen, in their order.
+        let open: Vec<usize> = kept.iter().flat_map(|g| g * size..(g + 1) * size).collect();
+        let of_open: Vec<f64> = open.iter().map(|&expert| scores[expert]).collect();
+        let chosen: Vec<usize> = largest(&of_open, k).iter().map(|&i| open[i]).collect();
+        let shares = match mode {
+            0 => normalised_exp(logits),
+            _ => logits.iter().map(|&logit| sigmoid(logit)).collect(),
+        };
+        let sum: f64 = chosen.iter().map(|&expert| shares[expert]).sum();
+        let whole = if renorm { sum } else { 1.0 };
+        ids.extend(chosen.iter().map(|&expert| expert as f64));
+        weights.extend(chosen.iter().map(|&expert| shares[expert] / whole * scale));
+    }
+    (ids, weights)
+}
+
 /// Indices of the `k` largest, falling, NaN in front; a stable sort keeps the first of equals in front.
 fn largest(row: &[f64], k: usize) -> Vec<usize> {
     // Both zeros are equal, which the total order denies; adding zero leaves the positive one.

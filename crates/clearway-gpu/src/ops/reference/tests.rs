@@ -252,6 +252,32 @@ fn a_router_has_three_modes() {
 }
 
 #[test]
+fn a_router_with_groups_chooses_among_those_of_the_best() {
+    // Sigmoids of 0.5, 0.6, 0.9, 0.1, 0.7, 0.65: the second group has the best expert, the third the best two.
+    let logit = |share: f64| (share / (1.0 - share)).ln();
+    let logits = t(&[1, 6], &[0.5, 0.6, 0.9, 0.1, 0.7, 0.65].map(logit));
+    let route = |bias: Option<[f64; 6]>, mode, groups_used, best| {
+        let bias = bias.map(|bias| t(&[6], &bias));
+        let results = [ids(&[1, 2], &[]), y(&[1, 2])];
+        let operands: Vec<_> =
+            [Some(logits.clone()), bias].into_iter().flatten().chain(results).collect();
+        let found = run(Kind::RouterGroups, &operands, &[mode, 0, bits(2.0), 3, groups_used, best]);
+        (found[0].clone(), found[1].clone())
+    };
+    let check = |found: (Vec<f64>, Vec<f64>), chosen: [f64; 2], weights: [f64; 2]| {
+        assert_eq!(found.0, chosen);
+        close(&found.1, &weights);
+    };
+    check(route(None, 2, 1, 1), [2.0, 3.0], [1.8, 0.2]);
+    check(route(None, 2, 1, 2), [4.0, 5.0], [1.4, 1.3]);
+    check(route(None, 2, 2, 2), [4.0, 5.0], [1.4, 1.3]);
+    check(route(None, 2, 2, 1), [2.0, 4.0], [1.8, 1.4]);
+    // A bias counts for the choice and not in the weights.
+    check(route(Some([0.0, 0.5, 0.0, 0.0, 0.0, 0.0]), 2, 1, 2), [1.0, 0.0], [1.2, 1.0]);
+    assert_eq!(route(None, 0, 1, 1).0, [2.0, 3.0]);
+}
+
+#[test]
 fn rope_turns_pairs_of_either_layout() {
     let x = t(&[1, 1, 5], &[1.0, 2.0, 3.0, 4.0, 9.0]);
     let at = |position: f64| ids(&[1], &[position]);

@@ -130,6 +130,7 @@ static TABLE: &[Row] = {
         (Kind::MatMulExperts,  Weights::Rounded, Rounded, 8.0 * ULP, 0),
         (Kind::ExpertOrder,    None,  Moved,     0.0,        0),
         (Kind::RouterTopK,     None,  Row,       16.0 * ULP, 0),
+        (Kind::RouterGroups,   None,  Row,       16.0 * ULP, 0),
         (Kind::ExpertSum,      None,  Magnitude, 8.0 * ULP,  0),
         (Kind::Rope,           None,  Angle,     4.0 * ULP,  0),
         (Kind::Softmax,        None,  Score,     4.0 * ULP,  0),

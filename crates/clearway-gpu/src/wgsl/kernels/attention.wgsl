@@ -2,6 +2,7 @@
 // time, and the softmax is kept up as they come: with each block that raises the largest score, what
 // was summed so far is scaled down. Heads are taken 64 elements at a time.
 //
+// Constants: CHUNKS and VALUE_CHUNKS, 64 elements of keys and values, and SPLITS, the workgroups that share the rows of a tile.
 // Where tokens of several sequences meet in a tile, the rows of one sequence come after those of another.
 // Query number i of a head of the cache is token i / share, head i % share of those that use it.
 const QUERIES = 16u;
@@ -45,12 +46,15 @@ fn main(
 ) {
     enter(index, id, count);
     let head = P.q.shape.w;
+    let value = P.v.shape.w;
     let share = P.q.shape.z / P.k.shape.z;
     let total = P.q.shape.y * share;
     let tiles = (total - 1u) / QUERIES + 1u;
-    let kv_head = group / tiles;
+    let unit = group / SPLITS;
+    let split = group % SPLITS;
+    let kv_head = unit / tiles;
     if (kv_head >= P.k.shape.z) { return; }
-    let first = group % tiles * QUERIES;
+    let first = unit % tiles * QUERIES;
     let last = min(first + QUERIES, total) - 1u;
 
     // The query of this invocation, one of eight that share it; beyond the last one, the last again.
@@ -61,8 +65,8 @@ fn main(
     let start = start_of(kv_head * share + query % share);
     var largest = start.x;
     var sum = start.y;
-    var out: array<vec4<f32>, 2u * CHUNKS>;
-    for (var i = 0u; i < 2u * CHUNKS; i++) { out[i] = vec4<f32>(); }
+    var out: array<vec4<f32>, 2u * VALUE_CHUNKS>;
+    for (var i = 0u; i < 2u * VALUE_CHUNKS; i++) { out[i] = vec4<f32>(); }
 
     // Tokens of one sequence share its rows; one run of them after another.
     var next = 0u;
@@ -79,6 +83,9 @@ fn main(
                 end_row = max(end_row, seen.y);
             }
         }
+        let rows_here = part_of(split, from_row, end_row);
+        from_row = rows_here.x;
+        end_row = rows_here.y;
         let in_run = query / share >= from_token && query / share < next;
         let own_seen = select(vec2<u32>(), seen_by(query / share), in_run);
 
@@ -135,16 +142,16 @@ fn main(
             let shrink = exp_of(largest - highest);
             largest = highest;
             sum *= shrink;
-            for (var i = 0u; i < 2u * CHUNKS; i++) { out[i] *= shrink; }
+            for (var i = 0u; i < 2u * VALUE_CHUNKS; i++) { out[i] *= shrink; }
             workgroupBarrier();
             for (var key = 0u; key < KEYS; key++) { sum += weights[own * (KEYS + 1u) + key]; }
-            for (var chunk = 0u; chunk < CHUNKS; chunk++) {
+            for (var chunk = 0u; chunk < VALUE_CHUNKS; chunk++) {
                 for (var i = thread; i < KEYS * CHUNK; i += THREADS) {
                     let row = block + i / CHUNK;
                     var four = vec4<f32>();
                     if (row >= from_row && row < end_row) {
                         let at = at_v(vec4<u32>(0u, cache_row(sequence, row), kv_head, 0u));
-                        four = v_four(at, (chunk * CHUNK + i % CHUNK) * 4u, head);
+                        four = v_four(at, (chunk * CHUNK + i % CHUNK) * 4u, value);
                     }
                     rows[i / CHUNK * PITCH + i % CHUNK] = four;
                 }
@@ -158,14 +165,15 @@ fn main(
             }
         }
     }
+    // JOIN
     if (first + own > last) { return; }
     let at = at_y(vec4<u32>(0u, query / share, kv_head * share + query % share, 0u));
     let divisor = select(sum, 1.0, sum == 0.0);
-    for (var i = 0u; i < 2u * CHUNKS; i++) {
+    for (var i = 0u; i < 2u * VALUE_CHUNKS; i++) {
         let four = out[i] / divisor;
         let d = (i * 8u + part) * 4u;
         for (var j = 0u; j < 4u; j++) {
-            if (d + j < head) { put_y(at + d + j, four[j]); }
+            if (d + j < value) { put_y(at + d + j, four[j]); }
         }
     }
 }

@@ -219,8 +219,9 @@ impl CopyList {
         let mut bound = Bindings::new();
         bound.bind(from_view, &from);
         bound.bind(to_view, &to);
-        let (heads, head) = (shape.kv_heads, shape.head_dim);
-        for name in (0..shape.layers).flat_map(|layer| ["k", "v"].map(|part| cache(layer, part))) {
+        let (heads, head) = (shape.kv_heads, shape.cache_head());
+        let parts = |layer| shape.cache_parts().iter().map(move |part| cache(layer, part));
+        for name in (0..shape.layers).flat_map(parts) {
             let dtype = engine.options().cache_dtype;
             let cache = ops.external(&name, dtype, &[tables.rows(), heads, head])?;
             let rows = Layout::new(dtype, &[tables.rows(), heads * head])?;

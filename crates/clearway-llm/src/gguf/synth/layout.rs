@@ -10,7 +10,7 @@ use super::{
     vocabulary,
 };
 use crate::model::{
-    Arch, Experts, FAMILIES, FeedForward, HeadNorms, LONG_FACTORS, ModelShape, NormPlace,
+    Arch, Experts, FAMILIES, FeedForward, HeadNorms, LONG_FACTORS, Latent, ModelShape, NormPlace,
     SHORT_FACTORS, Stretch,
 };
 
@@ -61,7 +61,20 @@ impl Synth {
         writer.set(&key("rope.freq_base"), &shape.rope_base)?;
         writer.set(&key("rope.dimension_count"), &size(shape.rope_dims))?;
         writer.set(&key("vocab_size"), &size(shape.vocab))?;
-        if shape.heads * shape.head_dim != shape.embd {
+        if let Some(latent) = shape.latent {
+            let rows = latent.kv_rank + shape.rope_dims;
+            for (name, value) in [
+                ("attention.q_lora_rank", latent.q_rank.unwrap_or(0)),
+                ("attention.kv_lora_rank", latent.kv_rank),
+                ("attention.key_length", rows),
+                ("attention.value_length", latent.kv_rank),
+                ("attention.key_length_mla", shape.head_dim),
+                ("attention.value_length_mla", latent.value),
+                ("leading_dense_block_count", shape.dense_layers),
+            ] {
+                writer.set(&key(name), &size(value))?;
+            }
+        } else if shape.heads * shape.head_dim != shape.embd {
             writer.set(&key("attention.key_length"), &size(shape.head_dim))?;
             writer.set(&key("attention.value_length"), &size(shape.head_dim))?;
         }
@@ -85,8 +98,19 @@ impl Synth {
             writer.set(&key("expert_count"), &size(experts.count))?;
             writer.set(&key("expert_used_count"), &size(experts.used))?;
             writer.set(&key("expert_feed_forward_length"), &size(experts.ff))?;
-            if let Some(ff) = experts.shared_ff {
-                writer.set(&key("expert_shared_feed_forward_length"), &size(ff))?;
+            match experts.shared_ff {
+                Some(ff) if shape.arch == Arch::DeepSeek2 => {
+                    writer.set(&key("expert_shared_count"), &size(ff / experts.ff))?;
+                }
+                Some(ff) => writer.set(&key("expert_shared_feed_forward_length"), &size(ff))?,
+                None => {}
+            }
+            if shape.arch == Arch::DeepSeek2 {
+                writer.set(&key("expert_weights_scale"), &experts.scale)?;
+                writer.set(&key("expert_weights_norm"), &experts.renormalise)?;
+                writer.set(&key("expert_gating_func"), &(1 + u32::from(experts.sigmoid)))?;
+                writer.set(&key("expert_group_count"), &size(experts.groups.count))?;
+                writer.set(&key("expert_group_used_count"), &size(experts.groups.used))?;
             }
         }
         if !self.vocab {
@@ -124,6 +148,10 @@ impl Synth {
                 writer.set(&key("rope.scaling.type"), "yarn")?;
                 writer.set(&key("rope.scaling.factor"), &yarn.factor)?;
                 original(writer, yarn.original_context)?;
+                if shape.latent.is_some() {
+                    let log = &key("rope.scaling.yarn_log_multiplier");
+                    writer.set(log, &yarn.log_multiplier)?;
+                }
             }
         }
         if shape.arch == Arch::Granite {
@@ -183,7 +211,10 @@ impl List<'_> {
         if pre_norms {
             self.norm(&name("attn_norm"), embd);
         }
-        let parts = if shape.arch.joins_qkv() {
+        let parts = if let Some(latent) = shape.latent {
+            self.latent(layer, latent);
+            Vec::new()
+        } else if shape.arch.joins_qkv() {
             self.matrix(&name("attn_qkv"), &[embd, q + 2 * kv], Role::Values);
             vec![("attn_qkv", q + 2 * kv)]
         } else {
@@ -206,7 +237,8 @@ impl List<'_> {
             self.norm(&name("attn_q_norm"), q);
             self.norm(&name("attn_k_norm"), k);
         }
-        self.matrix(&name("attn_output"), &[q, embd], Role::Attended);
+        let attended = shape.latent.map_or(q, |latent| shape.heads * latent.value);
+        self.matrix(&name("attn_output"), &[attended, embd], Role::Attended);
         if shape.biases.output {
             self.plain(format!("{}.bias", name("attn_output")), &[embd], false);
         }
@@ -219,8 +251,8 @@ impl List<'_> {
         if pre_norms {
             self.norm(&name(shape.feed_forward_norm), embd);
         }
-        match shape.experts {
-            Some(Experts { count, ff, shared_ff, shared_gate, .. }) => {
+        match shape.experts_of(layer) {
+            Some(Experts { count, ff, shared_ff, shared_gate, bias, .. }) => {
                 // The router is never quantised.
                 self.plain(format!("{}.weight", name("ffn_gate_inp")), &[embd, count], false);
                 self.matrix(&name("ffn_gate_exps"), &[embd, ff, count], Role::Other);
@@ -233,6 +265,9 @@ impl List<'_> {
                     for (part, width) in parts {
                         self.plain(format!("{}.bias", name(part)), &[width, count], false);
                     }
+                }
+                if bias {
+                    self.plain(format!("{}.bias", name("exp_probs_b")), &[count], false);
                 }
                 if let Some(ff) = shared_ff {
                     self.matrix(&name("ffn_gate_shexp"), &[embd, ff], Role::Other);
@@ -259,6 +294,27 @@ impl List<'_> {
         if post_norms {
             self.norm(&name("post_ffw_norm"), embd);
         }
+    }
+
+    /// What latent attention has in front of the product behind it.
+    fn latent(&mut self, layer: usize, latent: Latent) {
+        let shape = self.shape;
+        let (embd, heads, q) = (shape.embd, shape.heads, shape.heads * shape.head_dim);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        match latent.q_rank {
+            None => self.matrix(&name("attn_q"), &[embd, q], Role::Other),
+            Some(rank) => {
+                self.matrix(&name("attn_q_a"), &[embd, rank], Role::Other);
+                self.norm(&name("attn_q_a_norm"), rank);
+                self.matrix(&name("attn_q_b"), &[rank, q], Role::Other);
+            }
+        }
+        let rows = latent.kv_rank + shape.rope_dims;
+        self.matrix(&name("attn_kv_a_mqa"), &[embd, rows], Role::Other);
+        self.norm(&name("attn_kv_a_norm"), latent.kv_rank);
+        let (plain, value) = (latent.plain, latent.value);
+        self.matrix(&name("attn_k_b"), &[plain, latent.kv_rank, heads], Role::Other);
+        self.matrix(&name("attn_v_b"), &[latent.kv_rank, value, heads], Role::Values);
     }
 
     /// A matrix, or one for each expert, of the format's types.

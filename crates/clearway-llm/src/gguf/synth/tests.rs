@@ -4,13 +4,13 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use clearway::cpu::CpuDevice;
-use clearway::{DType, Device};
+use clearway::{DType, Device, RouterGroups};
 use clearway_gpu::quant;
 
 use super::{Synth, SynthQuant, SynthShape};
 use crate::engine::{Engine, EngineOptions, model_shape};
 use crate::gguf::{Gguf, GgufError};
-use crate::model::{Arch, Experts, ModelShape, Stretch, Window, Yarn};
+use crate::model::{Arch, Experts, Latent, ModelShape, Stretch, Window, Yarn, builtin_shape};
 use crate::output::OutputFile;
 use crate::text::{DecodeOptions, EncodeOptions};
 use crate::{End, Model, Sampling};
@@ -41,6 +41,26 @@ fn llama() -> ModelShape {
 
 /// A built-in shape with few and narrow layers and everything else as it is.
 fn narrow(shape: &ModelShape) -> ModelShape {
+    if shape.latent.is_some() {
+        let yarn = Yarn { log_multiplier: 0.0707, ..Yarn::new(40.0, 4096) };
+        return ModelShape {
+            layers: 2,
+            embd: 256,
+            ff: 512,
+            heads: 4,
+            head_dim: 96,
+            rope_dims: 32,
+            vocab: 300,
+            attention_scale: yarn.latent_scale(96),
+            latent: Some(Latent { q_rank: None, kv_rank: 64, plain: 64, value: 32 }),
+            experts: shape.experts.map(|experts| Experts {
+                shared_ff: Some(512),
+                renormalise: false,
+                ..Experts { count: 8, used: 2, ff: 256, ..experts }
+            }),
+            ..shape.clone()
+        };
+    }
     ModelShape {
         // One layer without a window.
         layers: shape.window.map_or(2, |window| window.period),
@@ -86,12 +106,10 @@ fn all_families() -> Vec<ModelShape> {
     all.push(ModelShape {
         name: "qwen2moe".into(),
         experts: Some(Experts {
-            count: 8,
-            used: 2,
-            ff: 256,
             shared_ff: Some(512),
             shared_gate: true,
             renormalise: false,
+            ..Experts::new(8, 2, 256)
         }),
         ..family(Arch::Qwen2Moe)
     });
@@ -104,6 +122,20 @@ fn all_families() -> Vec<ModelShape> {
         attention_scale: (2.0_f32 / 256.0).sqrt(),
         tied: true,
         ..narrow(&family(Arch::Gemma2))
+    });
+    let lite = narrow(&builtin_shape("deepseek-v2-lite").unwrap());
+    all.push(ModelShape {
+        name: "deepseek-v3".into(),
+        latent: lite.latent.map(|latent| Latent { q_rank: Some(64), ..latent }),
+        experts: lite.experts.map(|experts| Experts {
+            renormalise: true,
+            sigmoid: true,
+            bias: true,
+            scale: 2.5,
+            groups: RouterGroups { count: 4, used: 2, best: 2 },
+            ..experts
+        }),
+        ..lite
     });
     let yarn = Yarn::new(4.0, 2048);
     all.push(ModelShape {
@@ -249,7 +281,8 @@ fn files_of_real_size_have_the_built_in_shapes() {
             "qwen3-30b-a3b",
             "gemma3-4b",
             "phi4-mini",
-            "gpt-oss-20b"
+            "gpt-oss-20b",
+            "deepseek-v2-lite"
         ]
     );
     for shape in all {

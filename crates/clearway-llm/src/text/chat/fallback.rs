@@ -17,6 +17,8 @@ pub enum ChatFormat {
     Mistral,
     /// `<|start|>role<|message|> … <|end|>`, with the channel of an answer in front of its message: gpt-oss.
     Harmony,
+    /// `<｜User｜> … <｜Assistant｜> …`, with the words of the system in front: DeepSeek V2.5, V3 and R1.
+    DeepSeek,
 }
 
 impl ChatFormat {
@@ -29,6 +31,7 @@ impl ChatFormat {
             (Self::Gemma, &["<start_of_turn>", "<end_of_turn>"]),
             (Self::Mistral, &["[INST]", "[/INST]"]),
             (Self::Harmony, &["<|start|>", "<|channel|>", "<|message|>", "<|end|>"]),
+            (Self::DeepSeek, &["<｜User｜>", "<｜Assistant｜>"]),
         ];
         let by_tokens = formats.into_iter().find(|(_, texts)| has(texts));
         // Llama 2 has no tokens of its own: what is left of the SentencePiece vocabularies is taken for one.
@@ -46,6 +49,7 @@ impl ChatFormat {
             Self::Gemma => "gemma",
             Self::Mistral => "mistral",
             Self::Harmony => "gpt-oss",
+            Self::DeepSeek => "deepseek3",
         }
     }
 
@@ -58,6 +62,7 @@ impl ChatFormat {
             Self::Gemma => GEMMA,
             Self::Mistral => MISTRAL,
             Self::Harmony => HARMONY,
+            Self::DeepSeek => DEEPSEEK,
         }
     }
 }
@@ -116,6 +121,19 @@ const MISTRAL: &str = "\
 {{- ' ' ~ message.content | trim ~ eos_token }}
 {%- endif %}
 {%- endfor %}";
+
+const DEEPSEEK: &str = "\
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == 'system' %}
+{{- message.content }}
+{%- elif message.role == 'assistant' %}
+{{- '<｜Assistant｜>' ~ message.content ~ eos_token }}
+{%- else %}
+{{- '<｜User｜>' ~ message.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}";
 
 /// What others call the system's words are instructions of the developer here.
 const HARMONY: &str = "\

@@ -53,7 +53,9 @@ struct Sizes {
     tokens: usize,
     heads: usize,
     kv_heads: usize,
+    /// Elements of a head of keys, and of values.
     head: usize,
+    value: usize,
     /// Rows of the cache, or of the longest sequence where the cache lies in blocks.
     cache_rows: usize,
     /// Rows of a block of the cache; 0 where the cache is one sequence.
@@ -67,7 +69,8 @@ impl Sizes {
         let [_, rows, kv_heads, _] = layout(1).shape4().map(|size| size as usize);
         let block = block as usize;
         let cache_rows = if block == 0 { rows } else { layout(BLOCKS).cols() * block };
-        Self { tokens, heads, kv_heads, head, cache_rows, block }
+        let value = layout(2).cols();
+        Self { tokens, heads, kv_heads, head, value, cache_rows, block }
     }
 
     fn of(piece: &Piece<'_>) -> Self {
@@ -81,7 +84,7 @@ impl Sizes {
 
     /// Floats of a query's summary.
     fn summary(&self) -> usize {
-        2 + self.head
+        2 + self.value
     }
 
     /// Floats of the summaries of a chunk for all queries of a key-value head.
@@ -116,7 +119,7 @@ pub(super) fn grid(views: &[TensorView], params: &[u32]) -> Grid {
             Grid::rows(rows, tokens * sizes.heads)
         }
     };
-    grid.with_scratch(Pass::floats(sizes.head))
+    grid.with_scratch(Pass::floats(sizes.head, sizes.value))
 }
 
 pub(super) fn attention(piece: &mut Piece<'_>) {
@@ -332,7 +335,7 @@ fn join(piece: &mut Piece<'_>, parts: usize, each: usize, sinks: Option<usize>) 
     let sizes = Sizes::of(piece);
     let summaries = &*piece.take_joint();
     let scratch = piece.take_scratch();
-    let values = &mut scratch[..sizes.head];
+    let values = &mut scratch[..sizes.value];
     let units = chunks(piece, 0..sizes.tokens, sizes.cache_rows).len() * sizes.kv_heads;
     for row in 0..sizes.tokens * sizes.heads {
         let (token, head) = (row / sizes.heads, row % sizes.heads);

@@ -18,7 +18,9 @@ type Scores = [[f32; KEYS]];
 pub(super) struct Pass<'a> {
     scale: f32,
     softcap: f32,
+    /// Elements of a head of keys, and of values.
     head: usize,
+    value: usize,
     /// Rows of the output, one for each query.
     rows: [usize; QUERIES],
     /// Rows of the cache each query sees.
@@ -80,21 +82,23 @@ macro_rules! by_tile {
 
 impl<'a> Pass<'a> {
     /// Floats of scratch.
-    pub(super) fn floats(head: usize) -> usize {
-        QUERIES * (3 * padded(head) + KEYS) + 2 * KEYS * padded(head)
+    pub(super) fn floats(head: usize, value: usize) -> usize {
+        let (head, value) = (padded(head), padded(value));
+        QUERIES * (head + 2 * value + KEYS) + KEYS * (head + value)
     }
 
     pub(super) fn take(piece: &mut Piece<'a>) -> Self {
-        let head = piece.layout(0).cols();
+        let (head, value) = (piece.layout(0).cols(), piece.layout(2).cols());
         let (queries, rest) = piece.take_scratch().split_at_mut(QUERIES * padded(head));
-        let (outputs, rest) = rest.split_at_mut(QUERIES * padded(head));
-        let (totals, rest) = rest.split_at_mut(QUERIES * padded(head));
+        let (outputs, rest) = rest.split_at_mut(QUERIES * padded(value));
+        let (totals, rest) = rest.split_at_mut(QUERIES * padded(value));
         let (scores, rest) = rest.split_at_mut(QUERIES * KEYS);
         let (keys, values) = rest.split_at_mut(KEYS * padded(head));
         Self {
             scale: piece.float(0),
             softcap: piece.float(2),
             head,
+            value,
             rows: [0; QUERIES],
             seen: [const { 0..0 }; QUERIES],
             found: [Found::NOTHING; QUERIES / LANES],
@@ -144,7 +148,7 @@ impl<'a> Pass<'a> {
                 T
             });
         }
-        self.totals[..self.len * padded].fill(0.0);
+        self.totals[..self.len * block::padded(self.value)].fill(0.0);
     }
 
     /// Takes all queries through a chunk.
@@ -158,7 +162,7 @@ impl<'a> Pass<'a> {
         chunk: usize,
     ) {
         self.found.fill(Found::NOTHING);
-        self.outputs[..self.len * padded(self.head)].fill(0.0);
+        self.outputs[..self.len * padded(self.value)].fill(0.0);
         let chunk = chunk * CHUNK..(chunk + 1) * CHUNK;
         let parts = self.seen[..self.len].iter().map(|seen| common(seen, &chunk));
         let parts = parts.filter(|part| !part.is_empty());
@@ -182,11 +186,11 @@ impl<'a> Pass<'a> {
     /// All queries with the rows of a block that they see.
     #[inline(always)]
     fn block<L: Lanes>(&mut self, l: L, first: usize) {
-        let padded = padded(self.head);
+        let (head, value) = (padded(self.head), padded(self.value));
         let mut parts = [(0, 0); QUERIES];
         let mut query = 0;
         while query < self.len {
-            let (queries, scores) = (&self.queries[query * padded..], &mut self.scores[query..]);
+            let (queries, scores) = (&self.queries[query * head..], &mut self.scores[query..]);
             query += by_tile!(L, self.len - query, T => {
                 block::scores::<L, T>(l, queries, self.keys, scores);
                 T
@@ -205,7 +209,7 @@ impl<'a> Pass<'a> {
         while query < self.len {
             // Queries that see the same rows go together; others must not meet rows they do not see.
             let same = parts[query..self.len].iter().take_while(|part| **part == parts[query]);
-            let (weights, outputs) = (&self.scores[query..], &mut self.outputs[query * padded..]);
+            let (weights, outputs) = (&self.scores[query..], &mut self.outputs[query * value..]);
             query += by_tile!(L, same.count(), T => {
                 block::add_values::<L, T>(l, weights, parts[query], self.values, outputs);
                 T
@@ -263,7 +267,7 @@ impl<'a> Pass<'a> {
             sum = l.add(sum, lane);
         }
         found.sum = l.store(l.mul_add(l.floats(&found.sum), shrink, sum));
-        let padded = padded(self.head);
+        let padded = padded(self.value);
         let outputs = self.outputs[first * padded..].chunks_exact_mut(padded);
         let queries = l.store(shrink).into_iter().zip(found.max).zip(parts).zip(outputs);
         for (((shrink, max), part), output) in queries {
@@ -287,7 +291,7 @@ impl<'a> Pass<'a> {
     /// Adds what the chunk gave to what those before it gave.
     #[inline(always)]
     pub(super) fn add(&mut self) {
-        let padded = padded(self.head);
+        let padded = padded(self.value);
         for query in 0..self.len {
             let row = query * padded..(query + 1) * padded;
             let (found, output) = (self.found(query), &self.outputs[row.clone()]);
@@ -298,9 +302,9 @@ impl<'a> Pass<'a> {
     /// Stores what all chunks gave.
     #[inline(always)]
     pub(super) fn store(&mut self, piece: &mut Piece<'_>) {
-        let padded = padded(self.head);
+        let padded = padded(self.value);
         for (query, total) in self.total.iter().enumerate().take(self.len) {
-            let values = &mut self.totals[query * padded..][..self.head];
+            let values = &mut self.totals[query * padded..][..self.value];
             total.finish(values);
             piece.store_row(piece.operand_count() - 1, self.rows[query], values);
         }
@@ -309,13 +313,13 @@ impl<'a> Pass<'a> {
     /// Leaves what the chunk gave for the piece that joins the parts.
     #[inline(always)]
     pub(super) fn summarise(&self, summaries: &mut [f32]) {
-        let outputs = self.outputs.chunks_exact(padded(self.head)).take(self.len);
+        let outputs = self.outputs.chunks_exact(padded(self.value)).take(self.len);
         for ((query, output), out) in
-            outputs.enumerate().zip(summaries.chunks_exact_mut(2 + self.head))
+            outputs.enumerate().zip(summaries.chunks_exact_mut(2 + self.value))
         {
             let found = self.found(query);
             (out[0], out[1]) = (found.max, found.sum);
-            out[2..].copy_from_slice(&output[..self.head]);
+            out[2..].copy_from_slice(&output[..self.value]);
         }
     }
 }

@@ -27,6 +27,8 @@ pub fn cases(seed: u64) -> Vec<OpCase> {
     heads::add(&mut list);
     rounded::add(&mut list);
     halved::add(&mut list);
+    positional::add_other_values(&mut list);
+    select::add_groups(&mut list);
     list.cases
 }
 

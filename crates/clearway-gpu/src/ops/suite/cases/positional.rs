@@ -237,6 +237,54 @@ fn attention_in_blocks(list: &mut List) {
     }
 }
 
+/// Tokens, heads, heads of the cache, sizes of heads of keys and of values, rows, first position, window.
+const OTHER_VALUES: [([usize; 6], u32, u32); 10] = [
+    ([1, 4, 1, 12, 8, 20], 13, 0),
+    ([1, 16, 1, 576, 512, 70], 66, 0),
+    ([5, 3, 1, 40, 64, 33], 20, 0),
+    ([9, 4, 2, 80, 16, 50], 30, 7),
+    ([37, 2, 1, 192, 128, 64], 20, 0),
+    ([1, 2, 2, 64, 128, 300], 290, 0),
+    ([20, 4, 4, 128, 64, 90], 60, 0),
+    ([3, 40, 1, 24, 7, 40], 30, 0),
+    // Sixteen heads and more of one token, whose rows workgroups share.
+    ([3, 32, 2, 24, 40, 300], 250, 0),
+    ([2, 16, 1, 40, 24, 400], 380, 100),
+];
+
+/// Attention whose values have heads of another size than its keys: caches of their own, and values that begin inside the rows
+/// of a wider cache.
+pub(super) fn add_other_values(list: &mut List) {
+    for q in ACTIVATIONS {
+        for kv in ACTIVATIONS {
+            for (index, &(sizes, start, window)) in OTHER_VALUES.iter().enumerate() {
+                let [t, heads, kv_heads, head, value, rows] = sizes;
+                let operands = [
+                    normal(q, &[t, heads, head]),
+                    normal(kv, &[rows, kv_heads, head]),
+                    normal(kv, &[rows, kv_heads, value]),
+                    input(DType::U32, &[t], Fill::Positions { start }),
+                    output(q, &[t, heads, value]),
+                ];
+                let params = [(head as f32).powf(-0.5).to_bits(), window, 0, 0];
+                list.push_strided_and(Kind::Attention, &operands, &params, index);
+                let [q, k, v, positions, y] = operands;
+                let operands = [q, k, v, positions, sinks(heads), y];
+                list.push(Kind::AttentionSinks, &operands, &params, Place::cycle(index));
+                let [q, k, v, positions, _, y] = operands;
+                let of_token = input(DType::U32, &[t], Fill::Runs { run: 2 });
+                let blocks = Fill::Ids { below: rows as u32 / 10 };
+                let table = input(DType::U32, &[t.div_ceil(2), rows / 10], blocks);
+                if rows.is_multiple_of(10) {
+                    let params = [params[0], window, 0, 10];
+                    let operands = [q, k, v, positions, of_token, table, y];
+                    list.push_strided_and(Kind::Attention, &operands, &params, index);
+                }
+            }
+        }
+    }
+}
+
 /// Keys and values of one row side by side in one buffer, and written there too.
 fn attention_interleaved(list: &mut List) {
     for kv in ACTIVATIONS {
