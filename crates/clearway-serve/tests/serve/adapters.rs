@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::server::{MODEL, Running, Setup, model};
 
 /// An adapter of rank 2 of every matrix of the model's layers.
-fn adapter(name: &str) -> Adapter {
+fn adapter(name: &str, scale: f32) -> Adapter {
     let base = Gguf::open(model()).unwrap();
     let mut writer = GgufWriter::new();
     for (key, value) in
@@ -16,12 +16,11 @@ fn adapter(name: &str) -> Adapter {
     {
         writer.set(key, value).unwrap();
     }
-    let seed = name.len() as u32;
     for tensor in base.tensors().filter(|tensor| tensor.name().starts_with("blk.")) {
         let &[width, rows] = tensor.dims() else { continue };
         for (half, dims) in [("lora_a", [width, 2]), ("lora_b", [2, rows])] {
-            let numbers = (0..dims[0] as u32 * dims[1] as u32).map(move |index| {
-                let hash = (index + 1).wrapping_mul(0x9e37_79b9).wrapping_add(seed << 7) >> 8;
+            let numbers = (0..dims[0] as u32 * dims[1] as u32).map(|index| {
+                let hash = (index + 1).wrapping_mul(0x9e37_79b9) >> 8;
                 (hash % 1000) as f32 / 4000.0 - 0.125
             });
             let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
@@ -32,12 +31,12 @@ fn adapter(name: &str) -> Adapter {
     }
     let mut bytes = Vec::new();
     writer.write_to(&mut bytes).unwrap();
-    Adapter::new(name, &Gguf::from_bytes(bytes).unwrap(), 8.0).unwrap()
+    Adapter::new(name, &Gguf::from_bytes(bytes).unwrap(), scale).unwrap()
 }
 
 #[test]
 fn requests_choose_adapters_as_models() {
-    let adapters = Adapters::ByText(vec![adapter("sql"), adapter("poems")]);
+    let adapters = Adapters::ByText(vec![adapter("sql", 8.0), adapter("poems", -5.0)]);
     let server = Setup { adapters, ..Setup::default() }.start();
     server.wait();
     // How likely each token of a text was.
