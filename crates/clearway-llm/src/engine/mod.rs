@@ -3,7 +3,9 @@
 //! | module | what it does |
 //! |---|---|
 //! | `shape` | hyper-parameters of a file to a [`ModelShape`] |
+//! | `open` | a model on its devices: checked, then uploaded |
 //! | `apart` | tensors that hold several matrices |
+//! | `latent` | hyper-parameters and tensors of latent attention |
 //! | `adapter` | low-rank adapters of weights, and how a model's steps read them |
 //! | `check` | hyper-parameters against the tensors of the file |
 //! | `vocab` | the file's vocabulary to a tokenizer and a chat template |
@@ -32,6 +34,7 @@ mod error;
 mod finite;
 mod latent;
 mod memory;
+mod open;
 mod sample;
 pub mod sampling;
 mod shape;
@@ -60,9 +63,7 @@ pub use vocab::{chat_template, tokenizer};
 
 use std::sync::Arc;
 
-use clearway::{
-    Bindings, Buffer, CompileOptions, DType, Device, Executable, GraphExecutor, Upload,
-};
+use clearway::{Bindings, Buffer, CompileOptions, DType, Device, Executable, GraphExecutor};
 use rustc_hash::FxHashMap;
 
 use adapter::Stack;
@@ -71,8 +72,8 @@ use verify::CheckStep;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, ADAPTERS, AdapterLayout, CacheLayout, HEADS, LOGIT_ROWS, Logits, ModelGraph, ModelShape,
-    POSITIONS, Part, ROPE_FACTORS, RecordOptions, SEEN, STREAM, TOKENS,
+    self, AdapterLayout, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, Part,
+    ROPE_FACTORS, RecordOptions, STREAM, TOKENS,
 };
 
 /// Shorthand for results of this module.
@@ -208,45 +209,6 @@ impl Engine {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
         Self::with_adapters(gguf, &Adapters::None, device, options, progress)
-    }
-
-    /// A part of a model on a device, with all adapters, of which it takes those of its layers.
-    fn part(
-        gguf: &Gguf,
-        (part, device): (Part, Arc<dyn Device>),
-        (stack, choices): (Option<Stack>, Vec<String>),
-        footprint: &Footprint,
-        options: EngineOptions,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<Self> {
-        let of_file = gguf
-            .tensors()
-            .map(|t| (t.name().to_owned(), convert::device_dtype(t.dtype(), &*device)));
-        let of_adapters = stack.iter().flat_map(|stack| stack.dtypes(&*device));
-        let weight_dtypes = of_file.chain(of_adapters).collect();
-        let mut engine = Self {
-            executor: GraphExecutor::on(device),
-            part,
-            front: None,
-            shape: footprint.shape.clone(),
-            options,
-            context: footprint.context,
-            reason: footprint.reason,
-            file: gguf.clone(),
-            weight_dtypes,
-            conversions: Vec::new(),
-            adapters: stack,
-            choices,
-            buffers: FxHashMap::default(),
-            steps: FxHashMap::default(),
-            looped: None,
-            checks: FxHashMap::default(),
-            stalled: false,
-            embedder: embed::Embedder::default(),
-            position: 0,
-        };
-        engine.upload(gguf, progress)?;
-        Ok(engine)
     }
 
     /// The model's shape.
@@ -646,63 +608,6 @@ impl Engine {
     /// How the engine was opened.
     pub(crate) fn options(&self) -> &EngineOptions {
         &self.options
-    }
-
-    /// Puts every tensor the graph names on the device. The names come from the graph, so that
-    /// nothing is missing later and nothing that is not needed is uploaded.
-    fn upload(&mut self, gguf: &Gguf, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        let adapters = self.adapters.as_ref().map(Stack::layout);
-        let recorded = self.record_with(1, Logits::Last, self.context, adapters)?;
-        let mut uploaded = 0;
-        let device = self.executor.device().clone();
-        for external in recorded.externals() {
-            let layout = external.view.layout;
-            let name = &*external.name;
-            let buffer = match name {
-                TOKENS | STREAM | POSITIONS | SEEN | ADAPTERS => continue,
-                HEADS => {
-                    let numbers: Vec<u32> = (0..self.shape.heads as u32).collect();
-                    device.upload(&numbers)?
-                }
-                ROPE_FACTORS => {
-                    let factors = self.shape.rope_factors(self.context, |name| gguf.floats(name));
-                    device.upload(&factors)?
-                }
-                _ if name.starts_with("cache.") => device.alloc(layout.span_bytes())?,
-                _ => {
-                    let stacked = self.adapters.as_mut();
-                    if let Some(bytes) = stacked.and_then(|all| all.take(name, layout.dtype())) {
-                        let buffer = device.upload_weights(&layout, &bytes)?;
-                        self.buffers.insert(name.to_owned(), buffer);
-                        continue;
-                    }
-                    let tensor = gguf.tensor(name)?;
-                    let found: Vec<usize> = tensor.dims().iter().rev().copied().collect();
-                    let expected: Vec<usize> = layout.dims().iter().map(|&d| d as usize).collect();
-                    let dtype = convert::device_dtype(tensor.dtype(), &*device);
-                    if found != expected || dtype != layout.dtype() {
-                        return Err(EngineError::TensorShape {
-                            name: name.to_owned(),
-                            found: format!("{} {found:?}", tensor.dtype()),
-                            expected: format!("{} {expected:?}", layout.dtype()),
-                        });
-                    }
-                    let buffer = if dtype == tensor.dtype() {
-                        device.upload_weights(&layout, tensor.bytes())?
-                    } else {
-                        let bytes = convert::convert(&tensor, dtype);
-                        Conversion::note(&mut self.conversions, &tensor, dtype, bytes.len());
-                        device.upload_weights(&layout, &bytes)?
-                    };
-                    gguf.release(&tensor);
-                    uploaded += tensor.bytes().len() as u64;
-                    progress(uploaded);
-                    buffer
-                }
-            };
-            self.buffers.insert(name.to_owned(), buffer);
-        }
-        Ok(())
     }
 }
 

@@ -202,63 +202,6 @@ impl Devices {
 }
 
 impl Engine {
-    /// As [`with_progress`](Self::with_progress), on one device or on two, with adapters of the weights.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new), and an adapter of another model; [`EngineError::Layers`].
-    pub fn with_adapters(
-        gguf: &Gguf,
-        adapters: &Adapters,
-        devices: impl Into<Devices>,
-        options: EngineOptions,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<Self> {
-        let devices = devices.into();
-        let stack = Stack::new(adapters, gguf)?;
-        let more = stack.as_ref().map_or(0, Stack::bytes);
-        let (plain, _) = &plain_model(gguf)?;
-        let memory = devices.last().info().memory_bytes;
-        let footprint =
-            Footprint::beside(plain, more, options.context, options.cache_dtype, memory)?;
-        if let Devices::One(device) = &devices {
-            footprint.check(&**device)?;
-        }
-        let Footprint { context, .. } = footprint;
-        if context == 0 || context > u32::MAX as usize {
-            return Err(EngineError::Context { wanted: context });
-        }
-        let choices = adapters.choices();
-        let (host, card, layers) = match devices {
-            Devices::One(device) => {
-                let whole = (Part::Whole, device);
-                return Self::part(plain, whole, (stack, choices), &footprint, options, progress);
-            }
-            Devices::Two { host, card, host_layers } => (host, card, host_layers),
-        };
-        if layers >= footprint.shape.layers {
-            return Err(EngineError::Layers {
-                host_layers: layers,
-                layers: footprint.shape.layers,
-            });
-        }
-        let (total, mut uploaded) = (plain.tensor_bytes(), 0);
-        let front = (Part::Front { layers }, host);
-        let own = (Stack::new(adapters, gguf)?, choices.clone());
-        let mut front = Self::part(plain, front, own, &footprint, options, &mut |bytes| {
-            uploaded = bytes;
-            progress(bytes);
-        })?;
-        let back = (Part::Back { from: layers }, card);
-        let own = (stack, choices);
-        let mut engine = Self::part(plain, back, own, &footprint, options, &mut |bytes| {
-            // An embedding that is also the head is uploaded twice.
-            progress((uploaded + bytes).min(total));
-        })?;
-        engine.conversions.append(&mut front.conversions);
-        engine.front = Some(Box::new(front));
-        Ok(engine)
-    }
-
     /// What each device has of the model, in the order in which they compute.
     ///
     /// # Errors
