@@ -11,7 +11,8 @@ use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
 use clearway_llm::batch::request::{Refusal, Request};
 use clearway_llm::batch::service::{Output, Service, ServiceOptions, Stream};
 use clearway_llm::engine::{
-    Adapter, AdapterError, Adapters, Engine, EngineError, EngineOptions, Footprint, Rows, tokenizer,
+    Adapter, AdapterError, Adapters, Devices, Engine, EngineError, EngineOptions, Footprint, Rows,
+    tokenizer,
 };
 use clearway_llm::gguf::{Gguf, GgufWriter};
 
@@ -173,6 +174,24 @@ fn weights_in_blocks_take_adapters_too() {
         let rounded = distance(&blocks(&merged, &Adapters::None), &expected);
         println!("{}: {off:.1e} off, merged {rounded:.1e}", device.info().name);
         assert!(off < 2.0 * rounded, "{}: {off} off, {rounded}", device.info().name);
+    }
+}
+
+#[test]
+fn a_model_on_two_devices_takes_the_adapters_of_its_layers() {
+    let cpu = || Arc::new(CpuDevice::with_threads(1)) as Arc<dyn Device>;
+    for (arch, model) in models().into_iter().take(2) {
+        let adapters = [everything(arch, &model), partial(arch, &model)];
+        let adapters = Adapters::All(adapters.iter().map(|one| one.adapter(0.5)).collect());
+        let expected = logits(&mut engine(&model, &adapters, &cpu()));
+        let without = logits(&mut engine(&model, &Adapters::None, &cpu()));
+        assert!(distance(&without, &expected) > 100.0 * LIMIT, "{arch}: the adapters do nothing");
+        let gguf = Gguf::from_bytes(model.bytes()).unwrap();
+        for host_layers in 0..tiny::LAYERS {
+            let two = Devices::Two { host: cpu(), card: cpu(), host_layers };
+            let divided = Engine::with_adapters(&gguf, &adapters, two, options(true), &mut |_| ());
+            assert_eq!(logits(&mut divided.unwrap()), expected, "{arch}, {host_layers} layers");
+        }
     }
 }
 

@@ -152,8 +152,9 @@ impl Heap {
         let (id, count) = (blocks.next, blocks.list.len());
         let left = self.limit.saturating_sub(blocks.bytes());
         if size > left {
+            let available = left.min(context.available(self.heap));
             let device = context.info.name.clone();
-            return Err(GpuError::OutOfMemory { device, wanted: size, available: left });
+            return Err(GpuError::OutOfMemory { device, wanted: size, available });
         }
         if size > context.adapter.max_buffer_bytes || size > context.available(self.heap) {
             return Err(self.out_of_memory(context, size));
