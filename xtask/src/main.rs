@@ -4,6 +4,8 @@ mod compare;
 mod date;
 mod deny;
 mod dist;
+#[cfg(test)]
+mod documents;
 mod environment;
 mod fuzz;
 mod peers;

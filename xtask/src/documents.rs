@@ -1,5 +1,5 @@
-//! What the documents name is there.
-#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+//! What the documents name is there: tests alone. They are no integration tests, since those make cargo link the program again
+//! while it runs.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
