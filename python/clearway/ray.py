@@ -134,7 +134,7 @@ _FIELDS = {
     "temperature", "top_p", "top_k", "min_p", "seed", "n", "max_tokens", "stop",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos",
 }  # fmt: skip
-_OTHERS = {"model", "stream", "stream_options", "user", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs", "response_format"}
+_OTHERS = {"model", "stream", "stream_options", "user", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs", "response_format", "return_token_ids"}
 
 
 def _params(body: dict[str, Any], prompts: set[str]) -> SamplingParams:
@@ -235,7 +235,8 @@ class _Replica:
         head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._name}
         if body.get("stream"):
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            return StreamingResponse(self._events(stream, head, chat, usage), media_type="text/event-stream")
+            ids = bool(body.get("return_token_ids"))
+            return StreamingResponse(self._events(stream, head, chat, usage, ids), media_type="text/event-stream")
         output = await stream.aresult()
         choices = []
         for one in output.outputs:
@@ -247,6 +248,8 @@ class _Replica:
             if one.logprobs is not None:
                 rows = zip(one.token_ids, one.logprobs)
                 choice["logprobs"] = {"content": [_logprob(token, row) for token, row in rows]}
+            if body.get("return_token_ids"):
+                choice["token_ids"] = list(one.token_ids)
             choices.append(choice)
         kind = "chat.completion" if chat else "text_completion"
         return JSONResponse({**head, "object": kind, "choices": choices, "usage": _usage(output)})
@@ -260,7 +263,7 @@ class _Replica:
         prompt = self._llm.apply_chat_template(messages, tools=body.get("tools"))
         return self._llm._begin(prompt, self._llm._engine.encode_chat(prompt), params)
 
-    async def _events(self, stream: Any, head: dict[str, Any], chat: bool, usage: bool) -> AsyncIterator[str]:
+    async def _events(self, stream: Any, head: dict[str, Any], chat: bool, usage: bool, ids: bool) -> AsyncIterator[str]:
         kind = "chat.completion.chunk" if chat else "text_completion"
         begun: set[int] = set()
         with stream:
@@ -272,6 +275,8 @@ class _Replica:
                     choice["delta"] = {**delta, "content": piece.text} if piece.text or delta else delta
                 else:
                     choice["text"] = piece.text
+                if ids:
+                    choice["token_ids"] = list(piece.token_ids)
                 yield _event({**head, "object": kind, "choices": [choice]})
             if usage:
                 yield _event({**head, "object": kind, "choices": [], "usage": _usage(stream.output)})

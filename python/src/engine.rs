@@ -117,6 +117,7 @@ impl Engine {
         let info = device.info().clone();
         let cache_dtype = match options.kv_cache_dtype.as_str() {
             "f32" => DType::F32,
+            "q8_0" => DType::Q8_0,
             _ => DType::F16,
         };
         let footprint =

@@ -2,8 +2,10 @@
 
 usage: ray_serve.py [REQUESTS] [MODEL]
 
-Requests that were in the hands of the killed replica must get a clean error; all others an answer, equal to the one that the
-same prompt gets when nothing is killed. The replica must come back. Exits with 1 where that is not so.
+Two kinds of load, each with a replica killed in the middle: questions, streamed and not, whose answers are compared with those
+that the same questions get when nothing is killed; and the load generator of the server, `tools/serve/load.py`. Requests that
+were in the hands of the killed replica must get a clean error: a status, or a stream that breaks off. All others get their
+answer. The replica must come back. Exits with 1 where that is not so.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 # A busy machine takes long to start a node, and workers, which Ray runs at `nice` 15, would get hardly any time there.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
@@ -26,10 +29,15 @@ from ray.cluster_utils import Cluster
 
 import clearway.ray
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/serve"))
+from load import Load  # noqa: E402
+
 REQUESTS = min(int(sys.argv[1]) if len(sys.argv) > 1 else 2000, 400)
 MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2:135m"
 CLIENTS = 8
 PORT = 8123
+# Tokens of each prompt and each answer of the load generator.
+TOKENS = 16
 
 
 def replicas() -> list[int]:
@@ -99,6 +107,37 @@ def load(kill: bool) -> tuple[list[tuple[int, str]], set[int]]:
     return [answer if answer is not None else (0, "none") for answer in answers], under_way
 
 
+def generated_load(kill: bool) -> list[str]:
+    """The load generator of the server; what was wrong."""
+    load = Load(("127.0.0.1", PORT), 40_000, TOKENS)
+    in_its_hands: set[object] = set()
+
+    def watch(ended: int, under_way: set[object]) -> None:
+        if kill and ended == REQUESTS // 4:
+            in_its_hands.update(under_way)
+            victim = replicas()[0]
+            os.kill(victim, signal.SIGKILL)
+            print(f"killed replica {victim} after {ended} requests, {len(under_way)} under way", flush=True)
+
+    done, seconds = load.run(REQUESTS, CLIENTS, watch=watch)
+    print(f"load generator: {len(done)} answers of {REQUESTS} in {seconds:.1f} s, {len(load.failed)} failed", flush=True)
+    others = [request for request in load.failed if request not in in_its_hands]
+    # A stream that had begun can only break off; others get a status.
+    unclean = [request for request in load.failed if request.status() not in (200, 500, 503)]
+    wrong = [] if not others else [f"{len(others)} requests of the load generator failed that no dead replica had"]
+    return wrong + ([] if not unclean else [f"{len(unclean)} requests of the load generator got no clean error"])
+
+
+def until(what: str, is_so: Callable[[], bool]) -> list[str]:
+    """Waits for something; what did not come."""
+    deadline = time.monotonic() + 120
+    while not is_so():
+        if time.monotonic() > deadline:
+            return [f"{what} did not come"]
+        time.sleep(0.5)
+    return []
+
+
 def main() -> int:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     cluster.add_node(num_cpus=2)
@@ -106,8 +145,10 @@ def main() -> int:
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     engine = {"deterministic": True, "max_model_len": 256, "max_num_seqs": 8, "device": "cpu", "threads": 1}
     serve.run(clearway.ray.deployment(MODEL, replicas=2, num_cpus=1, engine=engine), name="clearway")
+    # The proxy learns of the application a moment after it is ready.
+    wrong = until("the route", lambda: ask(0, False)[0] == 200)
     print(f"{len(ray.nodes())} nodes, {len(replicas())} replicas, {REQUESTS} requests of {CLIENTS} clients", flush=True)
-    wrong = [what for what in (ask_models(), ask_wrong()) if what]
+    wrong += [what for what in (ask_models(), ask_wrong()) if what]
     started = time.monotonic()
     plain, _ = load(kill=False)
     print(f"without a kill: {sum(s == 200 for s, _ in plain)} answers in {time.monotonic() - started:.1f} s", flush=True)
@@ -124,13 +165,14 @@ def main() -> int:
     wrong += [] if not unclean else [f"no clean error: {unclean}"]
     differ = [i for i, (a, b) in enumerate(zip(plain, again)) if b[0] == 200 and a != b]
     wrong += [] if not differ else [f"{len(differ)} answers differ"]
-    deadline = time.monotonic() + 120
-    while len(replicas()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.5)
-    wrong += [] if len(replicas()) == 2 else ["the replica did not come back"]
+    wrong += until("the replica that was killed", lambda: len(replicas()) == 2)
     after = [ask(index, False)[0] for index in range(20)]
     wrong += [] if after == [200] * 20 else [f"afterwards: {after}"]
-    print(f"with a kill: {len(failed)} of {REQUESTS} failed, {len(replicas())} replicas afterwards; {wrong or 'as it should be'}", flush=True)
+    print(f"with a kill: {len(failed)} of {REQUESTS} failed, {len(replicas())} replicas afterwards", flush=True)
+    wrong += generated_load(kill=True)
+    wrong += until("the replica that was killed under the load generator", lambda: len(replicas()) == 2)
+    wrong += generated_load(kill=False)
+    print(wrong or "as it should be", flush=True)
     serve.shutdown()
     ray.shutdown()
     cluster.shutdown()

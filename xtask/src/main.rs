@@ -37,6 +37,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   peers [--logits] [FILE...]
                        Clearway and llama.cpp (built here) in turns on the same files: tokens per second
                        on the CPU, or with --logits how far their logits are apart
+  peers --matrix [--rounds N] [FORMAT...]
+                       the same for formats of a 1B shape, long prompts, a deep cache and a batch, the worst ratio first;
+                       FORMAT `default` is the default model
   serve-clients [--seconds N]
                        `clearway serve` under the clients of others and behind routers, with ten minutes of schemathesis
   ray [--rows N]       the Python package on a Ray cluster of two nodes: rows of a killed worker, replicas under load
@@ -64,6 +67,11 @@ fn main() -> ExitCode {
         },
         ["compare", ref args @ ..] => compare::run(args),
         ["peers", "--logits", ref files @ ..] => peers::run(true, files),
+        ["peers", "--matrix", "--rounds", rounds, ref formats @ ..] => match rounds.parse() {
+            Ok(rounds) if rounds > 0 => peers::matrix(rounds, formats).map(|()| true),
+            _ => return usage(&format!("`{rounds}` is not a number of rounds")),
+        },
+        ["peers", "--matrix", ref formats @ ..] => peers::matrix(3, formats).map(|()| true),
         ["peers", ref files @ ..] => peers::run(false, files),
         ["serve-clients"] => serve::run(serve::Extent::FULL),
         ["serve-clients", "--seconds", text] => match text.parse() {

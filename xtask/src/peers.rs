@@ -4,11 +4,14 @@
 //! nothing in the default build needs a C++ compiler. The two take turns, since the speed of a shared
 //! machine changes from minute to minute: only numbers of one run are comparable.
 
+mod matrix;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use self::matrix::Test;
 use crate::root;
 use crate::run::cargo;
 
@@ -53,6 +56,11 @@ pub fn run(logits: bool, files: &[&str]) -> Result<bool> {
         }
     }
     Ok(agree)
+}
+
+/// Measures formats, lengths and sequences and prints the worst ratio first; with names of formats, only those.
+pub fn matrix(rounds: usize, formats: &[&str]) -> Result<()> {
+    matrix::run(&Programs::build(&root()?, false)?, rounds, formats)
 }
 
 /// The two programs, built for this machine.
@@ -110,7 +118,7 @@ impl Programs {
     /// let anyone use it; there it is built without.
     fn peer_for(&self, file: &Path) -> Result<PathBuf> {
         let peer = self.target.join("peers/release/clearway-peers");
-        let tried = self.peer_speed(&peer, file, 16, 1)?;
+        let tried = self.peer_speed(&peer, file, [16, 1, 0, 1])?;
         if !died_of_illegal_instruction(&tried) {
             ensure!(
                 tried.status.success(),
@@ -123,23 +131,45 @@ impl Programs {
         self.build_peer("peers-no-amx", "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16")
     }
 
-    fn peer_speed(
-        &self,
-        peer: &Path,
-        file: &Path,
-        prompt: usize,
-        generated: usize,
-    ) -> Result<Output> {
+    /// Runs llama.cpp with tokens of the prompt, tokens generated, tokens in the cache before, and sequences.
+    fn peer_speed(&self, peer: &Path, file: &Path, numbers: [usize; 4]) -> Result<Output> {
         let mut command = Command::new(peer);
-        command.arg("speed").arg(file);
-        command.args([self.threads, prompt, generated].map(|number| number.to_string()));
+        command.arg("speed").arg(file).arg(self.threads.to_string());
+        command.args(numbers.map(|number| number.to_string()));
         command.output().context("llama.cpp cannot be started")
+    }
+
+    /// llama.cpp's tokens per second in one test.
+    fn peer_speeds(&self, peer: &Path, file: &Path, test: Test) -> Result<f64> {
+        let Test { prompt, generated, depth, sequences } = test;
+        let found = self.peer_speed(peer, file, [prompt, generated, depth, sequences])?;
+        ensure!(found.status.success(), "llama.cpp: {}", String::from_utf8_lossy(&found.stderr));
+        let wanted = if generated > 0 { "tg " } else { "pp " };
+        let printed = String::from_utf8_lossy(&found.stdout);
+        let line = printed.lines().find_map(|line| line.strip_prefix(wanted));
+        Ok(line.context("llama.cpp printed no speed")?.parse()?)
+    }
+
+    /// Our tokens per second in one test.
+    fn clearway_speed_of(&self, file: &Path, test: Test) -> Result<f64> {
+        let Test { prompt, generated, depth, sequences } = test;
+        let mut bench = self.clearway();
+        bench.args(["bench", "--device", "cpu", "--json", "-r", "1"]).arg("-m").arg(file);
+        bench.args(["-t", &self.threads.to_string()]);
+        bench.args(["-p", &prompt.to_string(), "-n", &generated.to_string()]);
+        match sequences {
+            1 => bench.args(["-d", &depth.to_string()]),
+            _ => bench.args(["--parallel", &sequences.to_string()]),
+        };
+        let tests: serde_json::Value = serde_json::from_str(&output(&mut bench)?)?;
+        let speed = &tests[0][if sequences > 1 { "s_tg" } else { "avg_ts" }];
+        speed.as_f64().context("bench printed no speed")
     }
 
     fn compare_speed(&self, peer: &Path, file: &Path) -> Result<()> {
         let (mut ours, mut theirs) = (Speeds::default(), Speeds::default());
         for _ in 0..ROUNDS {
-            let found = self.peer_speed(peer, file, PROMPT, GENERATED)?;
+            let found = self.peer_speed(peer, file, [PROMPT, GENERATED, 0, 1])?;
             ensure!(
                 found.status.success(),
                 "llama.cpp: {}",

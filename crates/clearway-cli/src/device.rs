@@ -13,7 +13,7 @@ use clearway::listing::{TargetDevice, WgslTarget};
 use crate::out::note;
 use crate::preference::{Candidate, Kind, Via, order};
 use crate::shape::OFF;
-use crate::vulkan;
+use crate::vulkan::{self, Counters};
 use crate::wgpu;
 
 /// What `--device` takes.
@@ -86,10 +86,15 @@ impl DeviceArgs {
 
     /// Opens the device.
     pub fn open_quietly(&self) -> Result<Arc<dyn Device>> {
+        self.open_counting(if self.no_counters { Counters::Never } else { Counters::Tested })
+    }
+
+    /// Opens the device with counters as they are wanted here, whatever its arguments say of them.
+    pub fn open_counting(&self, counters: Counters) -> Result<Arc<dyn Device>> {
         let options = vulkan::Options {
             no_tune: self.no_tune,
             no_read_ahead: self.no_read_ahead,
-            no_counters: self.no_counters,
+            counters,
             float_activations: self.float_activations,
             statistics: self.statistics,
             memory_limit: self.device_memory,

@@ -85,6 +85,8 @@ pub struct CacheArgs {
 enum CacheType {
     F16,
     F32,
+    #[value(name = "q8_0")]
+    Q8,
 }
 
 impl NameArgs {
@@ -204,6 +206,7 @@ impl CacheArgs {
         match self.cache_type {
             CacheType::F16 => DType::F16,
             CacheType::F32 => DType::F32,
+            CacheType::Q8 => DType::Q8_0,
         }
     }
 }

@@ -14,14 +14,32 @@ pub struct Options {
     pub no_tune: bool,
     /// Let idle groups read no weights ahead.
     pub no_read_ahead: bool,
-    /// Put barriers between all groups.
-    pub no_counters: bool,
+    /// Where barriers become counters.
+    pub counters: Counters,
     /// Keep activations float.
     pub float_activations: bool,
     /// Keep what the driver says of each kernel.
     pub statistics: bool,
     /// Bytes of memory that are used at most.
     pub memory_limit: Option<u64>,
+}
+
+/// Where barriers between groups become counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Counters {
+    /// On devices that pass a test of it.
+    #[default]
+    Tested,
+    /// Nowhere.
+    Never,
+    /// Whatever a test says.
+    Always,
+    /// Nowhere, but with the kernels of `Always`.
+    Idle,
+    /// Whatever a test says, and one of them never fills.
+    Unfilled,
+    /// Whatever a test says, and nobody looks at one more than twice.
+    Impatient,
 }
 
 #[cfg(feature = "vulkan")]
@@ -37,7 +55,14 @@ mod with {
             Self {
                 tuning: if options.no_tune { Tuning::Never } else { Tuning::default() },
                 read_ahead: options.no_read_ahead.then_some(0),
-                counting: if options.no_counters { Counting::Never } else { Counting::default() },
+                counting: match options.counters {
+                    Counters::Tested => Counting::Tested,
+                    Counters::Never => Counting::Never,
+                    Counters::Always => Counting::Always,
+                    Counters::Idle => Counting::Idle,
+                    Counters::Unfilled => Counting::Stalling,
+                    Counters::Impatient => Counting::Impatient,
+                },
                 float_activations: options.float_activations,
                 statistics: options.statistics,
                 memory_limit: options.memory_limit,

@@ -361,10 +361,12 @@ fn the_cache_has_the_type_that_is_asked_for() {
     assert!(half.contains("465.7 TiB for a context of 4000000000000 tokens in f16"), "{half}");
     let full = failure(&clearway(&[&run[..], &["--cache-type", "f32"]].concat()));
     assert!(full.contains("931.3 TiB for a context of 4000000000000 tokens in f32"), "{full}");
-    let wrong = clearway(&[&run[..], &["--cache-type", "q8_0"]].concat());
+    let rounded = failure(&clearway(&[&run[..], &["--cache-type", "q8_0"]].concat()));
+    assert!(rounded.contains("cannot be q8_0: heads of 16 elements"), "{rounded}");
+    let wrong = clearway(&[&run[..], &["--cache-type", "q4_0"]].concat());
     assert_eq!(wrong.status.code(), Some(2));
     let message = stderr(&wrong);
-    assert!(message.contains("'q8_0'") && message.contains("f16, f32"), "{message}");
+    assert!(message.contains("'q4_0'") && message.contains("f16, f32, q8_0"), "{message}");
 }
 
 #[test]
@@ -490,4 +492,44 @@ fn an_interrupt_ends_synth_without_a_trace_and_run_after_its_token() {
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(output.stdout.last(), Some(&b'\n'), "the line is ended");
+}
+
+/// Steps with counters have the bits of steps with barriers, and the text is right where a counter never fills. Where there is no
+/// driver the command says so.
+#[cfg(feature = "vulkan")]
+#[test]
+fn counters_are_checked_against_barriers() {
+    let folder = Folder::new("check-counters");
+    let model = folder.path("tiny.gguf");
+    tiny_model(&model, "llama", true);
+    let m = model.to_str().unwrap();
+    if !clearway(&["inspect", "--shape", "llama-1b", "--device", "vulkan"]).status.success() {
+        return clearway_graph::testkit::skip("vulkan", "no device can be opened");
+    }
+    let check = ["bench", "-m", m, "--device", "vulkan", "--check-counters", "60"];
+    let output = clearway(&check);
+    let text = stdout(&output);
+    assert!(
+        text.contains("60 steps in 1 sequence: tokens, logits and cache have the bits"),
+        "{text}"
+    );
+    assert!(text.contains("no wait was in vain"), "{text}");
+
+    let output = clearway(&[&check[..], &["--counter-fault", "never-fills", "--json"]].concat());
+    let verdict: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((&verdict["same_bits"], &verdict["stalled"]), (&true.into(), &true.into()));
+    let said = stderr(&output);
+    assert_eq!(said.matches("did not start workgroups in order").count(), 1, "{said}");
+
+    // On a software driver dispatches do not overlap, so nobody looks twice; on a card somebody does.
+    let output = clearway(&[&check[..], &["--counter-fault", "one-look"]].concat());
+    if output.status.success() {
+        assert!(stdout(&output).contains("as wanted"), "{}", stdout(&output));
+    } else {
+        assert!(failure(&output).contains("the fault was not seen"));
+    }
+    let cpu = clearway(&["bench", "-m", m, "--device", "cpu", "--check-counters", "60"]);
+    assert!(failure(&cpu).contains("choose --device vulkan"));
+    let usage = clearway(&["bench", "-m", m, "--counter-fault", "one-look"]);
+    assert_eq!(usage.status.code(), Some(2));
 }

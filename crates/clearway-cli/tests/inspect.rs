@@ -66,11 +66,84 @@ fn a_model_is_inspected_and_measured_on_the_cpu() {
     assert_eq!(report["device"], "cpu");
     assert!(report["measured_ns"].as_u64().unwrap() > 0);
     assert_eq!(report["measured"]["clock"], "cpu");
+    assert_eq!(report["no_waits"], "this backend has no counters");
     let groups = report["group_list"].as_array().unwrap();
     assert!(groups.iter().all(|group| group["measured_ns"].is_u64()));
     let rows = report["dispatch_list"].as_array().unwrap();
     assert!(rows.iter().all(|row| row["serialised_ns"].is_u64()));
     assert!(report["measured"]["top_lost"].as_array().unwrap().len() <= 10);
+}
+
+/// The list of the many-sequence engine: attention goes through a table of blocks, and every sequence gets logits.
+#[test]
+fn a_step_of_several_sequences_is_inspected_and_measured() {
+    let folder = Folder::new("inspect-parallel");
+    let (model, data) = (folder.path("tiny.gguf"), folder.path("report.json"));
+    common::tiny_model(&model, "llama", true);
+    let (m, d) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let base = ["inspect", "-m", m, "-c", "80", "--device", "cpu", "--measure", "--json", "-o", d];
+    succeed(&[&base[..], &["--parallel", "3"]].concat());
+    let report = parsed(&data);
+    assert_eq!(report["tokens"], 3);
+    assert!(text(&report, "name").contains("a step of 3 sequences"), "{}", report["name"]);
+    let through_blocks = |report: &Value| {
+        let rows = report["dispatch_list"].as_array().unwrap();
+        let attention = rows.iter().filter(|row| text(row, "op") == "attention");
+        attention
+            .filter(|row| row["kernels"].to_string().contains("b_blocks read: u32[3x3]"))
+            .count()
+    };
+    assert_eq!(through_blocks(&report), 2, "both layers");
+    let last = report["dispatch_list"].as_array().unwrap().last().unwrap();
+    assert!(text(last, "shape").starts_with("f32[3x"), "a row of logits for each: {last}");
+    assert!(report["measured_ns"].as_u64().unwrap() > 0);
+    succeed(&base);
+    let alone = parsed(&data);
+    assert_eq!(through_blocks(&alone), 0);
+    assert_eq!(
+        run(&["inspect", "--shape", "llama-1b", "--parallel", "2", "--tokens", "2"]).status.code(),
+        Some(2)
+    );
+}
+
+/// On a driver that runs dispatches one after another nobody waits, but everything else is as on a card.
+#[cfg(feature = "vulkan")]
+#[test]
+fn dispatches_with_counters_are_measured_and_traced() {
+    if !run(&["inspect", "--shape", "llama-1b", "--device", "vulkan"]).status.success() {
+        return clearway_graph::testkit::skip("vulkan", "no device can be opened");
+    }
+    let folder = Folder::new("inspect-waits");
+    let [model, data, trace] =
+        ["tiny.gguf", "report.json", "trace.json"].map(|name| folder.path(name));
+    common::tiny_model(&model, "llama", true);
+    let [m, d, t] = [&model, &data, &trace].map(|path| path.to_str().unwrap());
+    let base = ["inspect", "-m", m, "-c", "64", "--device", "vulkan", "--measure", "--text"];
+    let forms = ["--force-counters", "--json", "-o", d, "--trace", t];
+    let printed = succeed(&[&base[..], &forms].concat());
+    assert!(printed.contains("with counters") && printed.contains("longest waits"), "{printed}");
+    let report = parsed(&data);
+    let waits = &report["waits"];
+    assert!(waits["waiting_groups"].as_u64().unwrap() >= 2, "{waits}");
+    assert!(
+        waits["run_ns"].as_f64().unwrap() > 0.0 && waits["clock_step_ns"].as_f64().unwrap() > 0.0
+    );
+    let rows = report["dispatch_list"].as_array().unwrap();
+    let mut waiting = std::collections::BTreeSet::new();
+    for row in rows.iter().filter(|row| row["waits"]["waits_for"].is_u64()) {
+        let before = &rows[row["waits"]["waits_for"].as_u64().unwrap() as usize];
+        let [earlier, later] = [before, row].map(|row| row["group"].as_u64().unwrap());
+        assert_eq!(earlier + 1, later, "a group waits for the one before it");
+        let [earlier_end, end] = [before, row].map(|row| row["waits"]["end_ns"].as_u64().unwrap());
+        assert!(earlier_end <= end, "{before} {row}");
+        waiting.insert(later);
+    }
+    assert_eq!(Some(waiting.len() as u64), waits["waiting_groups"].as_u64());
+    let events = parsed(&trace);
+    let slices = events["traceEvents"].as_array().unwrap().iter();
+    let slices = slices.filter(|event| event["pid"] == 4 && event["ph"] == "B");
+    let runs = slices.filter(|event| event["args"]["workgroups"].is_u64()).count();
+    assert_eq!(runs, rows.iter().filter(|row| row["waits"].is_object()).count());
 }
 
 /// The lines of an index or of a text's comments that belong to one dispatch.

@@ -17,7 +17,7 @@ mod orders;
 pub(crate) use orders::{Orders, Stalled};
 
 /// Words from one counter to the next: each has a line of a cache of its own.
-const APART: u32 = 32;
+pub(crate) const APART: u32 = 32;
 /// The first counters are the fault word and the bound of polls.
 const RESERVED: u32 = 2;
 

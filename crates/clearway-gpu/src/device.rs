@@ -9,7 +9,7 @@ use clearway_graph::place::SlabRule;
 use clearway_graph::{CommandEncoder, DType, FusedRequest, GraphError, Layout, TensorView};
 
 use crate::error::{GpuError, Result};
-use crate::profile::{Profile, ProfileMode};
+use crate::profile::{Profile, ProfileMode, WaitProfile};
 use crate::registry::KernelRegistry;
 use crate::wgsl::listing::WgslTarget;
 
@@ -114,6 +114,12 @@ pub trait Device: Send + Sync {
     /// results should stay on the device.
     fn host_is_far(&self) -> bool {
         false
+    }
+
+    /// Why barriers of a list do not become counters on this device, whoever asks for it; `None` where they may. Devices that
+    /// must be tested for it are tested when first asked.
+    fn without_counters(&self) -> Option<&'static str> {
+        Some("this backend has no counters")
     }
 
     /// Whether a row of a step has the same bits whatever other rows the step has.
@@ -283,6 +289,28 @@ pub trait Program: Send {
     /// [`GpuError::ProfileUnsupported`] where the device has no clock; what the device reports.
     fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {
         Err(GpuError::ProfileUnsupported { mode })
+    }
+
+    /// Groups whose workgroups wait for the group before them by a counter instead of a barrier.
+    fn waiting_groups(&self) -> usize {
+        0
+    }
+
+    /// Runs it, waits, and says when each dispatch ran beside others and how long its workgroups waited. The memory afterwards
+    /// is that of three runs.
+    ///
+    /// # Errors
+    /// [`GpuError::NoWaits`] where nobody waits for counters; what the device reports.
+    fn profile_waits(&mut self) -> Result<WaitProfile> {
+        Err(GpuError::NoWaits { device: String::new(), reason: "its barriers are no counters" })
+    }
+
+    /// Puts barriers where workgroups wait for counters, for good. The kernels stay the same.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn use_barriers(&mut self) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -321,6 +321,14 @@ pub enum GpuError {
         /// What was to be timed.
         mode: ProfileMode,
     },
+    /// Nobody waits for counters in this program, or nothing can tell how long.
+    #[error("the device `{device}` cannot tell how long workgroups of this list wait: {reason}")]
+    NoWaits {
+        /// Device name.
+        device: String,
+        /// Why not.
+        reason: &'static str,
+    },
     /// A kernel asked the device that runs it for a transfer or for another run.
     #[error(
         "a kernel cannot use the device `{device}` that runs it; transfer before or after the program, or \

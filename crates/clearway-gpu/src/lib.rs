@@ -32,9 +32,11 @@ pub use device::{
     Program, Ticket, Upload,
 };
 pub use error::{GpuError, Result};
-pub use profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
+pub use profile::{
+    Counted, DispatchWait, Profile, ProfileClock, ProfileMode, ProfileSpan, WaitProfile,
+};
 pub use record::{
-    AttentionParams, BlockTable, External, Ops, Recorder, RopeMode, RopeParams, RouterGroups,
-    RouterMode, RouterParams, record,
+    Attention, AttentionParams, BlockTable, External, Ops, Recorder, RopeMode, RopeParams,
+    RouterGroups, RouterMode, RouterParams, record,
 };
 pub use registry::{CustomKernel, GroupsFn, KernelRegistry, WgslKernel};

@@ -79,3 +79,51 @@ impl Profile {
         end.saturating_sub(self.spans.iter().map(|span| span.start_ns).min().unwrap_or(0))
     }
 }
+
+/// One run of a list whose workgroups wait for counters, by a clock that its kernels read.
+///
+/// Time stamps between dispatches would keep them apart on some devices. So the workgroups of a run like this note themselves
+/// when they start, how long they wait and when they are done, which costs each of them a few atomic operations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WaitProfile {
+    /// Of each dispatch that runs, in list order.
+    pub dispatches: Vec<DispatchWait>,
+    /// From the start of the list to its end, by the device's time stamps.
+    pub total_ns: u64,
+    /// The smallest step of the clock that was seen: no time is more exact than that.
+    pub clock_step_ns: f64,
+}
+
+/// When a dispatch ran beside others. Zero is the start of the list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DispatchWait {
+    /// From the start of its first workgroup to the end of its last. Where it is not counted: from the barrier in front of
+    /// it to the barrier behind it.
+    pub span: ProfileSpan,
+    /// What its workgroups did with counters; `None` where its kernel has none.
+    pub counted: Option<Counted>,
+}
+
+/// What the workgroups of a dispatch did with counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Workgroups.
+    pub workgroups: u32,
+    /// When the last of them started.
+    pub last_start_ns: u64,
+    /// The dispatch it waited for: of the group before it the one that was done last, by its place in
+    /// [`WaitProfile::dispatches`]. `None` where a barrier stands in front of it.
+    pub waits_for: Option<usize>,
+    /// Workgroups that found the counter not full yet.
+    pub waited: u32,
+    /// When the first of those went on.
+    pub released_ns: u64,
+    /// How long they waited, all together.
+    pub wait_ns: u64,
+    /// How long one of them waited at most.
+    pub longest_wait_ns: u64,
+    /// How often they looked again, all together.
+    pub polls: u64,
+    /// How often one of them looked again at most.
+    pub most_polls: u32,
+}

@@ -67,6 +67,23 @@ pub struct BlockTable {
     pub block: u32,
 }
 
+/// What an attention op reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Queries, `[T,H,D]`.
+    pub q: TensorView,
+    /// Keys `[S,Hkv,D]` and values `[S,Hkv,E]`.
+    pub cache: [TensorView; 2],
+    /// Last row that each token sees, `u32[T]`.
+    pub positions: TensorView,
+    /// Where rows of many sequences lie; `None` where the cache is one sequence.
+    pub table: Option<BlockTable>,
+    /// One more score of each head, `[H]`, which takes its share of the softmax and has no value.
+    pub sinks: Option<TensorView>,
+    /// Constants.
+    pub params: AttentionParams,
+}
+
 /// How a router turns logits into weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterMode {
@@ -459,6 +476,20 @@ pub trait Ops {
         operands.push(sinks);
         let words = params.words(table.map_or(0, |table| table.block));
         self.call(Kind::AttentionSinks, &operands, &words, q.layout.dtype(), &attended(&q, &v))
+    }
+
+    /// Attention into memory of the caller's choice: of rows of one result that several calls give together.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn attention_into(&mut self, of: &Attention, y: TensorView) -> Result<()> {
+        let Attention { q, cache: [k, v], positions, table, sinks, params } = *of;
+        let mut operands = vec![q, k, v, positions];
+        operands.extend(table.iter().flat_map(|table| [table.sequences, table.blocks]));
+        operands.extend(sinks);
+        operands.push(y);
+        let kind = if sinks.is_some() { Kind::AttentionSinks } else { Kind::Attention };
+        self.push(kind, &operands, &params.words(table.map_or(0, |table| table.block)))
     }
 
     /// Writes `x[T,Hkv,D]` into the rows `positions` of `cache[S,Hkv,D]`.

@@ -165,6 +165,7 @@ const PLAIN: &[Calls] = &[
             ("f32[8] f32[5x8] f32[1x5]", S("x")),
             ("f32[3x8]/1,3 f32[5x8] f32[3x5]", S("x")),
             ("f32[3x8] u32[5x8] f32[3x5]", D("w")),
+            ("f32[3x32] c8[5x32] f32[3x5]", D("w")),
             ("f32[3x8] f32[8] f32[3x5]", S("w")),
             ("f32[3x8] f32[2x5x8] f32[3x5]", S("w")),
             ("f32[3x8] f32[5x9] f32[3x5]", S("w")),
@@ -282,6 +283,23 @@ const PLAIN: &[Calls] = &[
         bad_params: &[],
     },
     Calls {
+        op: "expert_sum_add",
+        good: "f16[3x2x8] f32[3x2] f32[8] f16[3x8]",
+        params: &[],
+        bad: &[
+            ("bf16[3x2x8] f32[3x2] f32[8] bf16[3x8]", D("x")),
+            ("f32[6x8] f32[3x2] f32[8] f32[3x8]", S("x")),
+            ("f16[3x2x8] f16[3x2] f32[8] f16[3x8]", D("weights")),
+            ("f32[3x2x8] f32[2x3] f32[8] f32[3x8]", S("weights")),
+            ("f32[3x2x8] f32[3x2] bf16[3x8] f32[3x8]", D("c")),
+            ("f32[3x2x8] f32[3x2] f32[2x8] f32[3x8]", S("c")),
+            ("f32[3x2x8] f32[3x2] f32[3x8]/1,3 f32[3x8]", S("c")),
+            ("f32[3x2x8] f32[3x2] f32[8] f16[3x8]", D("y")),
+            ("f32[3x2x8] f32[3x2] f32[8] f32[3x2x8]", S("y")),
+        ],
+        bad_params: &[],
+    },
+    Calls {
         op: "rope",
         good: "f16[3x2x8] u32[3] f32[4] f16[3x2x8]",
         params: ROPE,
@@ -361,6 +379,8 @@ const PLAIN: &[Calls] = &[
             ("u32[3x4x8] f32[16x2x8] f32[16x2x8] u32[3] f32[4] u32[3x4x8]", D("q")),
             ("f32[12x8] f32[16x2x8] f32[16x2x8] u32[3] f32[4] f32[12x8]", S("q")),
             ("f32[3x4x8] bf16[16x2x8] bf16[16x2x8] u32[3] f32[4] f32[3x4x8]", D("k")),
+            ("f32[3x4x32] q8_0[16x2x32] q8_0[16x2x32] u32[3] f32[4] f32[3x4x32]", D("k")),
+            ("f32[3x4x32] c8[16x2x32] f16[16x2x32] u32[3] f32[4] f32[3x4x32]", D("v")),
             ("f32[3x4x8] f32[16x3x8] f32[16x3x8] u32[3] f32[4] f32[3x4x8]", S("k")),
             ("f32[3x4x8] f32[16x2x8] f16[16x2x8] u32[3] f32[4] f32[3x4x8]", D("v")),
             ("f32[3x4x8] f32[16x2x8] f32[15x2x8] u32[3] f32[4] f32[3x4x8]", S("v")),
@@ -408,6 +428,9 @@ const PLAIN: &[Calls] = &[
             ("f32[3x2x8] u32[3] f32[16x16]", S("cache")),
             ("f32[3x2x8] u32[3] f32[16x3x8]", S("cache")),
             ("f32[3x2x8] u32[3] f32[16x2x9]", S("cache")),
+            ("c8[3x2x32] u32[3] f16[16x2x32]", D("x")),
+            ("f32[3x2x32] u32[3] q8_0[16x2x32]", D("cache")),
+            ("f32[3x2x32] u32[3] c8[16x1x64]", S("cache")),
         ],
         bad_params: &[],
     },
@@ -489,6 +512,22 @@ const PLAIN: &[Calls] = &[
             ("f32[3x8] f32[2x8] f32[3x8]", S("w")),
             ("f32[3x8] f32[8] f16[3x8]", D("y")),
             ("f32[3x8] f32[8] f32[8]", S("y")),
+        ],
+        bad_params: BAD_EPS,
+    },
+    Calls {
+        op: "rms_norm_mul_add",
+        good: "f32[3x8] f16[8] f32[3x8] f32[3x8]",
+        params: &[F(1e-5)],
+        bad: &[
+            ("bf16[3x8] f32[8] f32[3x8] bf16[3x8]", D("x")),
+            ("f32[3x8]/1,3 f32[8] f32[3x8] f32[3x8]", S("x")),
+            ("f32[3x8] u32[8] f32[3x8] f32[3x8]", D("w")),
+            ("f32[3x8] f32[9] f32[3x8] f32[3x8]", S("w")),
+            ("f32[3x8] f32[8] bf16[3x8] f32[3x8]", D("c")),
+            ("f32[3x8] f32[8] f32[2x8] f32[3x8]", S("c")),
+            ("f32[3x8] f32[8] f32[3x8] f16[3x8]", D("y")),
+            ("f32[3x8] f32[8] f32[3x8] f32[8]", S("y")),
         ],
         bad_params: BAD_EPS,
     },
@@ -759,7 +798,7 @@ fn views(text: &str) -> Vec<TensorView> {
 fn view(buf_id: usize, text: &str) -> TensorView {
     let (tensor, strides) = text.split_once('/').unwrap_or((text, ""));
     let (dtype, shape) = tensor.strip_suffix(']').unwrap().split_once('[').unwrap();
-    let known = DType::ALL.into_iter().chain([DType::A8, DType::A16]);
+    let known = DType::ALL.into_iter().chain([DType::A8, DType::A16, DType::C8]);
     let dtype = known.into_iter().find(|d| d.name() == dtype).unwrap();
     let numbers = |list: &str, by: char| -> Vec<usize> {
         list.split(by).map(|number| number.parse().unwrap()).collect()

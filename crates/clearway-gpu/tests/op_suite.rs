@@ -151,7 +151,22 @@ fn the_list_covers_ops_types_and_places() {
         (Kind::Copy, 0),
     ] {
         let found: BTreeSet<DType> = of(kind).map(|case| case.operands[operand].dtype).collect();
-        assert_eq!(found, weights, "{kind:?}");
+        // Rows are picked from caches, too.
+        let cache = (kind == Kind::Gather).then_some(DType::C8);
+        let expected: BTreeSet<DType> = weights.iter().copied().chain(cache).collect();
+        assert_eq!(found, expected, "{kind:?}");
+    }
+    let caches = OPS.iter().flat_map(|op| {
+        let operands = op.operands.iter().enumerate();
+        operands
+            .filter(|(_, operand)| ["k", "v", "cache"].contains(&operand.name))
+            .map(move |o| (op, o))
+    });
+    for (op, (index, operand)) in caches {
+        let full = of(op.kind).filter(|case| case.operands.len() == op.operands.len());
+        let found: BTreeSet<DType> = full.map(|case| case.operands[index].dtype).collect();
+        let expected = BTreeSet::from([DType::F32, DType::F16, DType::C8]);
+        assert_eq!(found, expected, "`{}` of {}", operand.name, op.name);
     }
     let mut seen = BTreeSet::new();
     let unseeded = |case: &OpCase| format!("{:?}", OpCase { seed: 0, ..case.clone() });

@@ -416,7 +416,7 @@ fn representable(dtype: DType, rng: &mut Rng) -> Vec<f32> {
         DType::Q3_K => signed_subs(rng, 16, sign * d, |q| q - 4.0, 8, 32),
         DType::Q6_K => signed_subs(rng, 16, sign * d, |q| q - 32.0, 64, 128),
         DType::IQ4_XS => signed_subs(rng, 8, sign * d, iq4_level, 16, 32),
-        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 => {
+        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 | DType::C8 => {
             vec![0.5, -1.25, 0.0, 96.0]
         }
     }

@@ -54,6 +54,10 @@ pub enum DType {
     /// are f16 in the first half of the bytes of as many floats, so that a value keeps its size, and an
     /// element its place whatever shape the value is given.
     A16,
+    /// 32 elements of a head in a cache of keys or values, rounded to 8 bits as in [`Q8_0`](Self::Q8_0): a type of caches
+    /// alone, in no file. The quants of the whole tensor come first, a byte each in the order of elements, then
+    /// the f16 scales of all chunks. So both are read in wide pieces, and a tensor is dense or it is none.
+    C8,
 }
 
 impl DType {
@@ -90,7 +94,8 @@ impl DType {
             | Self::IQ4_NL
             | Self::MXFP4
             | Self::A8
-            | Self::A16 => 32,
+            | Self::A16
+            | Self::C8 => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
         }
     }
@@ -105,7 +110,7 @@ impl DType {
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
-            Self::Q8_0 => 34,
+            Self::Q8_0 | Self::C8 => 34,
             Self::Q2_K => 84,
             Self::Q3_K => 110,
             Self::Q4_K => 144,
@@ -148,6 +153,7 @@ impl DType {
             Self::MXFP4 => "mxfp4",
             Self::A8 => "a8",
             Self::A16 => "a16",
+            Self::C8 => "c8",
         }
     }
 }

@@ -76,6 +76,9 @@ impl Layout {
         for (slot, &stride) in layout.strides[MAX_DIMS - self.rank()..].iter_mut().zip(strides) {
             *slot = u32::try_from(stride).map_err(|_| bad("a stride exceeds 32 bits"))?;
         }
+        if self.dtype == DType::C8 && !layout.is_dense() {
+            return Err(bad("a cache of 8 bits is dense"));
+        }
         if self.dtype.is_quantised() {
             let inner_ok = layout.strides[MAX_DIMS - 1] == 1;
             let block = self.dtype.block_elems() as u32;
@@ -384,6 +387,16 @@ mod tests {
         }
         let q = Layout::new(DType::Q4_0, &[2, 64]).unwrap();
         assert!(q.with_strides(&[1, 64]).is_err());
+    }
+
+    #[test]
+    fn a_cache_of_eight_bits_is_dense_and_takes_the_bytes_of_its_blocks() {
+        let cache = Layout::new(DType::C8, &[4, 2, 96]).unwrap();
+        assert_eq!(cache.span_bytes(), 4 * 2 * 96 / 32 * 34);
+        assert_eq!(cache.with_strides(&[192, 96, 1]).unwrap(), cache);
+        // Every other row: whole blocks, but their scales would lie elsewhere.
+        assert!(cache.with_strides(&[384, 96, 1]).is_err());
+        assert!(Layout::new(DType::C8, &[4, 2, 80]).is_err());
     }
 
     #[test]

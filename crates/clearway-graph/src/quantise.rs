@@ -69,7 +69,7 @@ pub struct QuantisedValue {
     /// The value.
     #[serde(rename = "buf", serialize_with = "serialize_buf")]
     pub buf_id: usize,
-    /// The dispatch that writes it.
+    /// The dispatch that writes it, or the first of those that write parts of it.
     pub writer: DispatchId,
     /// Those that read it, in list order.
     pub readers: Vec<DispatchId>,

@@ -201,5 +201,26 @@ const times = {
       { title: "Time (serialised)", num: true, text: (row) => time(row.serialised_ns), key: (row) => row.serialised_ns },
       { title: "Bytes", num: true, text: (row) => bytes(row.read_bytes + row.write_bytes), key: (row) => row.read_bytes + row.write_bytes },
     ], { rows: slow, size: 12, pick: (row) => reasons.open({ kind: "dispatch", at: report.dispatch_list.indexOf(row) }) });
+    this.waits();
+  },
+
+  /** Who waits for whom where counters stand for barriers. */
+  waits() {
+    const { waits, no_waits } = report;
+    if (!waits && !no_waits) return;
+    $("waits").hidden = false;
+    if (!waits) { $("waits-text").textContent = `Not measured: ${no_waits}.`; return; }
+    $("waits-text").textContent = `With counters in place of barriers a run takes ${time(waits.run_ns)}, with barriers ${time(waits.barrier_run_ns)}, by the host's clock over many runs. ${count(waits.waiting_groups)} of ${plural(report.groups, "group")} wait by counters. Workgroups of another run noted themselves when they started, waited and ended, by a clock whose smallest step seen was ${waits.clock_step_ns.toFixed(0)} ns; it took ${time(waits.total_ns)}.`;
+    const rows = report.dispatch_list.filter((row) => row.waits && row.waits.counted).sort((a, b) => b.waits.longest_wait_ns - a.waits.longest_wait_ns);
+    new Table($("waits-table"), "Waits of dispatches", [
+      { title: "Dispatch", text: (row) => `#${row.id}`, key: (row) => row.id },
+      { title: "Label", name: true, text: (row) => short(row.label || row.op), key: (row) => row.label },
+      { title: "Longest wait", num: true, text: (row) => time(row.waits.longest_wait_ns), key: (row) => row.waits.longest_wait_ns },
+      { title: "Mean wait", num: true, text: (row) => time(row.waits.mean_wait_ns), key: (row) => row.waits.mean_wait_ns },
+      { title: "Waited", num: true, text: (row) => `${count(row.waits.waited)} of ${count(row.waits.workgroups)}`, key: (row) => row.waits.waited },
+      { title: "Start", num: true, text: (row) => time(row.waits.start_ns), key: (row) => row.waits.start_ns },
+      { title: "End", num: true, text: (row) => time(row.waits.end_ns), key: (row) => row.waits.end_ns },
+      { title: "For", name: true, text: (row) => row.waits.waits_for === null ? "a barrier" : short(nameOf(report.dispatch_list[row.waits.waits_for])) },
+    ], { rows, size: 12, pick: (row) => reasons.open({ kind: "dispatch", at: report.dispatch_list.indexOf(row) }) });
   },
 };

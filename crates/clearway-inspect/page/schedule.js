@@ -124,6 +124,7 @@ const schedule = {
           pair("its group, measured", time(group.measured_ns)),
           pair("bandwidth of the group", percent(group.bandwidth_share ?? 0)),
           group.barrier_share === undefined ? null : pair("barrier of the group", percent(group.barrier_share)),
+          row.waits && row.waits.counted ? pair("longest wait for a counter", `${time(row.waits.longest_wait_ns)}, ${count(row.waits.waited)} of ${plural(row.waits.workgroups, "workgroup")}`) : null,
         ] : group ? [pair("its group, estimated", time(group.estimated_ns))] : []),
         row.kernel ? pair("kernel", row.kernel) : null),
       row.moot ? el("p", {}, "Nothing to do: its parts already lie side by side, so it is left out.") : "",

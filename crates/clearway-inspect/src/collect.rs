@@ -91,6 +91,8 @@ impl Report {
             node_order: None,
             free_list: None,
             measured: None,
+            waits: None,
+            no_waits: None,
         })
     }
 
@@ -195,6 +197,7 @@ fn dispatch_row(
         moot: false,
         estimated_ns: cost::dispatch_ns(cost, traffic),
         serialised_ns: None,
+        waits: None,
         kernels: Vec::new(),
         no_kernel: None,
     }

@@ -76,7 +76,13 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         Kind::RopeKvWrite => cache(Some(4), Some(3)),
         Kind::Product(product) => {
             let at = |slot| product.operand(slot, dispatch.bindings.len());
-            cache(at(Slot::Cache), at(Slot::CacheRows))
+            let weights = [Slot::Weight, Slot::UpWeight].map(at).contains(&Some(binding));
+            match at(Slot::Ids) {
+                Some(ids) if weights => {
+                    share(elems(ids), layout(binding).map_or(0, |w| w.shape4()[1].into()))
+                }
+                _ => cache(at(Slot::Cache), at(Slot::CacheRows)),
+            }
         }
         Kind::Gather
         | Kind::RmsNorm
@@ -87,6 +93,7 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         | Kind::RouterTopK
         | Kind::RouterGroups
         | Kind::ExpertSum
+        | Kind::ExpertSumAdd
         | Kind::Rope
         | Kind::Softmax
         | Kind::Attention
@@ -97,6 +104,7 @@ fn touched(dispatch: &Dispatch, binding: usize, write: bool, declared: u64) -> u
         | Kind::TopK
         | Kind::Fill
         | Kind::RmsNormMul
+        | Kind::RmsNormMulAdd
         | Kind::AddRmsNorm
         | Kind::AddRmsNormMul
         | Kind::Custom

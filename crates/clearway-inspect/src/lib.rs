@@ -4,7 +4,8 @@
 //! and without each of them, and gives a [`Report`]: plain data that is written as a page
 //! ([`Report::to_html`]), as a trace for the Perfetto UI ([`Report::to_trace`]), as JSON
 //! ([`Report::to_json`]) and as text ([`Report::to_text`]). A list that is compiled already is
-//! reported by [`Report::of`]. [`measure`] adds the times of a device, [`kernels`] the WGSL of each dispatch.
+//! reported by [`Report::of`]. [`measure`] adds the times of a device, [`measure_waits`] those of dispatches that wait for
+//! counters, [`kernels`] the WGSL of each dispatch.
 //! [`svg`] draws the arena of a list over its groups, [`peers`] has what other planners would make of it.
 //!
 //! ```
@@ -43,6 +44,7 @@ mod report;
 mod text;
 mod trace;
 mod tracked;
+mod waits;
 
 pub use compare::{FIRST_SLAB, InspectOptions, inspect};
 pub use error::{InspectError, Result};
@@ -55,3 +57,4 @@ pub use report::{
 };
 pub use text::{bytes_text, ns_text, stats_lines};
 pub use tracked::{TrackedRow, tracked_price};
+pub use waits::{WaitMeasurement, WaitRow, Waits, measure_waits};

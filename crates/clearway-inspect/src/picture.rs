@@ -127,12 +127,14 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
     for dispatch in graph.dispatches() {
         let kind = match dispatch.kind {
             Kind::Product(product) if product.epilogue().heads() => 2,
+            Kind::Product(product) if product.is_of_experts() => 4,
             Kind::Product(product) if product.gate() != Gate::None => 3,
             Kind::Product(_) => 0,
             Kind::RmsNorm
             | Kind::LayerNorm
             | Kind::RmsNormMul
             | Kind::AddRmsNorm
+            | Kind::RmsNormMulAdd
             | Kind::AddRmsNormMul => 1,
             Kind::Attention
             | Kind::AttentionSinks
@@ -143,7 +145,8 @@ fn families(graph: &ComputeGraph) -> Vec<usize> {
             | Kind::ExpertOrder
             | Kind::RouterTopK
             | Kind::RouterGroups
-            | Kind::ExpertSum => 4,
+            | Kind::ExpertSum
+            | Kind::ExpertSumAdd => 4,
             Kind::Gather | Kind::Custom | Kind::Pinned => 5,
             Kind::Map(_)
             | Kind::KvWrite

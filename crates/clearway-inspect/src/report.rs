@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::kernels::{KernelText, KernelUse};
 use crate::peers::PeerPlan;
 use crate::tracked::TrackedRow;
+use crate::waits::{WaitRow, Waits};
 
 /// Version of the JSON form; it changes when a key changes its meaning or goes away.
 pub const VERSION: u32 = 1;
@@ -81,6 +82,11 @@ pub struct Report {
     pub free_list: Option<PeerPlan>,
     /// Times of a device.
     pub measured: Option<Measured>,
+    /// Times of the same list with counters in place of barriers.
+    pub waits: Option<Waits>,
+    /// Why there are none, where they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_waits: Option<String>,
 }
 
 /// The figures of a list.
@@ -172,6 +178,9 @@ pub struct DispatchRow {
     /// Measured time alone, in the serialised mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serialised_ns: Option<u64>,
+    /// When it ran and how long it waited with counters in place of barriers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits: Option<WaitRow>,
     /// Its kernels in `kernel_list`, with workgroups and bindings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kernels: Vec<KernelUse>,

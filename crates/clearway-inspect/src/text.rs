@@ -66,6 +66,7 @@ impl Report {
         }
         self.write_tracked(out)?;
         self.write_times(out)?;
+        self.write_waits(out)?;
         writeln!(out, "  proven: groups, value flow, replay; {:.1} ms in all", self.seconds * 1e3)
     }
 
@@ -138,6 +139,52 @@ impl Report {
                 ns_text(lost.lost_ns as f64),
                 ns_text(lost.measured_ns as f64),
                 names.join(" ")
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn write_waits(&self, out: &mut String) -> std::fmt::Result {
+        if let Some(reason) = &self.no_waits {
+            writeln!(out, "  no waits        {reason}")?;
+        }
+        let Some(waits) = &self.waits else { return Ok(()) };
+        writeln!(
+            out,
+            "  with counters   {:>10} a run, {} with barriers; {} of {} groups wait by counters",
+            ns_text(waits.run_ns),
+            ns_text(waits.barrier_run_ns),
+            waits.waiting_groups,
+            self.summary.groups
+        )?;
+        writeln!(
+            out,
+            "  longest waits, by a clock that workgroups read, in steps of {:.0} ns or less; a run with such notes takes {}:",
+            waits.clock_step_ns,
+            ns_text(waits.total_ns as f64)
+        )?;
+        if waits.top.is_empty() {
+            writeln!(out, "    nobody had to wait")?;
+        }
+        let name = |at: u32| {
+            let Some(row) = self.dispatch_list.get(at as usize) else { return String::new() };
+            one_line(if row.label.is_empty() { &row.op } else { &row.label })
+        };
+        for &at in &waits.top {
+            let row = self.dispatch_list.get(at as usize).and_then(|row| row.waits.as_ref());
+            let Some(row) = row else { continue };
+            writeln!(
+                out,
+                "    {:>9} at most, {:>9} on average, {} of {} workgroups, {} looks at most  {} for {}",
+                ns_text(row.longest_wait_ns as f64),
+                ns_text(row.mean_wait_ns as f64),
+                row.waited,
+                row.workgroups,
+                row.most_polls + 1,
+                name(at),
+                row.waits_for.map_or_else(|| "nobody".to_owned(), name)
             )?;
         }
         Ok(())

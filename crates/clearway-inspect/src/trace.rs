@@ -1,7 +1,8 @@
 //! The trace: Chrome's trace event format, as JSON, which the Perfetto UI opens.
 //!
 //! One process for each kind of time, so that they are never mixed: the schedule with a track for each
-//! lane, the dispatches of the serialised mode, and the host. Dispatches are begin and end events, barriers
+//! lane, the dispatches of the serialised mode, those that run beside each other because counters stand for
+//! barriers, and the host. There a dispatch has a track that no other has at that time; its wait lies inside it. Dispatches are begin and end events, barriers
 //! instants, dependences flow arrows. Events are in order of time; those of one moment are in the order in
 //! which they make sense, the begin of a slice before the arrow that ends in it.
 
@@ -9,10 +10,12 @@ use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::report::{BarrierRow, DispatchRow, Report};
+use crate::waits::WaitRow;
 
 const HOST: u32 = 1;
 const SCHEDULE: u32 = 2;
 const SERIALISED: u32 = 3;
+const COUNTED: u32 = 4;
 /// Track of the barriers within the schedule; lanes follow it.
 const BARRIERS: u32 = 0;
 const FIRST_LANE: u32 = 1;
@@ -27,6 +30,7 @@ impl Report {
         self.describe(&mut trace);
         self.schedule(&mut trace);
         self.serialised(&mut trace);
+        self.beside(&mut trace);
         self.host(&mut trace);
         // Stable: events of one moment stay in the order they were written.
         trace.events.sort_by_key(|(ns, _)| *ns);
@@ -122,6 +126,39 @@ impl Report {
         for (row, &start) in self.dispatch_list.iter().zip(&times.serialised_start_ns) {
             trace.begin(start, SERIALISED, 0, slice_name(row), slice_args(row));
             trace.end(start + row.serialised_ns.unwrap_or(0), SERIALISED, 0, &slice_name(row));
+        }
+    }
+
+    /// Dispatches with counters in place of barriers: as many tracks as run at the same time.
+    fn beside(&self, trace: &mut Trace) {
+        if self.waits.is_none() {
+            return;
+        }
+        let rows = self.dispatch_list.iter().filter_map(|row| Some((row, row.waits.as_ref()?)));
+        let mut rows: Vec<(&DispatchRow, &WaitRow)> = rows.collect();
+        rows.sort_by_key(|(_, waits)| (waits.start_ns, waits.end_ns));
+        trace.name(COUNTED, None, "with counters (measured per dispatch, by its workgroups)");
+        // When the last slice of each track ends.
+        let mut busy: Vec<u64> = Vec::new();
+        for (row, waits) in rows {
+            let free = busy.iter().position(|&end| end <= waits.start_ns);
+            let track = free.unwrap_or(busy.len());
+            if free.is_none() {
+                trace.name(COUNTED, Some(track as u32), &format!("slot {track}"));
+                busy.push(0);
+            }
+            let end = waits.end_ns.max(waits.start_ns);
+            busy[track] = end;
+            let (track, name) = (track as u32, slice_name(row));
+            trace.begin(waits.start_ns, COUNTED, track, name.clone(), wait_args(row, waits));
+            let before = waits.waits_for.and_then(|at| self.dispatch_list.get(at as usize));
+            if let Some(before) = before.filter(|_| waits.waited > 0) {
+                let wait = format!("waits for {}", slice_name(before));
+                let released = waits.released_ns.clamp(waits.start_ns, end);
+                trace.begin(waits.start_ns, COUNTED, track, wait.clone(), json!({}));
+                trace.end(released, COUNTED, track, &wait);
+            }
+            trace.end(end, COUNTED, track, &name);
         }
     }
 
@@ -228,6 +265,19 @@ fn slice_args(row: &DispatchRow) -> Value {
         "group": row.group,
         "estimated_ns": row.estimated_ns,
         "serialised_ns": row.serialised_ns,
+    })
+}
+
+fn wait_args(row: &DispatchRow, waits: &WaitRow) -> Value {
+    json!({
+        "id": row.id,
+        "group": row.group,
+        "counted": waits.counted,
+        "workgroups": waits.workgroups,
+        "waited": waits.waited,
+        "mean_wait_ns": waits.mean_wait_ns,
+        "longest_wait_ns": waits.longest_wait_ns,
+        "polls": waits.polls,
     })
 }
 

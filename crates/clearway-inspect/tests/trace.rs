@@ -7,10 +7,13 @@ mod common;
 use std::collections::HashMap;
 
 use clearway::cpu::CpuDevice;
-use clearway::{GraphExecutor, Profile, ProfileClock, ProfileMode, ProfileSpan};
+use clearway::{
+    Counted, DispatchWait, GraphExecutor, Profile, ProfileClock, ProfileMode, ProfileSpan,
+    WaitProfile,
+};
 use clearway_graph::fuse::TestCatalog;
 use clearway_graph::testkit::{Run, Shape, random_graph};
-use clearway_inspect::{InspectOptions, Measurement, Report, inspect};
+use clearway_inspect::{InspectOptions, Measurement, Report, WaitMeasurement, inspect};
 use common::{graph, json, report};
 use serde_json::Value;
 
@@ -169,4 +172,91 @@ fn random_lists_are_reported_and_traced() {
         }
         json(&report.to_json().unwrap());
     }
+}
+
+/// Dispatches that start before those they wait for have ended, as they do with counters.
+fn waits_of(report: &Report) -> WaitMeasurement {
+    let dispatch = |at: usize| {
+        let start = at as u64 * 1_000;
+        // Every third one has a kernel without counters.
+        let counted = Counted {
+            workgroups: 8,
+            last_start_ns: start + 100,
+            waits_for: at.checked_sub(1),
+            waited: if at == 0 { 0 } else { 5 },
+            released_ns: start + 500,
+            wait_ns: 5 * (300 + at as u64),
+            longest_wait_ns: 400 + at as u64,
+            polls: 30,
+            most_polls: 9,
+        };
+        DispatchWait {
+            span: ProfileSpan { start_ns: start, end_ns: start + 1_500 },
+            counted: (at % 3 < 2).then_some(counted),
+        }
+    };
+    let count = report.dispatch_list.iter().filter(|row| !row.moot).count();
+    let dispatches = (0..count).map(dispatch).collect();
+    let profile = WaitProfile { dispatches, total_ns: 90_000, clock_step_ns: 32.0 };
+    WaitMeasurement { profile, waiting_groups: 4, run_ns: 80_000.0, barrier_run_ns: 120_000.0 }
+}
+
+#[test]
+fn dispatches_that_overlap_lie_on_tracks_of_their_own_with_their_waits_inside() {
+    let mut report = report(&graph());
+    report.attach(&times_of(&report)).unwrap();
+    let before = check(&json(&report.to_trace().unwrap())).len();
+    report.attach_waits(&waits_of(&report)).unwrap();
+    let trace = json(&report.to_trace().unwrap());
+    let slices = check(&trace);
+    let on: Vec<&Slice> = slices.iter().filter(|slice| slice.track.0 == 4).collect();
+    assert_eq!(before + on.len(), slices.len(), "the other tracks are as they were");
+    let (waits, runs): (Vec<&Slice>, Vec<&Slice>) =
+        on.into_iter().partition(|slice| slice.name.starts_with("waits for "));
+    assert_eq!(runs.len(), report.dispatch_list.len());
+    let rows = || report.dispatch_list.iter().filter_map(|row| row.waits.as_ref());
+    assert_eq!(waits.len(), rows().filter(|row| row.waited > 0).count());
+    // What overlaps does so on different tracks, and something does.
+    let mut overlaps = 0;
+    for (at, a) in runs.iter().enumerate() {
+        for b in &runs[at + 1..] {
+            if a.begin < b.end && b.begin < a.end {
+                assert_ne!(a.track, b.track, "{} and {}", a.name, b.name);
+                overlaps += 1;
+            }
+        }
+    }
+    assert!(overlaps >= runs.len() - 1, "{overlaps}");
+    for wait in waits {
+        assert!((wait.end - wait.begin - 0.5).abs() < 1e-9, "from its start to its release");
+        let outer = runs.iter().find(|run| run.track == wait.track && run.begin == wait.begin);
+        assert!(outer.unwrap().end >= wait.end);
+    }
+}
+
+#[test]
+fn waits_are_in_the_text_and_in_the_json() {
+    let mut report = report(&graph());
+    report.attach(&times_of(&report)).unwrap();
+    assert!(!report.to_text().contains("counters"));
+    report.no_waits = Some("software drivers have no counters".into());
+    assert!(report.to_text().contains("no waits        software drivers have no counters"));
+    assert_eq!(json(&report.to_json().unwrap())["no_waits"], "software drivers have no counters");
+    report.attach_waits(&waits_of(&report)).unwrap();
+    let (text, data) = (report.to_text(), json(&report.to_json().unwrap()));
+    assert!(text.contains("80.00 us a run, 120.00 us with barriers; 4 of"), "{text}");
+    assert!(!text.contains("no waits"));
+    let top = data["waits"]["top"].as_array().unwrap();
+    let longest = |at: &Value| {
+        data["dispatch_list"][at.as_u64().unwrap() as usize]["waits"]["longest_wait_ns"].as_u64()
+    };
+    assert!(top.len() > 1 && top.windows(2).all(|pair| longest(&pair[0]) >= longest(&pair[1])));
+    let row = &data["dispatch_list"][1]["waits"];
+    assert_eq!((row["waits_for"].as_u64(), row["mean_wait_ns"].as_u64()), (Some(0), Some(301)));
+    let line = text.lines().find(|line| line.contains("401 ns at most")).unwrap();
+    assert!(line.contains("5 of 8 workgroups, 10 looks at most"), "{line}");
+    assert!(report.to_html().unwrap().contains("waits-table"));
+    let mut other = waits_of(&report);
+    other.profile.dispatches.pop();
+    assert!(report.attach_waits(&other).is_err(), "another list");
 }

@@ -166,13 +166,64 @@ impl Constraint for GrammarConstraint {
     }
 }
 
+/// A date that calendars have: RFC 3339 counts years from 0000, and most calendars know none; February has 29 days in leap years.
+const DATE: &str = concat!(
+    "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})-",
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))",
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)",
+);
+
+/// Keywords whose values are not schemas, and those whose values have schemas by name.
+const PLAIN: [&str; 4] = ["const", "enum", "default", "examples"];
+const NAMED: [&str; 5] =
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+
+/// Lets every date of a schema be one of the calendar, which llguidance leaves out.
+fn keep_to_calendar(schema: &mut Value) {
+    match schema {
+        Value::Array(all) => all.iter_mut().for_each(keep_to_calendar),
+        Value::Object(fields) => {
+            for (keyword, value) in fields.iter_mut() {
+                match value {
+                    Value::Object(named) if NAMED.contains(&&**keyword) => {
+                        named.values_mut().for_each(keep_to_calendar);
+                    }
+                    _ if PLAIN.contains(&&**keyword) => {}
+                    _ => keep_to_calendar(value),
+                }
+            }
+            let end = match fields.get("format").and_then(Value::as_str) {
+                Some("date") => "$",
+                Some("date-time") => "[tT]",
+                _ => return,
+            };
+            let pattern = Value::String(format!("^{DATE}{end}"));
+            if !fields.contains_key("pattern") {
+                fields.insert("pattern".into(), pattern);
+                return;
+            }
+            // It has one of its own: both hold.
+            let more = serde_json::json!({ "pattern": pattern });
+            match fields.get_mut("allOf") {
+                Some(Value::Array(all)) => all.push(more),
+                _ => {
+                    fields.insert("allOf".into(), Value::Array(vec![more]));
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
 /// A schema with our options. Between the parts of a value there may be a space, or a line end with an indent: a model that
 /// could write as many as it likes sometimes never stops.
 ///
 /// # Errors
 /// A schema that brings options of its own: they could switch the enforcement off.
 pub fn with_options(schema: &Value) -> Result<Value, GrammarError> {
-    let mut schema = match schema {
+    let schema = match schema {
         Value::Object(fields) => fields.clone(),
         // `true` allows every value.
         Value::Bool(true) => serde_json::Map::new(),
@@ -184,8 +235,12 @@ pub fn with_options(schema: &Value) -> Result<Value, GrammarError> {
     }
     let pattern = "\\n {0,24}| ";
     let options = serde_json::json!({ "whitespace_flexible": true, "whitespace_pattern": pattern });
-    schema.insert(OPTIONS.into(), options);
-    Ok(Value::Object(schema))
+    let mut schema = Value::Object(schema);
+    keep_to_calendar(&mut schema);
+    if let Value::Object(fields) = &mut schema {
+        fields.insert(OPTIONS.into(), options);
+    }
+    Ok(schema)
 }
 
 fn check_size(bytes: usize) -> Result<(), GrammarError> {
@@ -280,6 +335,33 @@ mod tests {
         assert!(!follows(&schema, r#"{"a":true"#), "it may not end here");
         assert!(follows(&Grammar::JsonObject, r#"{"x":[1,null]}"#));
         assert!(!follows(&Grammar::JsonObject, "[1]"));
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        let date = json!({ "type": "string", "format": "date" });
+        let time = json!({ "type": "string", "format": "date-time" });
+        let object = json!({
+            "type": "object", "properties": { "enum": date }, "required": ["enum"],
+            "additionalProperties": false
+        });
+        let [date, time, object] = [date, time, object].map(Grammar::JsonSchema);
+        let calendar = ["2024-02-29", "2000-02-29", "0001-01-01", "0400-02-29", "9999-12-31"];
+        let none = ["0000-01-01", "0000-02-29", "2023-02-29", "1900-02-29", "2024-04-31"];
+        for (days, are) in [(calendar, true), (none, false)] {
+            for day in days {
+                assert_eq!(follows(&date, &format!("\"{day}\"")), are, "{day}");
+                assert_eq!(follows(&time, &format!("\"{day}T10:00:00Z\"")), are, "{day}");
+                assert_eq!(follows(&object, &format!("{{\"enum\":\"{day}\"}}")), are, "{day}");
+            }
+        }
+        // A pattern of its own holds, too, and a value that only looks like a schema is left alone.
+        let own = json!({ "type": "string", "format": "date", "pattern": "^00" });
+        let own = Grammar::JsonSchema(own);
+        assert!(follows(&own, "\"0012-01-01\"") && !follows(&own, "\"1012-01-01\""));
+        assert!(!follows(&own, "\"0000-01-01\""));
+        let value = Grammar::JsonSchema(json!({ "const": { "format": "date" } }));
+        assert!(follows(&value, r#"{"format":"date"}"#));
     }
 
     #[test]

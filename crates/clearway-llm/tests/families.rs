@@ -140,6 +140,61 @@ fn sequences_of_latent_attention_get_the_tokens_of_the_single_stream() {
     }
 }
 
+/// Of every family: a text decodes while the prompt of another is read in the same list, and that one's first step is in it, too.
+#[test]
+fn sequences_beside_prompts_get_the_tokens_of_the_single_stream() {
+    for decoder in all_decoders() {
+        let gguf = Gguf::from_bytes(decoder.file.bytes()).unwrap();
+        for device in devices() {
+            let name = format!("{} on {}", decoder.name, device.info().name);
+            let options = EngineOptions { context: Some(128), ..EngineOptions::default() };
+            let engine = || Engine::new(&gguf, device.clone(), options).unwrap();
+            let of_device = DeviceOptions { slots: 3, block: 4, context: 32, deterministic: false };
+            let mut runner = DeviceRunner::new(engine(), of_device).unwrap();
+            let texts: [Vec<u32>; 3] =
+                [0, 2, 4].map(|from| TOKENS.iter().cycle().skip(from).take(9).copied().collect());
+            let mut found = [Vec::new(), Vec::new(), Vec::new()];
+            // Each text begins with the work behind that of the one before, and has its first token from that work.
+            for step in 0..6 {
+                let mut work =
+                    Work { decode: (0..=step.min(2)).collect(), steps: 1, ..Work::default() };
+                if let Some(text) = texts.get(step) {
+                    let blocks = (0..5).map(|block| (3 * block + step) as u32).collect();
+                    work.changes.push(Change::Blocks { slot: step, first: 0, blocks });
+                    let state = SlotState {
+                        token: text[8],
+                        position: 8,
+                        end: 16,
+                        sampling: Sampling::greedy(),
+                        stop_tokens: Vec::new(),
+                        history: text.clone(),
+                    };
+                    work.changes.push(Change::Open { slot: step, state: Box::new(state) });
+                    let tokens = text[..8].to_vec();
+                    work.read.push(Read { slot: step, position: 0, tokens, adapter: None });
+                }
+                runner.start(&work).unwrap();
+                for result in runner.finish().unwrap() {
+                    found[result.slot].extend(result.tokens.iter().map(|chosen| chosen.token));
+                }
+            }
+            assert_eq!(runner.mixed(), 3, "{name}");
+            let mut engine = engine();
+            for (text, found) in texts.iter().zip(&found) {
+                assert!(found.len() >= 4, "{name}");
+                engine.clear();
+                let mut logits = engine.eval(text).unwrap();
+                for &token in found {
+                    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    // Only a near tie may be decided otherwise.
+                    assert!(best - logits[token as usize] < 2e-3, "{name}: {found:?}");
+                    logits = engine.eval(&[token]).unwrap();
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn encoders_give_the_vectors_of_their_definition() {
     let devices = devices();

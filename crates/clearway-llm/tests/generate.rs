@@ -11,7 +11,7 @@ use clearway_llm::text::EncodeOptions;
 use clearway_llm::{Chat, End, Error, Model, Sampling, Usage};
 
 mod bytes;
-use bytes::{cpu, devices, endless, file, load};
+use bytes::{cpu, devices, endless, file, file_of_heads, load};
 
 /// Everything a reply gives.
 fn all(model: &mut Model, prompt: &str, sampling: &Sampling) -> (String, End, Usage) {
@@ -240,6 +240,49 @@ fn a_saved_conversation_goes_on_as_if_it_had_never_stopped() {
         assert!(usage.cached > 5, "{usage:?}");
         assert_eq!(restored.messages(), messages);
     }
+}
+
+/// Rows of such a cache are quants in one place and scales in another.
+#[test]
+fn a_text_in_a_cache_of_8_bits_is_saved_and_goes_on() {
+    for device in devices() {
+        let name = device.info().name.clone();
+        let of_rows = |context| {
+            let cache_dtype = DType::Q8_0;
+            let options =
+                EngineOptions { context: Some(context), cache_dtype, ..EngineOptions::default() };
+            let file = file_of_heads(1, "<|endoftext|>", None, 64);
+            Model::new(&file, device.clone(), options, &mut |_| ()).unwrap()
+        };
+        let mut model = of_rows(512);
+        let mut chat = model.chat().unwrap();
+        turn(&mut chat, "Hello", &endless(12));
+        let saved = chat.save().unwrap();
+        let (expected, whole) = turn(&mut chat, "Again", &endless(12));
+        let mut other = of_rows(300);
+        let mut restored = other.restore_chat(&saved).unwrap();
+        let (found, usage) = turn(&mut restored, "Again", &endless(12));
+        assert_eq!(found, expected, "{name}");
+        assert_eq!((usage.cached, usage.prompt.tokens), (whole.cached, whole.prompt.tokens));
+        assert!(usage.cached > 5, "{usage:?}");
+
+        let halves = EngineOptions { context: Some(300), ..EngineOptions::default() };
+        let file = file_of_heads(1, "<|endoftext|>", None, 64);
+        let mut halves = Model::new(&file, device, halves, &mut |_| ()).unwrap();
+        assert!(matches!(halves.restore(&saved), Err(Error::Saved { .. })), "{name}");
+    }
+}
+
+#[test]
+fn a_cache_of_8_bits_needs_heads_of_whole_chunks() {
+    let options = EngineOptions { cache_dtype: DType::Q8_0, ..EngineOptions::default() };
+    let error = Model::new(&file(1), cpu(), options, &mut |_| ()).err().unwrap();
+    assert!(matches!(error, Error::CacheType { cache_dtype: DType::Q8_0, .. }), "{error}");
+    let text = "the cache cannot be q8_0: heads of 16 elements are no multiples of 32";
+    assert_eq!(error.to_string(), text);
+    let options = EngineOptions { cache_dtype: DType::Q4_0, ..options };
+    let error = Model::new(&file(1), cpu(), options, &mut |_| ()).err().unwrap();
+    assert!(error.to_string().ends_with("f16, f32 and q8_0 are supported"), "{error}");
 }
 
 #[test]

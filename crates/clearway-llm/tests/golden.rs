@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use clearway::cpu::{CpuDevice, CpuOptions};
 use clearway::vulkan::{VulkanDevice, VulkanOptions};
-use clearway::{CompileOptions, Device, GpuError};
+use clearway::{CompileOptions, DType, Device, GpuError};
 use clearway_graph::testkit::skip;
 use clearway_llm::engine::{Engine, EngineOptions, Rows, Sampler, Sampling, tokenizer};
 use clearway_llm::gguf::Gguf;
@@ -52,6 +52,31 @@ fn the_cpu_gives_the_golden_logits_with_float_activations() {
     assert_eq!(golden.limit, FLOAT_LIMIT);
     golden.check_prefill(CASES);
     golden.check_replay(SOME);
+}
+
+/// Keys and values rounded to 8 bits keep to the same limits.
+#[test]
+fn the_cpu_gives_the_golden_logits_with_a_cache_of_8_bits() {
+    let Some(gguf) = model() else { return };
+    let mut golden = Golden::new(&gguf, Arc::new(CpuDevice::new()), cache_of_8_bits());
+    golden.check_prefill(CASES);
+    golden.check_replay(CASES);
+    golden.check_loop(CASES);
+}
+
+#[test]
+fn vulkan_gives_the_golden_logits_with_a_cache_of_8_bits() {
+    let Some(gguf) = model() else { return };
+    let Some(device) = vulkan(VulkanOptions::default()) else { return };
+    let cases = prompts(&device, 1);
+    let mut golden = Golden::new(&gguf, device, cache_of_8_bits());
+    golden.check_prefill(cases);
+    golden.check_replay(cases);
+    golden.check_loop(cases);
+}
+
+fn cache_of_8_bits() -> EngineOptions {
+    EngineOptions { cache_dtype: DType::Q8_0, ..EngineOptions::default() }
 }
 
 /// Fused and not, replayed and encoded anew for every token. With `CLEARWAY_PROCESSORS=2` a large card takes
@@ -111,10 +136,13 @@ fn wgpu_gives_the_golden_logits_at_every_position() {
     let all = !device.is_software() || std::env::var_os("CLEARWAY_GOLDEN_ALL").is_some();
     // The same kernels have run through Vulkan: one prompt is all a software driver has time for.
     let cases = if all { CASES } else { 1 };
-    let mut golden = Golden::new(&gguf, device, EngineOptions::default());
+    let mut golden = Golden::new(&gguf, device.clone(), EngineOptions::default());
     golden.check_prefill(cases);
     golden.check_replay(cases);
     golden.check_loop(cases);
+    let mut golden = Golden::new(&gguf, device, cache_of_8_bits());
+    golden.check_prefill(cases);
+    golden.check_replay(cases);
 }
 
 /// Prompts of a device that has no time for all.

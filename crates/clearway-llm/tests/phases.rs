@@ -215,6 +215,70 @@ fn the_device_decides_by_rows() {
 }
 
 #[test]
+fn norms_of_heads_cost_no_phase() {
+    let shape = cut(&model::builtin_shape("qwen3-0.6b").unwrap(), 3);
+    let compiled = compiled(&shape, 1, Some(Kernels::All));
+    let expected = [
+        vec!["norm_matmul_head_norm_rope", "norm_matmul_head_norm_rope_kv", "norm_matmul_kv"],
+        vec!["attention"],
+        vec!["matmul_add"],
+        vec!["norm_matmul_silu_gated"],
+        vec!["matmul_add"],
+    ];
+    assert_eq!(first_layer(compiled.graph(), 5), expected);
+    assert_eq!(compiled.graph().fuse_report().unwrap().refusals, []);
+    for rows in [1, FEW_ROWS] {
+        assert_eq!(per_layer(&shape, rows, Some(Kernels::All)), (7, 5), "{rows} rows");
+    }
+    assert_eq!(per_layer(&shape, 1, Some(Kernels::Rounded)), (7, 5));
+    // A device whose products do nothing with heads has the norm and the rotation in phases of their own.
+    assert_eq!(per_layer(&shape, 1, Some(Kernels::Apart)).1, 7);
+}
+
+#[test]
+fn norms_behind_parts_are_two_phases() {
+    let shape = cut(&model::builtin_shape("gemma3-4b").unwrap(), 3);
+    let compiled = compiled(&shape, 1, Some(Kernels::All));
+    let expected = [
+        vec!["norm_matmul_head_norm_rope", "norm_matmul_head_norm_rope_kv", "norm_matmul_kv"],
+        vec!["attention"],
+        vec!["matmul"],
+        vec!["rms_norm_mul_add"],
+        vec!["norm_matmul_gelu_gated"],
+        vec!["matmul"],
+        vec!["rms_norm_mul_add"],
+    ];
+    assert_eq!(first_layer(compiled.graph(), 7), expected);
+    for rows in [1, FEW_ROWS] {
+        assert_eq!(per_layer(&shape, rows, Some(Kernels::All)), (9, 7), "{rows} rows");
+    }
+    assert_eq!(per_layer(&shape, 1, Some(Kernels::Rounded)).1, 7);
+}
+
+#[test]
+fn a_layer_of_experts_is_eight_phases() {
+    let shape = cut(&model::builtin_shape("qwen3-30b-a3b").unwrap(), 3);
+    let compiled = compiled(&shape, 1, Some(Kernels::All));
+    let expected = [
+        vec!["norm_matmul_head_norm_rope", "norm_matmul_head_norm_rope_kv", "norm_matmul_kv"],
+        vec!["attention"],
+        vec!["matmul_add"],
+        vec!["norm_matmul"],
+        vec!["router_top_k"],
+        vec!["norm_matmul_experts_silu_gated"],
+        vec!["matmul_experts"],
+        vec!["expert_sum_add"],
+    ];
+    assert_eq!(first_layer(compiled.graph(), 8), expected);
+    let stats = compiled.stats();
+    assert_eq!((stats.groups, stats.false_barriers), (stats.longest_chain, 0));
+    for rows in [1, FEW_ROWS] {
+        assert_eq!(per_layer(&shape, rows, Some(Kernels::All)), (10, 8), "{rows} rows");
+    }
+    assert_eq!(per_layer(&shape, 1, Some(Kernels::Rounded)).1, 8);
+}
+
+#[test]
 fn scales_and_tensors_of_several_matrices_cost_no_phase() {
     // Scores, embedding and residual stream are scaled, and files have queries, keys and values in one tensor.
     let base = |arch| ModelShape::new("small", arch, 3, 2048, 8192, 32, 8, 64, 1000);
@@ -249,8 +313,8 @@ fn latent_attention_is_six_phases() {
     assert_eq!(first_layer(compiled.graph(), 8), expected);
     let stats = compiled.stats();
     assert_eq!((stats.groups, stats.false_barriers), (stats.longest_chain, 0));
-    // Experts take nine more than a plain feed-forward part.
-    assert_eq!(per_layer(&shape, 1, Some(Kernels::All)), (22, 15));
+    // Experts take seven more than a plain feed-forward part.
+    assert_eq!(per_layer(&shape, 1, Some(Kernels::All)), (19, 13));
 }
 
 #[test]

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use clearway::Device;
 use clearway::cpu::CpuDevice;
 use clearway::vulkan::VulkanOptions;
+use clearway::{DType, Device};
 use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
 use clearway_llm::batch::runner::{Change, Read, Runner, SlotState, Work};
 use clearway_llm::engine::{Engine, EngineOptions, Penalties, Sampling};
 use clearway_llm::gguf::Gguf;
+use clearway_llm::model::{Arch, ModelShape};
 
 mod tiny;
 use tiny::{file, shapes};
@@ -73,10 +74,28 @@ struct Running {
 }
 
 fn runner(device: &Arc<dyn Device>, deterministic: bool) -> DeviceRunner {
+    runner_of(engine(device), deterministic)
+}
+
+fn engine(device: &Arc<dyn Device>) -> Engine {
     let (_, shape) = &shapes()[0];
     let gguf = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
     let options = EngineOptions { context: Some(POOL), ..EngineOptions::default() };
-    let engine = Engine::new(&gguf, device.clone(), options).unwrap();
+    Engine::new(&gguf, device.clone(), options).unwrap()
+}
+
+/// A model with a cache of 8 bits, whose heads are turned by neighbours or by halves.
+fn engine_of_8_bits(device: &Arc<dyn Device>, (arch, name): (Arch, &str)) -> Engine {
+    let shape = ModelShape::new("tiny", arch, 3, 32, 48, 4, 2, 64, VOCAB);
+    let gguf = Gguf::from_bytes(file(name, &shape, |_| ())).unwrap();
+    let cache_dtype = DType::Q8_0;
+    let options = EngineOptions { context: Some(POOL), cache_dtype, ..EngineOptions::default() };
+    Engine::new(&gguf, device.clone(), options).unwrap()
+}
+
+const TURNED: [(Arch, &str); 2] = [(Arch::Llama, "llama"), (Arch::Qwen2, "qwen2")];
+
+fn runner_of(engine: Engine, deterministic: bool) -> DeviceRunner {
     let options = DeviceOptions { slots: 5, block: BLOCK, context: 64, deterministic };
     DeviceRunner::new(engine, options).unwrap()
 }
@@ -125,7 +144,9 @@ fn run(runner: &mut DeviceRunner, texts: &[Text], rng: &mut Rng) -> Vec<Vec<u32>
         work.decode = running.iter().filter(|one| one.open).map(|one| one.slot).collect();
         let hosts = |one: &Running| !texts[one.text].sampling.runs_on_device();
         let alone = running.iter().any(|one| one.open && hosts(one));
-        work.steps = if alone { 1 } else { 1 + rng.below(limits.steps) };
+        // Every other work has one step, which goes together with rows of prompts.
+        let single = alone || rng.below(2) == 0;
+        work.steps = if single { 1 } else { 1 + rng.below(limits.steps) };
         runner.start(&work).unwrap();
         // Without changes the next work may be under way before the first is done.
         let again = Work { decode: work.decode.clone(), steps: 1, ..Work::default() };
@@ -195,28 +216,122 @@ fn a_sequence_gets_bit_for_bit_the_tokens_it_gets_alone() {
     }
 }
 
+/// On the CPU a row has the bits it has alone, whatever stands beside it: rows of prompts, too.
+#[test]
+fn on_the_cpu_a_sequence_beside_prompts_gets_bit_for_bit_the_tokens_it_gets_alone() {
+    let cpu: Arc<dyn Device> = Arc::new(CpuDevice::with_threads(2));
+    let mut pinned = runner(&cpu, true);
+    let mut runner = runner(&cpu, false);
+    let mut rng = Rng::new(17);
+    for round in 0..20 {
+        let texts: Vec<Text> = (0..7).map(|_| Text::random(&mut rng)).collect();
+        let alone: Vec<Vec<u32>> = texts
+            .iter()
+            .map(|text| run(&mut pinned, std::slice::from_ref(text), &mut rng).remove(0))
+            .collect();
+        for _ in 0..10 {
+            assert_eq!(run(&mut runner, &texts, &mut rng), alone, "round {round}");
+        }
+    }
+    assert_eq!(pinned.mixed(), 0, "rows that are pinned stay apart");
+    assert!(runner.mixed() > 200, "{} works had both", runner.mixed());
+    println!("counted: {} works of rows of prompts and a step", runner.mixed());
+}
+
 #[test]
 fn greedy_text_of_the_crowd_is_that_of_the_single_stream() {
     for device in devices() {
         let name = device.info().name.clone();
-        let (_, shape) = &shapes()[0];
-        let gguf = Gguf::from_bytes(file("llama", shape, |_| ())).unwrap();
-        let options = EngineOptions { context: Some(POOL), ..EngineOptions::default() };
-        let mut engine = Engine::new(&gguf, device.clone(), options).unwrap();
-        let mut rng = Rng::new(3);
-        let mut texts: Vec<Text> = (0..12).map(|_| Text::random(&mut rng)).collect();
-        texts.iter_mut().for_each(|text| text.sampling = Sampling::greedy());
-        let together = run(&mut runner(&device, false), &texts, &mut rng);
-        for (text, found) in texts.iter().zip(together) {
-            engine.clear();
-            let mut logits = engine.eval(&text.prompt).unwrap();
-            for (at, token) in found.into_iter().enumerate() {
-                let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                // Kernels of other sizes sum in another order: only a near tie may be decided otherwise.
-                assert!(best - logits[token as usize] < 1e-3, "{name}: token {at} of {text:?}");
-                logits = engine.eval(&[token]).unwrap();
+        // Kernels of other sizes sum in another order: only a near tie may be decided otherwise.
+        compare(engine(&device), runner(&device, false), &name, 1e-3);
+    }
+}
+
+/// Greedy texts of a crowd are those of the single stream, up to tokens that are as good within `tie`.
+fn compare(mut engine: Engine, mut crowd: DeviceRunner, name: &str, tie: f32) {
+    let mut rng = Rng::new(3);
+    let mut texts: Vec<Text> = (0..12).map(|_| Text::random(&mut rng)).collect();
+    texts.iter_mut().for_each(|text| text.sampling = Sampling::greedy());
+    let together = run(&mut crowd, &texts, &mut rng);
+    assert!(crowd.mixed() > 0, "{name}: no work had rows of prompts and a step");
+    for (text, found) in texts.iter().zip(together) {
+        engine.clear();
+        let mut logits = engine.eval(&text.prompt).unwrap();
+        for (at, token) in found.into_iter().enumerate() {
+            let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let off = best - logits[token as usize];
+            assert!(off < tie, "{name}: token {at} of {text:?} is off by {off}");
+            logits = engine.eval(&[token]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_pool_of_8_bits_gives_the_texts_of_the_single_stream() {
+    for device in devices() {
+        for turned in TURNED {
+            let name = format!("{} {}", device.info().name, turned.1);
+            let crowd = runner_of(engine_of_8_bits(&device, turned), false);
+            // A number between two steps may be rounded either way.
+            compare(engine_of_8_bits(&device, turned), crowd, &name, 0.05);
+        }
+    }
+}
+
+#[test]
+fn a_sequence_in_a_pool_of_8_bits_gets_bit_for_bit_the_tokens_it_gets_alone() {
+    for (index, device) in devices().into_iter().enumerate() {
+        let name = device.info().name.clone();
+        let mut runner = runner_of(engine_of_8_bits(&device, TURNED[0]), true);
+        let mut rng = Rng::new(13);
+        for round in 0..[10, 1][index.min(1)] {
+            let texts: Vec<Text> = (0..5).map(|_| Text::random(&mut rng)).collect();
+            let alone: Vec<Vec<u32>> = texts
+                .iter()
+                .map(|text| run(&mut runner, std::slice::from_ref(text), &mut rng).remove(0))
+                .collect();
+            for _ in 0..3 {
+                assert_eq!(run(&mut runner, &texts, &mut rng), alone, "{name}, round {round}");
             }
         }
+    }
+}
+
+/// A copy of a block goes on as the block does, though what it holds was read and rounded again.
+#[test]
+fn a_copy_of_a_block_of_8_bits_is_the_block() {
+    for device in devices() {
+        let mut runner = runner_of(engine_of_8_bits(&device, TURNED[0]), true);
+        let mut rng = Rng::new(5);
+        let prompt: Vec<u32> = (0..9).map(|_| rng.below(VOCAB) as u32).collect();
+        let read = Read { slot: 0, position: 0, tokens: prompt[..8].to_vec(), adapter: None };
+        let blocks =
+            |slot, blocks: [u32; 4]| Change::Blocks { slot, first: 0, blocks: blocks.into() };
+        let changes = vec![blocks(0, [3, 9, 5, 6])];
+        runner.start(&Work { changes, read: vec![read], ..Work::default() }).unwrap();
+        runner.finish().unwrap();
+        let state = || SlotState {
+            token: prompt[8],
+            position: 8,
+            end: 16,
+            sampling: Sampling::greedy(),
+            stop_tokens: Vec::new(),
+            history: prompt.clone(),
+        };
+        let open = |slot| Change::Open { slot, state: Box::new(state()) };
+        let copies = [(3, 40), (9, 20)].map(|(from, to)| Change::Copy { from, to });
+        let mut changes = Vec::from(copies);
+        changes.extend([blocks(1, [40, 20, 41, 42]), open(0), open(1)]);
+        let mut work = Work { changes, decode: vec![0, 1], steps: 1, ..Work::default() };
+        let mut found = [Vec::new(), Vec::new()];
+        while found[0].len() < 8 {
+            runner.start(&work).unwrap();
+            for (found, result) in found.iter_mut().zip(runner.finish().unwrap()) {
+                found.extend(result.tokens.iter().map(|chosen| chosen.token));
+            }
+            work = Work { decode: vec![0, 1], steps: 1, ..Work::default() };
+        }
+        assert_eq!(found[0], found[1], "{}", device.info().name);
     }
 }
 

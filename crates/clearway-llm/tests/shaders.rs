@@ -14,13 +14,13 @@ use clearway::fuse::RULES;
 use clearway::pipeline::{Compiled, compile};
 use clearway::vulkan::shaders;
 use clearway::{
-    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, DType, Device, DeviceInfo,
-    Encoder, GpuError, KernelRegistry, Layout, MemoryPlan, TensorView,
+    Buffer, CapturedOpKind as Kind, CompileError, CompileOptions, ComputeGraph, DType, Device,
+    DeviceInfo, Encoder, GpuError, KernelRegistry, Layout, MemoryPlan, TensorView,
 };
 use clearway_gpu::ops::{self, suite};
 use clearway_gpu::wgsl::{self, Job, Operand, Packing, Target, planes};
 use clearway_graph::{BindingRole, FusedRequest, Product};
-use clearway_llm::model::{self, ModelShape, RecordOptions};
+use clearway_llm::model::{self, CacheLayout, DecodeRows, Logits, ModelShape, RecordOptions};
 
 #[path = "shaders/operands.rs"]
 mod operands;
@@ -316,6 +316,10 @@ fn step(
         Err(_) if dtype.block_elems() > 32 => return None,
         Err(error) => panic!("{}, {dtype}: {error}", shape.name),
     };
+    Some((recorded.externals().len(), compiled(machine, recorded.graph())))
+}
+
+fn compiled(machine: &Machine, graph: &ComputeGraph) -> Compiled {
     let slabs = |plan: &MemoryPlan| {
         Ok::<_, CompileError>((1 << 40..).take(plan.slab_bytes().len()).collect())
     };
@@ -324,9 +328,40 @@ fn step(
     let packs = machine.packs();
     let device = Asked { inner: CpuDevice::with_threads(1), target, packs };
     let device: &dyn Device = &device;
-    let compiled =
-        compile(recorded.graph(), &mut KernelRegistry::new(), device, &options, slabs).unwrap();
-    Some((recorded.externals().len(), compiled))
+    compile(graph, &mut KernelRegistry::new(), device, &options, slabs).unwrap()
+}
+
+/// What a layer adds to a step of prompts beside which so many tokens decode: dispatches, groups, values that are f16.
+fn layer_of_step(machine: &Machine, shape: &ModelShape, decode: Option<usize>) -> [u32; 3] {
+    let stats = [3, 4].map(|layers| {
+        let shape = ModelShape { layers, ..shape.clone() };
+        let options = RecordOptions {
+            weight_dtype: &|_| DType::Q8_0,
+            cache: CacheLayout::Blocks { block: 32, sequences: 16, entries: 64 },
+            decode: decode.map(|rows| DecodeRows { rows, sequences: 64 }),
+            logits: decode.map_or(Logits::All, Logits::Tail),
+            ..RecordOptions::new(192, 4096)
+        };
+        let recorded = model::record(&shape, &options).unwrap();
+        let stats = *compiled(machine, recorded.graph()).stats();
+        assert_eq!((stats.groups, stats.false_barriers), (stats.longest_chain, 0));
+        [stats.dispatches, stats.groups, stats.halved]
+    });
+    [0, 1, 2].map(|at| stats[1][at] - stats[0][at])
+}
+
+/// Attention is two dispatches in one group, and what they give together is f16 for the product behind it.
+#[test]
+fn tokens_that_decode_beside_prompts_cost_no_phase() {
+    for machine in machines().iter().filter(|machine| machine.target.cooperative) {
+        for name in ["llama-1b", "llama-8b", "qwen3-0.6b"] {
+            let shape = model::builtin_shape(name).unwrap();
+            let [dispatches, groups, halved] = layer_of_step(machine, &shape, None);
+            assert!(halved >= 3, "{name} for {}: {halved} values", machine.name);
+            let mixed = layer_of_step(machine, &shape, Some(64));
+            assert_eq!(mixed, [dispatches + 1, groups, halved], "{name} for {}", machine.name);
+        }
+    }
 }
 
 /// Adds the steps of all built-in shapes. Layers repeat; six of them have every kind there is.

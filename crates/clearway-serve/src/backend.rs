@@ -1,7 +1,7 @@
 //! What the server asks of an engine: prompts of tokens in, tokens out, many at a time.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use clearway_llm::Sampling;
@@ -160,5 +160,13 @@ impl Ticket {
     /// The next event. It may be waited for again where the waiting was given up.
     pub async fn next(&mut self) -> Event {
         std::future::poll_fn(|context| self.0.poll(context)).await
+    }
+
+    /// The next event where it is there already.
+    pub fn ready(&mut self) -> Option<Event> {
+        match self.0.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(event) => Some(event),
+            Poll::Pending => None,
+        }
     }
 }

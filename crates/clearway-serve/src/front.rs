@@ -289,6 +289,8 @@ impl http_body::Body for Watched {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -302,6 +304,34 @@ mod tests {
             assert!(!fits("secret", wrong), "{wrong:?}");
         }
         assert!(!fits(&long, &format!("{long}x")), "what is not compared does not count as equal");
+    }
+
+    #[test]
+    fn the_time_of_a_comparison_tells_nothing_of_the_key() {
+        let key = "k".repeat(KEY_BYTES);
+        let with = |at: usize| {
+            let mut wrong = key.clone().into_bytes();
+            wrong[at] = b'x';
+            wrong
+        };
+        let prefix = |length: usize| key.as_bytes()[..length].to_vec();
+        // Wrong at the beginning and at the end, too short, and right.
+        let given =
+            [with(0), with(KEY_BYTES - 1), prefix(1), prefix(KEY_BYTES - 1), prefix(KEY_BYTES)];
+        let mut fastest = [Duration::MAX; 5];
+        for _ in 0..200 {
+            for (given, fastest) in given.iter().zip(&mut fastest) {
+                let started = Instant::now();
+                for _ in 0..1000 {
+                    let known = std::hint::black_box(key.as_bytes());
+                    std::hint::black_box(is_key(known, std::hint::black_box(given)));
+                }
+                *fastest = started.elapsed().min(*fastest);
+            }
+        }
+        // A comparison that ends early takes a fraction of one that does not.
+        let (least, most) = (fastest.iter().min().unwrap(), fastest.iter().max().unwrap());
+        assert!(*most < *least * 2, "{fastest:?}");
     }
 
     #[test]

@@ -114,7 +114,7 @@ impl Writing {
         let mut stops = Stops::new(&self.stops);
         let mut splitter = Splitter::new(self.split);
         let mut step = Step::default();
-        let (mut tokens, mut last) = (0, self.started);
+        let (mut begun, mut last) = (false, self.started);
         let finish = loop {
             let event = match out {
                 None => tokio::time::timeout_at(self.deadline, self.ticket.next()).await.ok(),
@@ -129,52 +129,68 @@ impl Writing {
                     }
                 },
             };
-            match event.unwrap_or(Event::Failed(Failure::TimedOut)) {
-                Event::Started { cached } => {
-                    tally.cached.fetch_add(cached, Relaxed);
-                }
-                Event::Token { token, log_probs } => {
-                    let now = Instant::now();
-                    if tokens == 0 {
-                        metrics.first_token.observe(now - self.started);
-                        let micros = ((now - self.started).as_micros() as u64).max(1);
-                        let _ = tally.first.compare_exchange(0, micros, Relaxed, Relaxed);
-                    } else {
-                        metrics.between_tokens.observe(now - last);
+            let now = Instant::now();
+            let mut next = Some(event.unwrap_or(Event::Failed(Failure::TimedOut)));
+            // Tokens that came together are one piece and share the time.
+            let mut together = 0_u32;
+            let end = loop {
+                match next {
+                    None => break None,
+                    Some(Event::Started { cached }) => {
+                        tally.cached.fetch_add(cached, Relaxed);
                     }
-                    last = now;
-                    tokens += 1;
-                    tally.tokens.fetch_add(1, Relaxed);
-                    let text = decoder
-                        .push(token)
-                        .map_err(|error| ApiError::internal(error.to_string()))?;
-                    let (text, stop) = stops.push(&text);
-                    step.tokens.push(token);
-                    step.log_probs.extend(log_probs);
-                    step.deltas.extend(splitter.push(&text));
-                    if let Some(stop) = stop {
-                        break Finish::StopString(stop);
-                    }
-                    if !step.deltas.is_empty() {
-                        let bytes = frame(std::mem::take(&mut step));
-                        if let (Some(out), Some(bytes)) = (out, bytes) {
-                            send(out, bytes).await?;
+                    Some(Event::Token { token, log_probs }) => {
+                        together += 1;
+                        tally.tokens.fetch_add(1, Relaxed);
+                        let text = decoder
+                            .push(token)
+                            .map_err(|error| ApiError::internal(error.to_string()))?;
+                        let (text, stop) = stops.push(&text);
+                        step.tokens.push(token);
+                        step.log_probs.extend(log_probs);
+                        step.deltas.extend(splitter.push(&text));
+                        if let Some(stop) = stop {
+                            break Some(Ok(Finish::StopString(stop)));
                         }
                     }
+                    Some(Event::End(end)) => {
+                        let (text, _) = stops.push(&decoder.finish());
+                        step.deltas.extend(splitter.push(&(text + &stops.finish())));
+                        break Some(Ok(match end {
+                            End::Stop => Finish::Stop,
+                            End::Length => Finish::Length,
+                        }));
+                    }
+                    Some(Event::Failed(failure)) => break Some(Err(failure)),
                 }
-                Event::End(end) => {
-                    let (text, _) = stops.push(&decoder.finish());
-                    step.deltas.extend(splitter.push(&(text + &stops.finish())));
-                    break match end {
-                        End::Stop => Finish::Stop,
-                        End::Length => Finish::Length,
-                    };
+                next = self.ticket.ready();
+            };
+            if together > 0 {
+                let mut gaps = u64::from(together);
+                if !begun {
+                    begun = true;
+                    gaps -= 1;
+                    metrics.first_token.observe(now - self.started, 1);
+                    let micros = ((now - self.started).as_micros() as u64).max(1);
+                    let _ = tally.first.compare_exchange(0, micros, Relaxed, Relaxed);
+                    last = now;
                 }
-                Event::Failed(failure) => {
-                    given_up.armed = false;
-                    metrics.ended("error");
-                    return Err(failure.into());
+                metrics.between_tokens.observe((now - last) / together, gaps);
+                last = now;
+            }
+            if let Some(Ok(finish)) = end {
+                break finish;
+            }
+            if !step.deltas.is_empty() {
+                let bytes = frame(std::mem::take(&mut step));
+                if let (Some(out), Some(bytes)) = (out, bytes) {
+                    send(out, bytes).await?;
                 }
+            }
+            if let Some(Err(failure)) = end {
+                given_up.armed = false;
+                metrics.ended("error");
+                return Err(failure.into());
             }
         };
         step.deltas.extend(splitter.finish());
@@ -185,7 +201,7 @@ impl Writing {
             }
         }
         given_up.armed = false;
-        metrics.whole.observe(self.started.elapsed());
+        metrics.whole.observe(self.started.elapsed(), 1);
         metrics.ended(if finish == Finish::Length { "length" } else { "stop" });
         Ok(Finished { finish })
     }

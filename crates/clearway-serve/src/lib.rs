@@ -52,10 +52,13 @@ pub use fuzz::fuzz_body;
 pub use log::LogFormat;
 pub use model::{Facts, Served};
 
-/// Threads of the HTTP side: it moves bytes and waits.
-const THREADS: usize = 2;
+/// Cores for each thread of the HTTP side, which moves bytes and waits. With a second thread every delivery of tokens wakes
+/// both, and on few cores that time is taken from the engine.
+const CORES_PER_THREAD: usize = 8;
+/// Most threads of the HTTP side.
+const MOST_THREADS: usize = 4;
 /// How often the wish to stop is looked for.
-const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A server that listens.
 pub struct Server {
@@ -86,8 +89,9 @@ impl Server {
             None => None,
             Some((certificates, key)) => Some(tls::Tls::open(certificates, key)?),
         };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(THREADS)
+            .worker_threads((cores / CORES_PER_THREAD).clamp(1, MOST_THREADS))
             .thread_name("http")
             .enable_all()
             .build()?;

@@ -34,12 +34,12 @@ impl Histogram {
         Self { limits, counts: Default::default(), micros: AtomicU64::new(0) }
     }
 
-    /// Counts one.
-    pub fn observe(&self, time: Duration) {
+    /// Counts so many that took so long each.
+    pub fn observe(&self, time: Duration, count: u64) {
         let seconds = time.as_secs_f64();
         let place = self.limits.iter().position(|&limit| seconds <= limit).unwrap_or(20);
-        self.counts[place].fetch_add(1, Relaxed);
-        self.micros.fetch_add(time.as_micros() as u64, Relaxed);
+        self.counts[place].fetch_add(count, Relaxed);
+        self.micros.fetch_add(time.as_micros() as u64 * count, Relaxed);
     }
 
     fn write(&self, out: &mut String, name: &str, help: &str, labels: &str) {
@@ -75,7 +75,7 @@ pub struct Metrics {
     pub panics: AtomicU64,
     /// Time to the first token.
     pub first_token: Histogram,
-    /// Time between two tokens.
+    /// Time between two tokens. Those that came together share it.
     pub between_tokens: Histogram,
     /// Time of the whole text.
     pub whole: Histogram,
@@ -267,7 +267,7 @@ mod tests {
         metrics.answered(200);
         metrics.answered(418);
         metrics.ended("stop");
-        metrics.first_token.observe(Duration::from_millis(3));
+        metrics.first_token.observe(Duration::from_millis(3), 1);
         let stats = Stats {
             running: 2,
             waiting: 3,

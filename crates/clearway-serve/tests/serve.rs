@@ -17,6 +17,8 @@ mod ends;
 mod grammars;
 #[path = "serve/lost.rs"]
 mod lost;
+#[path = "serve/pieces.rs"]
+mod pieces;
 #[path = "serve/refusals.rs"]
 mod refusals;
 #[path = "serve/server.rs"]

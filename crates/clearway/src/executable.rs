@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use clearway_gpu::{Buffer, Profile, ProfileMode, Program, Ticket};
+use clearway_gpu::{Buffer, Profile, ProfileMode, Program, Ticket, WaitProfile};
 use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats, Compiled, compile};
 use clearway_graph::{ComputeGraph, MemoryPlan, TensorView, Value};
 
@@ -90,6 +90,27 @@ impl Executable {
     /// [`clearway_gpu::GpuError::ProfileUnsupported`] where the device cannot; what it reports.
     pub fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {
         Ok(self.program.profile(mode)?)
+    }
+
+    /// Groups whose workgroups wait for the group before them by a counter instead of a barrier.
+    pub fn waiting_groups(&self) -> usize {
+        self.program.waiting_groups()
+    }
+
+    /// Runs the graph three times and says when each dispatch ran beside others and how long its workgroups waited for counters.
+    ///
+    /// # Errors
+    /// [`clearway_gpu::GpuError::NoWaits`] where nobody waits for counters; what the device reports.
+    pub fn profile_waits(&mut self) -> Result<WaitProfile> {
+        Ok(self.program.profile_waits()?)
+    }
+
+    /// Puts barriers where workgroups wait for counters, for good. The kernels stay the same: to compare both.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn use_barriers(&mut self) -> Result<()> {
+        Ok(self.program.use_barriers()?)
     }
 
     /// Runs the graph `times` times, one after another, without the host in between, and waits.

@@ -28,11 +28,11 @@ pub use clearway_gpu::vulkan;
 pub use clearway_gpu::wgpu;
 pub use clearway_gpu::wgsl::listing;
 pub use clearway_gpu::{
-    AttentionParams, BlockTable, Buffer, CacheFolderError, CustomKernel, Device, DeviceInfo,
-    DeviceMemory, Encoder, External, GpuError, HostTimes, HostWork, KernelRegistry,
-    KernelStatistics, Ops, Profile, ProfileClock, ProfileMode, ProfileSpan, Program, Recorder,
-    RopeMode, RopeParams, RouterGroups, RouterMode, RouterParams, Ticket, Upload, WgslKernel,
-    cache_folder, make_cache_folder, quant, record,
+    Attention, AttentionParams, BlockTable, Buffer, CacheFolderError, Counted, CustomKernel,
+    Device, DeviceInfo, DeviceMemory, DispatchWait, Encoder, External, GpuError, HostTimes,
+    HostWork, KernelRegistry, KernelStatistics, Ops, Profile, ProfileClock, ProfileMode,
+    ProfileSpan, Program, Recorder, RopeMode, RopeParams, RouterGroups, RouterMode, RouterParams,
+    Ticket, Upload, WaitProfile, WgslKernel, cache_folder, make_cache_folder, quant, record,
 };
 pub use clearway_graph::pipeline::{CompileError, CompileOptions, CompileStats};
 pub use clearway_graph::{

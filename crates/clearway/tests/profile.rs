@@ -72,3 +72,83 @@ fn assert_nothing(executor: &GraphExecutor) {
         assert_eq!((profile.spans.len(), profile.total_ns()), (0, 0));
     }
 }
+
+/// Products that wait for each other by counters, as long as the list needs to set them to zero again.
+#[cfg(all(feature = "testkit", feature = "vulkan"))]
+fn counted_chain(executor: &GraphExecutor) -> (Executable, TensorView) {
+    let layout = Layout::new(DType::F16, &[64, 64]).unwrap();
+    let weights: Vec<u8> =
+        (0..64 * 64).flat_map(|i| [(i % 7) as u8, 0x20 + (i % 3) as u8]).collect();
+    let device = executor.device();
+    let weights = device.upload_weights(&layout, &weights).unwrap();
+    let x = device.alloc(4 * 64).unwrap();
+    x.write_slice(0, &[0.5_f32; 64]).unwrap();
+    let mut pass = executor.begin_recorded().unwrap();
+    let mut row = x.tensor(DType::F32, &[1, 64]).unwrap();
+    for _ in 0..6 {
+        let y = pass.matmul(row, weights.view(0, layout).unwrap()).unwrap();
+        row = pass.add(row, y).unwrap();
+    }
+    pass.output(row).unwrap();
+    let options = CompileOptions { counters: true, ..CompileOptions::default() };
+    (pass.compile(&options).unwrap(), row)
+}
+
+#[cfg(all(feature = "testkit", feature = "vulkan"))]
+#[test]
+fn waits_are_measured_and_leave_the_list_as_it_was() {
+    use clearway::vulkan::{Counting, VulkanOptions};
+    let options = |counting| VulkanOptions { disk_cache: false, counting, ..Default::default() };
+    let Some(device) = clearway::testkit::open_vulkan(options(Counting::Always)).unwrap() else {
+        return;
+    };
+    let executor = GraphExecutor::new(device);
+    let (mut graph, y) = counted_chain(&executor);
+    graph.run().unwrap();
+    let expected = graph.read_f32(y).unwrap();
+    let waiting = graph.waiting_groups();
+    assert!(waiting >= 3, "{waiting} groups wait");
+    for _ in 0..3 {
+        let waits = graph.profile_waits().unwrap();
+        assert_eq!(waits.dispatches.len(), graph.stats().compile.dispatches as usize);
+        let waits_for = waits.dispatches.iter().map(|d| d.counted.unwrap().waits_for);
+        let waits_for: Vec<Option<usize>> = waits_for.collect();
+        assert_eq!(waits_for.iter().flatten().count(), waiting, "{waits_for:?}");
+        for (at, dispatch) in waits.dispatches.iter().enumerate() {
+            let (span, counted) = (dispatch.span, dispatch.counted.unwrap());
+            assert!(span.start_ns <= counted.last_start_ns, "{at}: {dispatch:?}");
+            assert!(counted.last_start_ns <= span.end_ns, "{at}: {dispatch:?}");
+            // A clock that goes at another pace, or from elsewhere, would leave the run.
+            assert!(span.end_ns <= waits.total_ns * 2, "{at}: {dispatch:?} of {}", waits.total_ns);
+            assert!(counted.waited <= counted.workgroups);
+            assert!(counted.polls >= u64::from(counted.waited));
+            if let Some(before) = counted.waits_for {
+                assert_eq!(before + 1, at, "each waits for the one before it");
+                // Nobody is done before those he waits for.
+                let before = waits.dispatches[before].span;
+                assert!(before.end_ns <= span.end_ns, "{before:?} {span:?}");
+            }
+        }
+        assert!(waits.clock_step_ns > 0.0);
+        assert_eq!(graph.read_f32(y).unwrap(), expected);
+        graph.run().unwrap();
+        assert_eq!(graph.read_f32(y).unwrap(), expected, "kernels and counters are as they were");
+    }
+    // The same kernels behind barriers.
+    graph.use_barriers().unwrap();
+    assert_eq!(graph.waiting_groups(), 0);
+    graph.run_many(9).unwrap();
+    assert_eq!(graph.read_f32(y).unwrap(), expected);
+    let error = graph.profile_waits().unwrap_err().to_string();
+    assert!(error.contains("no counters"), "{error}");
+
+    // A measured wait in vain fails as any other.
+    let device = clearway::testkit::open_vulkan(options(Counting::Stalling)).unwrap().unwrap();
+    let executor = GraphExecutor::new(device);
+    let (mut graph, y) = counted_chain(&executor);
+    let error = graph.profile_waits().unwrap_err().to_string();
+    assert!(error.contains("in order"), "{error}");
+    graph.run().unwrap();
+    assert_eq!(graph.read_f32(y).unwrap(), expected);
+    assert!(executor.device().without_counters().unwrap().contains("in vain"));
+}

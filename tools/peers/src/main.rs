@@ -26,8 +26,14 @@ fn main() -> Result<()> {
             println!("{}", text.to_string_lossy());
             Ok(())
         }
-        ["speed", file, threads, prompt, generated] => {
-            speed(file, threads.parse()?, prompt.parse()?, generated.parse()?)
+        ["speed", file, threads, prompt, generated, depth, sequences] => {
+            let test = Test {
+                prompt: prompt.parse()?,
+                generated: generated.parse()?,
+                depth: depth.parse()?,
+                sequences: sequences.parse()?,
+            };
+            speed(file, threads.parse()?, &test)
         }
         ["logits", file, threads, at_once, ref tokens @ ..] => {
             let tokens: Vec<i32> =
@@ -35,31 +41,94 @@ fn main() -> Result<()> {
             logits(file, threads.parse()?, at_once.parse()?, &tokens)
         }
         _ => {
-            Err("usage: features | speed FILE THREADS PP TG | logits FILE THREADS AT_ONCE ID..."
+            Err("usage: features | speed FILE THREADS PP TG DEPTH SEQUENCES | logits FILE THREADS AT_ONCE ID..."
                 .into())
         }
     }
 }
 
-/// Prints tokens per second of a prompt and of generation, the cache empty before each.
-fn speed(file: &str, threads: i32, prompt: usize, generated: usize) -> Result<()> {
+/// What is measured.
+struct Test {
+    /// Tokens of the prompt; 0 for none.
+    prompt: usize,
+    /// Tokens generated for each sequence; 0 for none.
+    generated: usize,
+    /// Tokens in the cache before either.
+    depth: usize,
+    sequences: usize,
+}
+
+/// Prints tokens per second of a prompt and of generation, with so many tokens in the cache before each. Several sequences
+/// have a prompt each before they generate, token by token together.
+fn speed(file: &str, threads: i32, test: &Test) -> Result<()> {
+    let Test { prompt, generated, depth, sequences } = *test;
     let mut backend = LlamaBackend::init()?;
     backend.void_logs();
     let model = LlamaModel::load_from_file(&backend, file, &LlamaModelParams::default())?;
-    let mut context = context(&backend, &model, threads, prompt.max(generated) + 8)?;
+    let each = if sequences > 1 { prompt + generated } else { depth + prompt.max(generated) };
+    let params = params(threads, sequences * (each + 8)).with_n_seq_max(sequences as u32);
+    let mut context = model.new_context(&backend, params)?;
     let vocab = model.n_vocab() as usize;
-    let ids: Vec<i32> = (0..prompt).map(|i| (1 + i * 7919 % (vocab - 1)) as i32).collect();
-    eval(&mut context, &ids[..8.min(prompt)], 0)?;
-    context.clear_kv_cache();
-    let start = Instant::now();
-    eval(&mut context, &ids, 0)?;
-    println!("pp {}", prompt as f64 / start.elapsed().as_secs_f64());
-    context.clear_kv_cache();
-    let start = Instant::now();
-    for position in 0..generated {
-        eval(&mut context, &[ids[position % prompt]], position as i32)?;
+    let id = |i: usize| (1 + i * 7919 % (vocab - 1)) as i32;
+    let fill = |context: &mut LlamaContext<'_>| -> Result<()> {
+        context.clear_kv_cache();
+        let ids: Vec<i32> = (0..depth).map(id).collect();
+        read(context, &ids, 0)
+    };
+    read(&mut context, &(0..8).map(id).collect::<Vec<_>>(), 0)?;
+    if sequences > 1 {
+        return batched(&mut context, test, id);
     }
-    println!("tg {}", generated as f64 / start.elapsed().as_secs_f64());
+    if prompt > 0 {
+        fill(&mut context)?;
+        let ids: Vec<i32> = (depth..depth + prompt).map(id).collect();
+        let start = Instant::now();
+        read(&mut context, &ids, depth as i32)?;
+        println!("pp {}", prompt as f64 / start.elapsed().as_secs_f64());
+    }
+    if generated > 0 {
+        fill(&mut context)?;
+        let start = Instant::now();
+        for position in depth..depth + generated {
+            eval(&mut context, &[id(position)], position as i32)?;
+        }
+        println!("tg {}", generated as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+/// Prints tokens per second of several sequences that generate together, in all.
+fn batched(context: &mut LlamaContext<'_>, test: &Test, id: impl Fn(usize) -> i32) -> Result<()> {
+    context.clear_kv_cache();
+    for sequence in 0..test.sequences {
+        let mut batch = LlamaBatch::new(test.prompt, 1);
+        for position in 0..test.prompt {
+            let token = LlamaToken(id(position + sequence));
+            batch.add(token, position as i32, &[sequence as i32], position + 1 == test.prompt)?;
+        }
+        context.decode(&mut batch)?;
+    }
+    context.synchronize();
+    let start = Instant::now();
+    for position in test.prompt..test.prompt + test.generated {
+        let mut batch = LlamaBatch::new(test.sequences, 1);
+        for sequence in 0..test.sequences {
+            let token = LlamaToken(id(position + sequence));
+            batch.add(token, position as i32, &[sequence as i32], true)?;
+        }
+        context.decode(&mut batch)?;
+        context.synchronize();
+    }
+    let tokens = test.generated * test.sequences;
+    println!("tg {}", tokens as f64 / start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Reads a text in batches of 512.
+fn read(context: &mut LlamaContext<'_>, ids: &[i32], first: i32) -> Result<()> {
+    for (index, some) in ids.chunks(512).enumerate() {
+        eval(context, some, first + 512 * index as i32)?;
+    }
     Ok(())
 }
 
@@ -84,15 +153,6 @@ fn logits(file: &str, threads: i32, at_once: usize, tokens: &[i32]) -> Result<()
         context.get_logits_ith(last).iter().map(|logit| logit.to_string()).collect();
     println!("{}", line.join(" "));
     Ok(())
-}
-
-fn context<'a>(
-    backend: &LlamaBackend,
-    model: &'a LlamaModel,
-    threads: i32,
-    tokens: usize,
-) -> Result<LlamaContext<'a>> {
-    Ok(model.new_context(backend, params(threads, tokens))?)
 }
 
 fn params(threads: i32, tokens: usize) -> LlamaContextParams {

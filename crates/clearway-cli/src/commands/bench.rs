@@ -1,5 +1,7 @@
 //! `clearway bench`
 
+#[cfg(feature = "vulkan")]
+mod check;
 mod drafts;
 pub mod micro;
 mod parallel;
@@ -29,6 +31,7 @@ use table::{About, Table};
   clearway bench --micro --device vulkan
   clearway bench -m model.gguf -p 128 -n 128 --parallel 1,2,4,8,16
   clearway bench --spec ngram -n 256
+  clearway bench -m model.gguf --device vulkan --check-counters 200000
 
 ppN reads a prompt of N tokens, tgN generates N tokens one by one. Each is run to warm up, once
 or on a GPU for at least 0.3 seconds, and then -r times; tokens per second are shown as mean and
@@ -40,15 +43,28 @@ bandwidth that a kernel that only reads has on the device, and costs so much tim
 the process, those of the driver included.
 
 With --spec a text is answered with drafts and without, -r times in turns: one whose answer quotes it
-and one whose answer does not, or that of -f. Ratios are medians of pairs.")]
+and one whose answer does not, or that of -f. Ratios are medians of pairs.
+
+With --check-counters nothing is measured but held against each other: sequences of 1,000 steps whose
+workgroups wait for counters, and the same kernels with barriers. Tokens, logits and cache must have the
+same bits and no wait may be in vain; the exit status says whether. The check does not ask whether the
+device passed the test that decides about counters.")]
 pub struct Args {
     #[command(flatten)]
     name: NameArgs,
     #[command(flatten)]
     lora: LoraArgs,
-    /// Measure the device itself: dispatches, barriers, bandwidth, products, replay. No model is used.
+    /// Measure the device itself: dispatches, barriers, counters, bandwidth, products, replay. No model is used.
     #[arg(long, conflicts_with_all = ["n_depth", "temp"])]
     micro: bool,
+    /// Compare so many steps with counters in place of barriers with the same kernels and barriers, bit for bit.
+    #[cfg(feature = "vulkan")]
+    #[arg(long, value_name = "STEPS", conflicts_with_all = ["micro", "n_depth", "temp", "parallel", "file"])]
+    check_counters: Option<usize>,
+    /// With --check-counters: let waits fail, and see that the text is right all the same.
+    #[cfg(feature = "vulkan")]
+    #[arg(long, value_name = "FAULT", requires = "check_counters", value_enum)]
+    counter_fault: Option<check::Fault>,
     #[command(flatten)]
     spec: SpecArgs,
     /// File with the text that is answered with --spec.
@@ -138,6 +154,10 @@ pub fn run(args: &Args) -> Result<()> {
     if drafts {
         return drafts::run(args);
     }
+    #[cfg(feature = "vulkan")]
+    if let Some(steps) = args.check_counters {
+        return check::run(args, steps);
+    }
     if args.micro {
         return micro::run(args.device.open()?, args.json);
     }
@@ -205,7 +225,7 @@ struct Cpu<T> {
 }
 
 /// How long a device beside the host is kept busy before anything is measured: its clocks go up with work.
-const WARM_UP: Duration = Duration::from_millis(300);
+pub const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Everything a measurement needs.
 struct Bench<'a> {

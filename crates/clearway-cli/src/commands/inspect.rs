@@ -6,14 +6,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clearway::{Device, GraphExecutor, KernelRegistry, KernelStatistics};
-use clearway_inspect::{INDEX, InspectOptions, Kernels, Report};
+use clearway::{
+    CompileOptions, Device, Executable, GpuError, GraphExecutor, KernelRegistry, KernelStatistics,
+};
+use clearway_inspect::{INDEX, InspectError, InspectOptions, Kernels, Report};
 use clearway_llm::fetch::ModelName;
 use clearway_llm::model::ModelShape;
 
 use crate::device::{self, DeviceArgs, DeviceName};
 use crate::out;
 use crate::shape::{self, Switches};
+use crate::vulkan::Counters;
 use source::Source;
 
 /// Arguments of `clearway inspect`.
@@ -23,6 +26,7 @@ use source::Source;
   clearway inspect --shape qwen3-30b-a3b --tokens 512 --html page.html
   clearway inspect -m model.gguf --measure --html page.html --trace trace.json
   clearway inspect --shape smollm2-135m --no-fuse --list
+  clearway inspect --shape llama-8b --parallel 8 --html page.html
   clearway inspect --shape llama-8b --device vulkan --kernels llama-8b-wgsl
   clearway inspect --shape llama-8b --tokens 512 --device vulkan --measure --statistics
 The page opens in any browser, the trace in the Perfetto UI (https://ui.perfetto.dev).")]
@@ -37,7 +41,10 @@ pub struct Args {
     /// Tokens of the step: 1 for decode, more for prefill.
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     tokens: u32,
-    /// Rows of the KV cache; at least the tokens. A measured step stands at its end.
+    /// Decode step of so many sequences instead, a token of each, with a cache in blocks as `serve` has it.
+    #[arg(long, value_name = "N", conflicts_with = "tokens", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    parallel: Option<u32>,
+    /// Rows of the KV cache, with --parallel of each sequence; at least the tokens. A measured step stands at its end.
     #[arg(short = 'c', long = "ctx-size", value_name = "ROWS", default_value_t = 4096)]
     ctx_size: u32,
     /// Plan for this device, with its kernels and its alignment; without it for the CPU's kernels, with
@@ -51,6 +58,9 @@ pub struct Args {
     /// Run the step on the device and show its times; a shape has weights of zeros.
     #[arg(long)]
     measure: bool,
+    /// With --measure: let workgroups wait for counters whatever the test of the device says, for tests on software drivers.
+    #[arg(long, hide = true, requires = "measure")]
+    force_counters: bool,
     /// With --measure: print what the driver says of each compiled kernel: registers, spills, memory.
     #[arg(long, requires = "measure", conflicts_with = "json")]
     statistics: bool,
@@ -90,7 +100,10 @@ pub fn run(args: &Args) -> Result<()> {
             let device = name.unwrap_or(DeviceName::Auto);
             let mut device = DeviceArgs::new(device, args.threads);
             device.statistics = args.statistics;
-            Some(device.open()?)
+            Some(match args.force_counters {
+                true => device.open_counting(Counters::Always)?,
+                false => device.open()?,
+            })
         }
     };
     let step = source.record(args, named.as_deref())?;
@@ -110,7 +123,7 @@ pub fn run(args: &Args) -> Result<()> {
         clearway_inspect::inspect(step.graph(), &mut KernelRegistry::new(), &**device, &options)?;
     report.name = source.title(args);
     report.shape = Some(source.shape().name.clone());
-    report.tokens = Some(args.tokens);
+    report.tokens = Some(args.parallel.unwrap_or(args.tokens));
     report.device = named.as_ref().map(|device| device.info().name.clone());
     if args.measure {
         let executor = GraphExecutor::on(device.clone());
@@ -119,6 +132,12 @@ pub fn run(args: &Args) -> Result<()> {
         let times = clearway_inspect::measure(&executor, &mut executable)
             .with_context(|| format!("cannot measure on {}", device.info().name))?;
         report.attach(&times)?;
+        let counted = executor.compile(
+            step.graph(),
+            &buffers,
+            &CompileOptions { counters: true, ..compile },
+        )?;
+        attach_waits(&mut report, &**device, counted, executable)?;
     }
     if args.statistics {
         print_statistics(&**device)?;
@@ -142,6 +161,27 @@ pub fn run(args: &Args) -> Result<()> {
     if args.list {
         let compiled = source::compile_only(step.graph(), &**device, &compile)?;
         out::text(&compiled.graph().to_text())?;
+    }
+    Ok(())
+}
+
+/// Measures the same list with counters in place of barriers, or says why there are none.
+fn attach_waits(
+    report: &mut Report,
+    device: &dyn Device,
+    mut counted: Executable,
+    mut barriers: Executable,
+) -> Result<()> {
+    if let Some(reason) = device.without_counters() {
+        report.no_waits = Some(reason.to_owned());
+        return Ok(());
+    }
+    match clearway_inspect::measure_waits(&mut counted, &mut barriers) {
+        Ok(times) => report.attach_waits(&times)?,
+        Err(InspectError::Run(
+            error @ clearway::Error::Gpu(GpuError::NoWaits { .. } | GpuError::Stalled { .. }),
+        )) => report.no_waits = Some(error.to_string()),
+        Err(error) => return Err(error).context("cannot measure waits"),
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use half::{bf16, f16};
 
 use super::simd::float;
 use super::simd::packed::PackedView;
-use crate::quant;
+use crate::quant::{self, cache};
 
 /// How a dispatch is cut into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Grid {
 enum Split {
     /// Blocks of whole rows.
     Rows { rows: usize, block: usize },
+    /// Blocks of rows that are cut into runs: the index modulo `period` says which run a row is in.
+    Runs { rows: usize, block: usize, period: usize, run: usize },
     /// Blocks of rows by blocks of columns.
     Tiles { rows: usize, row_block: usize, cols: usize, col_block: usize },
     /// Piece `i` of `lanes` owns the rows whose index is `i` modulo `lanes`.
@@ -42,6 +44,15 @@ impl Grid {
     pub fn rows(rows: usize, block: usize) -> Self {
         let block = block.clamp(1, rows.max(1));
         Self { split: Split::Rows { rows, block }, scratch: 0 }
+    }
+
+    /// Blocks of `block` rows, each cut into runs of `run` rows in every `period`: some heads of some tokens, where
+    /// tokens have `period` heads. Every output has `rows` rows.
+    pub fn runs(rows: usize, block: usize, period: usize, run: usize) -> Self {
+        let block = block.clamp(1, rows.max(1));
+        let period = period.max(1);
+        let run = run.clamp(1, period);
+        Self { split: Split::Runs { rows, block, period, run }, scratch: 0 }
     }
 
     /// Tiles. Every output has `rows` rows of `cols` columns.
@@ -75,6 +86,9 @@ impl Grid {
     pub fn pieces(&self) -> usize {
         match self.split {
             Split::Rows { rows, block } => rows.div_ceil(block),
+            Split::Runs { rows, block, period, run } => {
+                rows.div_ceil(block).saturating_mul(period.div_ceil(run))
+            }
             Split::Tiles { rows, row_block, cols, col_block } => {
                 rows.div_ceil(row_block).saturating_mul(cols.div_ceil(col_block))
             }
@@ -96,14 +110,18 @@ impl Grid {
     pub(super) fn joint_floats(&self) -> usize {
         match self.split {
             Split::Joint { floats, .. } => floats,
-            Split::Rows { .. } | Split::Tiles { .. } | Split::Lanes { .. } => 0,
+            Split::Rows { .. } | Split::Runs { .. } | Split::Tiles { .. } | Split::Lanes { .. } => {
+                0
+            }
         }
     }
 
     /// Whether pieces own disjoint bytes of an output of this layout.
     pub(super) fn fits(&self, layout: &Layout) -> bool {
         let shape = match self.split {
-            Split::Rows { rows, .. } | Split::Joint { rows, .. } => layout.rows() == rows,
+            Split::Rows { rows, .. } | Split::Runs { rows, .. } | Split::Joint { rows, .. } => {
+                layout.rows() == rows
+            }
             Split::Tiles { rows, cols, .. } => layout.rows() == rows && layout.cols() == cols,
             Split::Lanes { .. } => true,
         };
@@ -111,9 +129,19 @@ impl Grid {
     }
 
     fn part(&self, piece: usize) -> Part {
+        let none = Part { rows: 0..0, runs: None, cols: None, lanes: None };
         match self.split {
             Split::Rows { rows, block } => {
-                Part { rows: piece * block..rows.min((piece + 1) * block), cols: None, lanes: None }
+                Part { rows: piece * block..rows.min((piece + 1) * block), ..none }
+            }
+            Split::Runs { rows, block, period, run } => {
+                let across = period.div_ceil(run);
+                let (r, c) = (piece / across, piece % across);
+                Part {
+                    rows: r * block..rows.min((r + 1) * block),
+                    runs: Some((period, c * run..period.min((c + 1) * run))),
+                    ..none
+                }
             }
             Split::Tiles { rows, row_block, cols, col_block } => {
                 let across = cols.div_ceil(col_block);
@@ -121,13 +149,13 @@ impl Grid {
                 Part {
                     rows: r * row_block..rows.min((r + 1) * row_block),
                     cols: Some(c * col_block..cols.min((c + 1) * col_block)),
-                    lanes: None,
+                    ..none
                 }
             }
-            Split::Lanes { lanes } => Part { rows: 0..0, cols: None, lanes: Some((piece, lanes)) },
+            Split::Lanes { lanes } => Part { lanes: Some((piece, lanes)), ..none },
             // The one behind the last joins.
             Split::Joint { rows, parts, .. } => {
-                Part { rows: 0..if piece == parts { rows } else { 0 }, cols: None, lanes: None }
+                Part { rows: 0..if piece == parts { rows } else { 0 }, ..none }
             }
         }
     }
@@ -137,6 +165,8 @@ impl Grid {
 #[derive(Clone, Debug)]
 struct Part {
     rows: Range<usize>,
+    /// Of the rows, those whose index modulo the number is in the range.
+    runs: Option<(usize, Range<usize>)>,
     cols: Option<Range<usize>>,
     lanes: Option<(usize, usize)>,
 }
@@ -239,9 +269,14 @@ impl<'a> Piece<'a> {
         std::mem::take(&mut self.joint)
     }
 
-    /// Rows of the outputs this piece owns; empty for lanes.
+    /// Rows of the outputs this piece owns, or owns runs of; empty for lanes.
     pub fn rows(&self) -> Range<usize> {
         self.part.rows.clone()
+    }
+
+    /// Which rows of each period this piece owns; empty unless cut into runs.
+    pub fn run(&self) -> Range<usize> {
+        self.part.runs.as_ref().map_or(0..0, |(_, run)| run.clone())
     }
 
     /// Columns of the outputs this piece owns; empty unless cut into tiles.
@@ -258,7 +293,10 @@ impl<'a> Piece<'a> {
     pub fn owns(&self, row: usize) -> bool {
         match self.part.lanes {
             Some((lane, lanes)) => row % lanes == lane,
-            None => self.part.rows.contains(&row),
+            None => {
+                let of_run = |(period, run): &(usize, Range<usize>)| run.contains(&(row % period));
+                self.part.rows.contains(&row) && self.part.runs.as_ref().is_none_or(of_run)
+            }
         }
     }
 
@@ -360,6 +398,17 @@ impl<'a> Piece<'a> {
             DType::F32 => out.copy_from_slice(self.elems(operand, start..start + out.len())),
             DType::F16 => float::widen_f16(self.elems(operand, start..start + out.len()), out),
             DType::BF16 => float::widen_bf16(self.elems(operand, start..start + out.len()), out),
+            DType::C8 => {
+                let (quants, scales) = self.src_chunks(operand);
+                let chunks = quants[start..].as_chunks::<{ cache::CHUNK }>().0.iter();
+                let chunks = chunks.zip(&scales[start / cache::CHUNK..]);
+                for ((quants, scale), out) in chunks.zip(out.chunks_exact_mut(cache::CHUNK)) {
+                    let scale = cache::value(*scale);
+                    for (out, &quant) in out.iter_mut().zip(quants) {
+                        *out = scale * f32::from(quant);
+                    }
+                }
+            }
             dtype => {
                 let block = dtype.block_elems();
                 let bytes = dtype.block_bytes();
@@ -372,6 +421,47 @@ impl<'a> Piece<'a> {
                 decode(self.view_bytes(operand, first * bytes..(first + count) * bytes), out);
             }
         }
+    }
+
+    /// Quants of a [`DType::C8`] operand that is only read, and the scales of its chunks. All of it must be
+    /// [declared](Self::declared).
+    pub fn src_chunks(&self, operand: usize) -> (&'a [i8], &'a [f16]) {
+        let layout = self.layout(operand);
+        assert!(layout.dtype() == DType::C8, "operand is no cache of 8 bits");
+        let (elems, bytes) = (layout.elems(), layout.span_bytes() as usize);
+        let (quants, scales) = self.view_bytes(operand, 0..bytes).split_at(elems);
+        (bytemuck::cast_slice(quants), bytemuck::cast_slice(scales))
+    }
+
+    /// Quants of a row of a [`DType::C8`] output that this piece owns, and the scales of its chunks.
+    pub fn dst_chunks(&mut self, operand: usize, row: usize) -> (&mut [i8], &mut [f16]) {
+        let target = &self.operands[operand];
+        let layout = &target.layout;
+        assert!(target.role != BindingRole::Read, "operand is only read; use src_chunks");
+        assert!(self.owns(row) && self.part.cols.is_none(), "row {row} belongs to another piece");
+        assert!(row < layout.rows(), "row {row} does not exist");
+        assert!(layout.dtype() == DType::C8 && layout.is_dense(), "operand is no cache of 8 bits");
+        let (elems, cols) = (layout.elems(), layout.cols());
+        let whole = target.skipped == 0 && target.bytes as u64 == layout.span_bytes();
+        assert!(whole, "the whole cache is declared");
+        let chunks = cols / cache::CHUNK;
+        let (quants, scales) = (row * cols, elems + row * chunks * size_of::<f16>());
+        // SAFETY: the operand is whole, which was just asserted. It has `elems` quants, of which the `cols` of an
+        // existing row begin here.
+        let quants = unsafe { target.start.add(quants) };
+        // SAFETY: behind the quants of the whole operand come two bytes for each chunk of every row. Those of an
+        // existing row begin here.
+        let scales = unsafe { target.start.add(scales) };
+        assert!(scales.cast::<f16>().is_aligned(), "operand is misaligned");
+        // SAFETY: these bytes are inside the operand, which is inside a buffer that the program keeps alive, and i8 takes
+        // any bits. They are this piece's alone: `owns` is true of one piece for each row, rows of a dense layout share no
+        // quants, and `Work::run_piece` upholds the contract of `new`. `&mut self` keeps them from being handed out twice
+        // at a time.
+        let quants = unsafe { std::slice::from_raw_parts_mut(quants.cast(), cols) };
+        // SAFETY: likewise: rows share no scales, f16 takes any bits and is aligned. All scales lie behind byte `elems` and all
+        // quants before it, so that the two slices share no byte.
+        let scales = unsafe { std::slice::from_raw_parts_mut(scales.cast(), chunks) };
+        (quants, scales)
     }
 
     /// The part of a row of an output that this piece owns: the whole row, or its columns of it. All of it
@@ -401,9 +491,16 @@ impl<'a> Piece<'a> {
         unsafe { std::slice::from_raw_parts_mut(start.cast(), cols.len()) }
     }
 
-    /// Encodes floats into the part of a row of an f32, f16 or bf16 output that this piece owns.
+    /// Encodes floats into the part of a row of an f32, f16, bf16 or c8 output that this piece owns.
     pub fn store_row(&mut self, operand: usize, row: usize, values: &[f32]) {
         match self.layout(operand).dtype() {
+            DType::C8 => {
+                let (quants, scales) = self.dst_chunks(operand, row);
+                let chunks = quants.as_chunks_mut().0.iter_mut().zip(scales);
+                for (values, (quants, scale)) in values.as_chunks().0.iter().zip(chunks) {
+                    *scale = cache::round_chunk(values, quants);
+                }
+            }
             DType::F32 => self.dst_row(operand, row).copy_from_slice(values),
             DType::F16 => self.dst_row::<f16>(operand, row).convert_from_f32_slice(values),
             DType::BF16 => self.dst_row::<bf16>(operand, row).convert_from_f32_slice(values),
@@ -415,7 +512,7 @@ impl<'a> Piece<'a> {
     pub fn put(&mut self, operand: usize, row: usize, col: usize, value: f32) {
         let target = &self.operands[operand];
         let whole_rows = self.part.lanes.is_none() && self.part.cols.is_none();
-        assert!(whole_rows && self.part.rows.contains(&row), "row {row} belongs to another piece");
+        assert!(whole_rows && self.owns(row), "row {row} belongs to another piece");
         assert!(target.role != BindingRole::Read && col < target.layout.cols(), "not an output");
         let elem = row_start(&target.layout, row) + col * target.layout.strides4()[3] as usize;
         let mut bytes = [0u8; 4];

@@ -26,6 +26,7 @@ use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
 use crate::profile::{Profile, ProfileMode};
+use crate::quant;
 use crate::random::Rng;
 use crate::registry::{KernelRegistry, declared_bytes};
 
@@ -155,7 +156,7 @@ impl CpuEncoder {
             });
         }
         let dtype = view.layout.dtype();
-        let align = if dtype.is_quantised() { 1 } else { dtype.block_bytes() as u64 };
+        let align = quant::alignment(dtype);
         if !view.offset.is_multiple_of(align) {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::Misaligned { buf_id, offset, dtype, align });

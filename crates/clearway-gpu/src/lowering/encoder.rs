@@ -15,6 +15,7 @@ use super::{Backend, Bytes, MAX_BINDINGS, Piece, RangeOf, Submitted, guard, tune
 use crate::device::{Encoder, Program};
 use crate::error::{GpuError, Result};
 use crate::ops;
+use crate::quant;
 use crate::registry::{KernelRegistry, declared_bytes};
 use crate::wgsl::{self, Facts, Job, Kernel, Operand, Packing, Scratch, Target, Trust, parts};
 
@@ -269,7 +270,7 @@ impl<B: Backend> ListEncoder<B> {
             });
         }
         let dtype = view.layout.dtype();
-        let align = if dtype.is_quantised() { 1 } else { dtype.block_bytes() as u64 };
+        let align = quant::alignment(dtype);
         if !view.offset.is_multiple_of(align) {
             let (buf_id, offset) = (view.buf_id, view.offset);
             return Err(GpuError::Misaligned { buf_id, offset, dtype, align });

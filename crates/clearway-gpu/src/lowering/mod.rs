@@ -35,12 +35,10 @@ use rustc_hash::FxHashMap;
 
 use crate::device::{Buffer, DeviceMemory, Program};
 use crate::error::{GpuError, Result};
+pub(crate) use crate::wgsl::MAX_BINDINGS;
 use crate::wgsl::{Packing, Target, Trust};
 use lowered::Lowered;
 
-/// Storage bindings of a kernel at most: the eight operands of the largest product, and weights bound again in another
-/// view or the scratch of a user's kernel.
-pub(crate) const MAX_BINDINGS: usize = 10;
 /// With the counters of a list and its fault word.
 pub(crate) const MAX_COUNTED_BINDINGS: usize = MAX_BINDINGS + 2;
 

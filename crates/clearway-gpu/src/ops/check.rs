@@ -3,7 +3,7 @@
 //! Activations of one op share a type (f32 or f16). Weights may have any type where the op says so.
 //! Rows are contiguous everywhere but in `copy` and `fill`; outer strides are free. Between two products f32
 //! activations may be rounded, where the first is gated; what norms, gates and attention give to products may be
-//! f16 in the bytes of f32.
+//! f16 in the bytes of f32. A cache is f32, f16 or [`DType::C8`].
 
 use clearway_graph::{
     BindingRole, CapturedOpKind as Kind, DType, Epilogue, Map, MapInputs, OpSpec, Operand,
@@ -20,6 +20,7 @@ pub(super) struct Call<'a> {
 }
 
 const ACTIVATIONS: &[DType] = &[DType::F32, DType::F16];
+const CACHES: &[DType] = &[DType::F32, DType::F16, DType::C8];
 
 impl Call<'_> {
     fn view(&self, i: usize) -> &TensorView {
@@ -92,7 +93,7 @@ impl Call<'_> {
     /// Any type that holds weights.
     fn want_weight(&self, i: usize) -> Result<()> {
         let found = self.view(i).layout.dtype();
-        if found != DType::U32 && !found.is_form() {
+        if found != DType::U32 && found != DType::C8 && !found.is_form() {
             return Ok(());
         }
         let expected = "a float or block type is needed".into();
@@ -185,7 +186,8 @@ pub(super) fn check(c: &Call<'_>) -> Result<()> {
         Kind::ExpertOrder => expert_order(c),
         Kind::RouterTopK => router(c, 1),
         Kind::RouterGroups => router_groups(c),
-        Kind::ExpertSum => expert_sum(c),
+        Kind::ExpertSum => expert_sum(c, 2),
+        Kind::ExpertSumAdd => expert_sum_add(c),
         Kind::Rope => rope(c),
         Kind::Softmax => softmax(c),
         Kind::Attention => attention(c, c.views.len()),
@@ -196,6 +198,7 @@ pub(super) fn check(c: &Call<'_>) -> Result<()> {
         Kind::ArgMax => arg_max(c),
         Kind::TopK => top_k(c),
         Kind::Fill => fill(c),
+        Kind::RmsNormMulAdd => rms_norm_mul_add(c),
         Kind::AddRmsNorm => add_rms_norm(c),
         Kind::AddRmsNormMul => add_rms_norm_mul(c),
         Kind::RopeKvWrite => rope_kv_write(c),
@@ -206,7 +209,10 @@ pub(super) fn check(c: &Call<'_>) -> Result<()> {
 
 fn gather(c: &Call<'_>) -> Result<()> {
     c.want_rank(0, 2)?;
-    c.want_weight(0)?;
+    // Rows of a cache, too.
+    if c.view(0).layout.dtype() != DType::C8 {
+        c.want_weight(0)?;
+    }
     c.contiguous_rows(0)?;
     c.want_rank(1, 1)?;
     c.ids(1, &[c.dims(1)[0]])?;
@@ -262,6 +268,18 @@ fn rms_norm_mul(c: &Call<'_>) -> Result<()> {
     c.epsilon(0)
 }
 
+/// A norm with its weight, and a residual.
+fn rms_norm_mul_add(c: &Call<'_>) -> Result<()> {
+    c.activations(&[0, 3])?;
+    c.same_dims(3, 0)?;
+    for operand in [1, 2] {
+        c.want_dtype(operand, ACTIVATIONS)?;
+        c.contiguous_rows(operand)?;
+        c.same_or_row(operand, 0)?;
+    }
+    c.epsilon(0)
+}
+
 /// Two operands, the second of the first's shape or one row of it. The first and the result are checked before.
 fn with_row(c: &Call<'_>) -> Result<()> {
     c.want_dtype(1, ACTIVATIONS)?;
@@ -272,10 +290,13 @@ fn with_row(c: &Call<'_>) -> Result<()> {
 
 /// A product with what is fused to it, part by part.
 fn matmul(c: &Call<'_>, product: Product) -> Result<()> {
+    if product.is_of_experts() {
+        return experts_product(c, product);
+    }
     let at = |slot| product.operand(slot, c.views.len());
     // Every product has these.
     let w = at(Slot::Weight).unwrap_or(1);
-    let Epilogue { add, rope, cache: to_cache, norm } = product.epilogue();
+    let Epilogue { add, head_norm: _, rope, cache: to_cache, norm } = product.epilogue();
     let result = at(Slot::Result);
     product_activations(c, product, result)?;
     if let (Some(y), false) = (result, product.epilogue().heads()) {
@@ -292,7 +313,7 @@ fn matmul(c: &Call<'_>, product: Product) -> Result<()> {
             cache(c, to)?;
             head = heads(c, to, outer)?;
         }
-        (Some(y), None) if rope => {
+        (Some(y), None) if product.epilogue().heads() => {
             head = heads(c, y, outer)?;
             c.want_dims(y, &[rows, c.dims(y)[1], head])?;
         }
@@ -316,6 +337,10 @@ fn matmul(c: &Call<'_>, product: Product) -> Result<()> {
         c.shape(addend, row || c.dims(addend) == [rows, outer], || {
             format!("[{rows}, {outer}] or one row of {outer} is needed")
         })?;
+    }
+    if let Some(h) = at(Slot::HeadNormWeight) {
+        row_of_weights(c, h, head as usize)?;
+        c.epsilon(product.head_norm_param())?;
     }
     if let (Some(positions), true) = (at(Slot::Positions), rope) {
         rotation(c, (rows, head), positions, product.rope_params())?;
@@ -389,20 +414,50 @@ fn matmul_experts(c: &Call<'_>) -> Result<()> {
         true => c.want_dtype(y, &[DType::F32]).and_then(|()| c.contiguous_rows(y))?,
         false => c.activations(&[0, y])?,
     }
-    c.want_rank(1, 3)?;
-    c.want_weight(1)?;
-    c.contiguous_rows(1)?;
-    c.want_rank(2, 2)?;
-    let (rows, used) = (c.dims(2)[0], c.dims(2)[1]);
-    c.ids(2, &[rows, used])?;
-    let (outer, inner) = (c.dims(1)[1], c.dims(1)[2]);
-    let (shared, own) = ([rows, inner], [rows, used, inner]);
-    let ok = c.dims(0) == shared || c.dims(0) == own;
-    c.shape(0, ok, || format!("{shared:?} or {own:?} is needed"))?;
+    chosen_weights(c, 1, 2)?;
     if y == 4 {
         c.ids(3, &[order_len(c.dims(1)[0], c.dims(2))])?;
     }
-    c.want_dims(y, &[rows, used, outer])
+    c.want_dims(y, &[c.dims(2)[0], c.dims(2)[1], c.dims(1)[1]])
+}
+
+/// A product of experts with what is fused to it.
+fn experts_product(c: &Call<'_>, product: Product) -> Result<()> {
+    // Every product of experts has these.
+    let at = |slot| product.operand(slot, c.views.len());
+    let (w, ids) = (at(Slot::Weight).unwrap_or(1), at(Slot::Ids).unwrap_or(2));
+    let y = c.views.len() - 1;
+    c.activations(&[0, y])?;
+    chosen_weights(c, w, ids)?;
+    if let Some(g) = at(Slot::NormWeight) {
+        row_of_weights(c, g, c.view(0).layout.cols())?;
+        c.epsilon(0)?;
+    }
+    if let Some(u) = at(Slot::UpWeight) {
+        c.want_weight(u)?;
+        c.contiguous_rows(u)?;
+        c.same_dims(u, w)?;
+    }
+    c.want_dims(y, &[c.dims(ids)[0], c.dims(ids)[1], c.dims(w)[1]])?;
+    if let Some(up) = at(Slot::Up) {
+        c.activations(&[y, up])?;
+        c.same_dims(up, y)?;
+    }
+    Ok(())
+}
+
+/// Operand 0, the weights `w` of all experts, and the ids of those that were chosen.
+fn chosen_weights(c: &Call<'_>, w: usize, ids: usize) -> Result<()> {
+    c.want_rank(w, 3)?;
+    c.want_weight(w)?;
+    c.contiguous_rows(w)?;
+    c.want_rank(ids, 2)?;
+    let (rows, used) = (c.dims(ids)[0], c.dims(ids)[1]);
+    c.ids(ids, &[rows, used])?;
+    let inner = c.dims(w)[2];
+    let (shared, own) = ([rows, inner], [rows, used, inner]);
+    let ok = c.dims(0) == shared || c.dims(0) == own;
+    c.shape(0, ok, || format!("{shared:?} or {own:?} is needed"))
 }
 
 /// Words of an order of pairs by expert.
@@ -461,14 +516,22 @@ fn router_groups(c: &Call<'_>) -> Result<()> {
     c.int_param(5, |best| (1..=most).contains(&best), "1, or 2 of sigmoids, is needed")
 }
 
-fn expert_sum(c: &Call<'_>) -> Result<()> {
-    c.activations(&[0, 2])?;
+fn expert_sum_add(c: &Call<'_>) -> Result<()> {
+    expert_sum(c, 3)?;
+    c.want_dtype(2, ACTIVATIONS)?;
+    c.contiguous_rows(2)?;
+    c.same_or_row(2, 3)
+}
+
+/// The sum of operand 0 by operand 1 to operand `y`.
+fn expert_sum(c: &Call<'_>, y: usize) -> Result<()> {
+    c.activations(&[0, y])?;
     c.want_rank(0, 3)?;
     let (rows, used, cols) = (c.dims(0)[0], c.dims(0)[1], c.dims(0)[2]);
     c.want_dtype(1, &[DType::F32])?;
     c.contiguous_rows(1)?;
     c.want_dims(1, &[rows, used])?;
-    c.want_dims(2, &[rows, cols])
+    c.want_dims(y, &[rows, cols])
 }
 
 fn rope(c: &Call<'_>) -> Result<()> {
@@ -524,7 +587,11 @@ fn attention_sinks(c: &Call<'_>) -> Result<()> {
 fn attention(c: &Call<'_>, operands: usize) -> Result<()> {
     let y = c.views.len() - 1;
     c.activations_and(&[0], y)?;
-    c.activations(&[1, 2])?;
+    let keys = c.view(1).layout.dtype();
+    for (i, allowed) in [(1, CACHES), (2, &[keys])] {
+        c.want_dtype(i, allowed)?;
+        c.contiguous_rows(i)?;
+    }
     for i in [0, 1, 2] {
         c.want_rank(i, 3)?;
     }
@@ -563,7 +630,7 @@ fn cache_write(c: &Call<'_>, positions: usize, to: usize) -> Result<()> {
 }
 
 fn cache(c: &Call<'_>, i: usize) -> Result<()> {
-    c.want_dtype(i, ACTIVATIONS)?;
+    c.want_dtype(i, CACHES)?;
     c.contiguous_rows(i)?;
     c.want_rank(i, 3)
 }

@@ -8,7 +8,8 @@
 //! Encoding of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 gives the reference's bytes; for the others scales are
 //! searched for the least squared error.
 //!
-//! [`DType::A8`] is no format of files: activations between two products, a row of them to a call.
+//! [`DType::A8`] is no format of files: activations between two products, a row of them to a call. Nor is
+//! [`DType::C8`]: keys or values of a cache, a tensor to a call.
 //!
 //! Invariant: what [`encode`] writes for a block format is finite when decoded. Input that no block
 //! can hold is an error, never an infinite scale.
@@ -17,6 +18,7 @@ pub mod blocks;
 pub mod codes;
 
 mod activations;
+pub(crate) mod cache;
 mod fit;
 mod fit_affine;
 mod fit_signed;
@@ -194,7 +196,18 @@ pub fn block_decoder(dtype: DType) -> Option<BlockDecoder> {
         DType::MXFP4 => decode_row::<BlockMxfp4, _>,
         DType::A8 => activations::decode,
         DType::A16 => activations::decode_halves,
+        DType::C8 => cache::decode,
     })
+}
+
+/// What the first byte of a tensor is a multiple of, from the start of its buffer on.
+pub(crate) const fn alignment(dtype: DType) -> u64 {
+    match dtype {
+        // Read in wide pieces.
+        DType::C8 => 16,
+        _ if dtype.is_quantised() => 1,
+        _ => dtype.block_bytes() as u64,
+    }
 }
 
 /// One format: `N` weights in `size_of::<Self>()` bytes. Alignment is 1, so any bytes will do.
@@ -229,6 +242,7 @@ fn row_encoder(dtype: DType) -> Option<RowEncoder> {
         DType::MXFP4 => encode_row::<BlockMxfp4, _>,
         DType::A8 => activations::encode,
         DType::A16 => activations::encode_halves,
+        DType::C8 => cache::encode,
     })
 }
 

@@ -205,6 +205,26 @@ impl Context {
         self.stalled.store(true, Ordering::Relaxed);
     }
 
+    /// Why workgroups may not wait for counters here, if they may not.
+    pub(super) fn without_counters(self: &Arc<Self>) -> Option<&'static str> {
+        let bindings = self.adapter.limits.max_per_stage_descriptor_storage_buffers as usize;
+        let counting = self.instance.options.counting;
+        let tested = counting == Counting::Tested;
+        if counting == Counting::Never {
+            Some("counters are turned off")
+        } else if bindings < MAX_COUNTED_BINDINGS {
+            Some("kernels of the device bind too few buffers for counters")
+        } else if self.stalled.load(Ordering::Relaxed) {
+            Some("workgroups have waited in vain: barriers since then")
+        } else if tested && self.is_software() {
+            Some("software drivers have no counters")
+        } else if tested && !*self.ordered.get_or_init(|| order::is_kept(self)) {
+            Some("the device failed the test of the order in which it starts workgroups")
+        } else {
+            None
+        }
+    }
+
     /// Whether it is a software driver on the CPU.
     pub(super) fn is_software(&self) -> bool {
         self.adapter.is_software()
@@ -310,14 +330,7 @@ impl Backend for Context {
     }
 
     fn counters(self: &Arc<Self>) -> bool {
-        let bindings = self.adapter.limits.max_per_stage_descriptor_storage_buffers as usize;
-        bindings >= MAX_COUNTED_BINDINGS
-            && !self.stalled.load(Ordering::Relaxed)
-            && match self.instance.options.counting {
-                Counting::Never => false,
-                Counting::Always | Counting::Idle | Counting::Stalling => true,
-                Counting::Tested => *self.ordered.get_or_init(|| order::is_kept(self)),
-            }
+        self.without_counters().is_none()
     }
 
     fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
@@ -371,6 +384,9 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     if adapter.has_matrices() {
         extensions.push(khr::cooperative_matrix::NAME.as_ptr());
     }
+    if adapter.has_clock {
+        extensions.push(khr::shader_clock::NAME.as_ptr());
+    }
     let tells = instance.options.statistics && adapter.has_statistics;
     if tells {
         extensions.push(khr::pipeline_executable_properties::NAME.as_ptr());
@@ -399,6 +415,10 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .push_next(&mut f13);
     if adapter.has_matrices() {
         info = info.push_next(&mut matrix);
+    }
+    let mut clock = vk::PhysicalDeviceShaderClockFeaturesKHR::default().shader_device_clock(true);
+    if adapter.has_clock {
+        info = info.push_next(&mut clock);
     }
     // Who has the extension has the feature.
     let mut executables = vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::default()

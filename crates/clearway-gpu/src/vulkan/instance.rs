@@ -37,6 +37,8 @@ pub(super) struct Adapter {
     pub(super) max_buffer_bytes: u64,
     pub(super) memory: vk::PhysicalDeviceMemoryProperties,
     pub(super) has_budget: bool,
+    /// Whether kernels can read the device's clock.
+    pub(super) has_clock: bool,
     /// Tells what it made of kernels.
     pub(super) has_statistics: bool,
     /// Bytes the driver would still give of each heap, where it tells.
@@ -218,9 +220,14 @@ impl Instance {
             (_, None) => Some("a compute queue"),
             _ => None,
         };
-        let (mut cooperative, mut packed_dot) = (false, false);
+        let (mut cooperative, mut packed_dot, mut has_clock) = (false, false, false);
         if missing.is_none() {
-            let features = self.features(raw, has(khr::cooperative_matrix::NAME));
+            let features = self.features(
+                raw,
+                has(khr::cooperative_matrix::NAME),
+                has(khr::shader_clock::NAME),
+            );
+            has_clock = features.clock;
             missing = features.missing.or_else(|| {
                 let has = vulkan11.subgroup_supported_operations.contains(SUBGROUP_OPERATIONS);
                 (!has).then_some("subgroup arithmetic, votes or shuffles")
@@ -293,6 +300,7 @@ impl Instance {
             max_buffer_bytes: if modern { vulkan13.max_buffer_size } else { 1 << 30 },
             memory,
             has_budget,
+            has_clock,
             has_statistics: modern && has(khr::pipeline_executable_properties::NAME),
             free: has_budget.then(|| self.free(raw)),
             queue_family: family.unwrap_or(0) as u32,
@@ -324,11 +332,12 @@ impl Instance {
         std::array::from_fn(|heap| budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]))
     }
 
-    fn features(&self, raw: vk::PhysicalDevice, ask_cooperative: bool) -> Found {
+    fn features(&self, raw: vk::PhysicalDevice, ask_cooperative: bool, ask_clock: bool) -> Found {
         let mut f11 = vk::PhysicalDeviceVulkan11Features::default();
         let mut f12 = vk::PhysicalDeviceVulkan12Features::default();
         let mut f13 = vk::PhysicalDeviceVulkan13Features::default();
         let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+        let mut clock = vk::PhysicalDeviceShaderClockFeaturesKHR::default();
         let mut features = vk::PhysicalDeviceFeatures2::default()
             .push_next(&mut f11)
             .push_next(&mut f12)
@@ -336,8 +345,11 @@ impl Instance {
         if ask_cooperative {
             features = features.push_next(&mut matrix);
         }
+        if ask_clock {
+            features = features.push_next(&mut clock);
+        }
         // SAFETY: VUID-VkPhysicalDeviceFeatures2-pNext-pNext: `adapter` calls this for devices of version 1.3, and says
-        // whether they have the extension of the last structure.
+        // whether they have the extensions of the last structures.
         unsafe { self.raw.get_physical_device_features2(raw, &mut features) };
         let needed = [
             (f11.storage_buffer16_bit_access, "16-bit storage"),
@@ -354,7 +366,8 @@ impl Instance {
         // Naga's words for matrices declare the Vulkan memory model, and barriers of buffers have scope `Device`.
         let model =
             f12.vulkan_memory_model == vk::TRUE && f12.vulkan_memory_model_device_scope == vk::TRUE;
-        Found { missing, cooperative: matrix.cooperative_matrix == vk::TRUE && model }
+        let cooperative = matrix.cooperative_matrix == vk::TRUE && model;
+        Found { missing, cooperative, clock: clock.shader_device_clock == vk::TRUE }
     }
 
     /// Whether the device multiplies 16x16 tiles of f16 into f32 sums across a subgroup.
@@ -374,6 +387,7 @@ impl Instance {
 struct Found {
     missing: Option<&'static str>,
     cooperative: bool,
+    clock: bool,
 }
 
 impl Adapter {

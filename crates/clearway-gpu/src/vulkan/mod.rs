@@ -16,7 +16,7 @@
 //! | `spirv` | what the Vulkan memory model asks for, added to naga's words |
 //! | `scratch` | memory beside the operands |
 //! | `program`, `record` | the recorded commands |
-//! | `waits`, `order` | counters in place of barriers; whether a device starts workgroups in order |
+//! | `waits`, `order`, `measured` | counters in place of barriers; whether a device starts workgroups in order; how long they wait |
 //!
 //! Bindings, checks and the proof of a list are those of `lowering`.
 
@@ -27,6 +27,7 @@ mod guards;
 mod handle;
 mod heap;
 mod instance;
+mod measured;
 mod memory;
 mod order;
 mod pipeline;
@@ -109,6 +110,8 @@ pub enum Counting {
     Idle,
     /// For tests: on every device, and every list has a wait that never ends.
     Stalling,
+    /// For tests: on every device, and nobody looks at a counter more than twice.
+    Impatient,
 }
 
 /// Bytes of memory from which on a device takes prompts in long batches.
@@ -312,6 +315,10 @@ impl Device for VulkanDevice {
     fn quantises_activations(&self) -> bool {
         // Products of few rows with weights in planes do.
         !self.context.instance.options.float_activations
+    }
+
+    fn without_counters(&self) -> Option<&'static str> {
+        self.context.without_counters()
     }
 
     fn host_is_far(&self) -> bool {

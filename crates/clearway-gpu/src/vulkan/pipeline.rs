@@ -18,7 +18,7 @@ use crate::device::KernelStatistics;
 use crate::error::{GpuError, Result};
 use crate::lowering::cache::DiskCache;
 use crate::lowering::{MAX_COUNTED_BINDINGS, parallel};
-use crate::wgsl::{COUNTERS, Trust};
+use crate::wgsl::{CLOCK, COUNTERS, Trust};
 
 /// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
 /// on disk are not taken for them.
@@ -120,6 +120,14 @@ impl Pipelines {
     /// What the driver says of the pipelines made so far.
     pub(super) fn statistics(&self) -> Vec<KernelStatistics> {
         self.statistics.all()
+    }
+
+    /// The text of a pipeline that was made here.
+    pub(super) fn source_of(&self, pipeline: vk::Pipeline) -> Option<String> {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_of =
+            |of_text: &FxHashMap<Trust, vk::Pipeline>| of_text.values().any(|&p| p == pipeline);
+        made.0.iter().find(|(_, of_text)| is_of(of_text)).map(|(source, _)| source.clone())
     }
 
     /// Number of pipelines made of a text with these words in it.
@@ -352,6 +360,9 @@ pub(super) fn to_spirv(source: &str, guards: &Guards) -> std::result::Result<Vec
         .map_err(|error| error.to_string())?;
     if guards.declared.is_none() && source.contains(COUNTERS) {
         words = spirv::fences::fences(&words).map_err(|error| error.to_string())?;
+        if source.contains(CLOCK) {
+            words = spirv::clock::clocks(&words).map_err(|error| error.to_string())?;
+        }
     }
     spirv::repair(words).map_err(|error| error.to_string())
 }

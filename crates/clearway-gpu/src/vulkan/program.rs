@@ -10,15 +10,15 @@ use smallvec::SmallVec;
 use super::context::Context;
 use super::memory::VulkanMemory;
 use super::pipeline::Wanted;
-use super::record::{Clock, Edge};
+use super::record::{Clock, Edge, Stamps};
 use super::waits::Waits;
 use crate::device::{DeviceMemory, Program, Ticket};
 use crate::error::{GpuError, Result};
 use crate::lowering::lowered::{Lowered as List, Role};
 use crate::lowering::wait_predictor::WaitPredictor;
 use crate::lowering::{Backend, Submitted};
-use crate::profile::{Profile, ProfileClock, ProfileMode, ProfileSpan};
-use crate::wgsl::Packing;
+use crate::profile::{Profile, ProfileClock, ProfileMode, ProfileSpan, WaitProfile};
+use crate::wgsl::{Packing, SYNC_WORDS};
 
 type Lowered = List<vk::DescriptorBufferInfo>;
 
@@ -36,9 +36,9 @@ pub(super) struct VulkanProgram {
     /// Barriers that are counters.
     pub(super) waits: Option<Waits>,
     /// The uniform blocks.
-    blocks: Arc<VulkanMemory>,
+    pub(super) blocks: Arc<VulkanMemory>,
     /// What was handed over last.
-    running: Ticket,
+    pub(super) running: Ticket,
     predictor: WaitPredictor,
     /// Operands and uniform blocks, alive as long as the device may use them.
     memory: Vec<Arc<VulkanMemory>>,
@@ -61,6 +61,10 @@ pub(super) struct Launch {
     pub(super) set: vk::DescriptorSet,
     pub(super) groups: [u32; 3],
     pub(super) role: Role,
+    /// Storage bindings.
+    pub(super) bindings: usize,
+    /// Where its words for counters lie in the uniform blocks, if it is counted.
+    pub(super) sync: Option<usize>,
     pub(super) label: CString,
 }
 
@@ -193,6 +197,8 @@ impl VulkanProgram {
                 set,
                 groups: step.groups,
                 role: step.role,
+                bindings: step.bound.ranges.len(),
+                sync: step.counted.then(|| at + len - SYNC_WORDS),
                 label: CString::new(step.label.replace('\0', " ")).unwrap_or_default(),
             });
         }
@@ -211,7 +217,7 @@ impl VulkanProgram {
     }
 
     /// Fails if workgroups have waited in vain. From then on barriers stand between all groups.
-    fn check_waits(&mut self) -> Result<()> {
+    pub(super) fn check_waits(&mut self) -> Result<()> {
         let stalled = match &self.waits {
             Some(waits) => waits.are_used() && waits.stalled()?,
             None => false,
@@ -221,6 +227,12 @@ impl VulkanProgram {
         }
         self.context.wait(self.running.clock)?;
         self.context.stall();
+        self.back_to_barriers()?;
+        Err(GpuError::Stalled { device: self.context.info.name.clone() })
+    }
+
+    /// Puts barriers between all groups. Nothing of the program may be under way.
+    fn back_to_barriers(&mut self) -> Result<()> {
         // Until the commands with barriers are there, the old ones stay: they stall again rather than compute without order.
         let commands = self.allocate_commands()?;
         let waits = self.waits.take();
@@ -237,8 +249,7 @@ impl VulkanProgram {
         // just waited for. They come from this pool, and nothing names them any more.
         unsafe { self.context.raw.free_command_buffers(self.pool, &old) };
         // `memory` keeps the counters: kernels are still bound to them.
-        waits.map_or(Ok(()), |waits| waits.stop(&self.blocks))?;
-        Err(GpuError::Stalled { device: self.context.info.name.clone() })
+        waits.map_or(Ok(()), |waits| waits.stop(&self.blocks))
     }
 
     fn allocate_commands(&self) -> Result<vk::CommandBuffer> {
@@ -252,12 +263,15 @@ impl VulkanProgram {
         Ok(commands[0])
     }
 
-    fn measure(&mut self, clock: &Clock, commands: vk::CommandBuffer) -> Result<Profile> {
+    fn measure(
+        &mut self,
+        mode: ProfileMode,
+        clock: &Clock,
+        commands: vk::CommandBuffer,
+    ) -> Result<Profile> {
         let context = self.context.clone();
         self.record(commands, 1, Some(clock))?;
-        // SAFETY: VUID-vkResetQueryPool-None-02665 and -02741: host query reset is enabled, which opening requires, and
-        // the pool is new, so no submission uses it. It has that many queries (-firstQuery-09436).
-        unsafe { context.raw.reset_query_pool(clock.pool, 0, clock.stamps) };
+        self.reset_clock(clock);
         let start = Instant::now();
         let info = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
         self.running.clock = context.submit(&info)?;
@@ -267,7 +281,7 @@ impl VulkanProgram {
         let ns = self.stamps_ns(clock, clock.stamps)?;
         let spans = ns.windows(2).map(|w| ProfileSpan { start_ns: w[0], end_ns: w[1] }).collect();
         Ok(Profile {
-            mode: clock.mode,
+            mode,
             clock: ProfileClock::Gpu,
             spans,
             submit_ns,
@@ -306,23 +320,76 @@ impl VulkanProgram {
         Ok(self.stamps_ns(clock, stamp)?[1] / CALIBRATION)
     }
 
+    /// Makes the stamps ready for a submission. None that uses them may be under way.
+    pub(super) fn reset_clock(&self, clock: &Clock) {
+        // SAFETY: VUID-vkResetQueryPool-None-02665 and -02741: host query reset is enabled, which opening requires, and
+        // callers have waited for every submission that uses the pool. It has that many queries (-firstQuery-09436).
+        unsafe { self.context.raw.reset_query_pool(clock.pool, 0, clock.stamps) };
+    }
+
+    /// The bits of a time stamp that count.
+    pub(super) fn stamp_mask(&self) -> u64 {
+        match self.context.adapter.timestamp_bits {
+            64.. => u64::MAX,
+            bits => (1 << bits) - 1,
+        }
+    }
+
     /// The first `count` stamps of a submission that is done, in nanoseconds after the first.
     fn stamps_ns(&self, clock: &Clock, count: u32) -> Result<Vec<u64>> {
+        let stamps = self.stamps(clock, count)?;
+        let period = f64::from(self.context.adapter.limits.timestamp_period);
+        let first = stamps.first().copied().unwrap_or(0);
+        let mask = self.stamp_mask();
+        let since_first = |s: &u64| ((s.wrapping_sub(first) & mask) as f64 * period) as u64;
+        Ok(stamps.iter().map(since_first).collect())
+    }
+
+    /// The first `count` stamps of a submission that is done, as the device has them.
+    pub(super) fn stamps(&self, clock: &Clock, count: u32) -> Result<Vec<u64>> {
         let context = &self.context;
         let mut stamps = vec![0_u64; count as usize];
         let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
-        // SAFETY: VUID-vkGetQueryPoolResults-None-09401: both callers have waited for the submission that wrote these
+        // SAFETY: VUID-vkGetQueryPoolResults-None-09401: all callers have waited for the submission that wrote these
         // queries. The room is as long as they are (-dataSize-00817), in 64 bits (-flags-02828).
         unsafe { context.raw.get_query_pool_results(clock.pool, 0, &mut stamps, flags) }
             .map_err(|e| context.error("vkGetQueryPoolResults", e))?;
-        let period = f64::from(context.adapter.limits.timestamp_period);
-        let mask = match context.adapter.timestamp_bits {
-            64.. => u64::MAX,
-            bits => (1 << bits) - 1,
-        };
-        let first = stamps.first().copied().unwrap_or(0);
-        let since_first = |s: &u64| ((s.wrapping_sub(first) & mask) as f64 * period) as u64;
-        Ok(stamps.iter().map(since_first).collect())
+        Ok(stamps)
+    }
+
+    /// Does something with so many time stamps and with commands of its own, which it waits for.
+    pub(super) fn clocked<T>(
+        &mut self,
+        at: Stamps,
+        stamps: u32,
+        work: impl FnOnce(&mut Self, &Clock, vk::CommandBuffer) -> Result<T>,
+    ) -> Result<T> {
+        let context = self.context.clone();
+        let info = vk::QueryPoolCreateInfo::default()
+            .query_type(vk::QueryType::TIMESTAMP)
+            // The barriers in a row need two, when the others are read.
+            .query_count(stamps.max(2));
+        // SAFETY: the kind is a plain one and there is a query at least (VUID-VkQueryPoolCreateInfo-queryCount-02763).
+        let pool = unsafe { context.raw.create_query_pool(&info, None) }
+            .map_err(|e| context.error("vkCreateQueryPool", e))?;
+        let clock = Clock { pool, stamps, at };
+        let commands = self.allocate_commands();
+        let found = commands.and_then(|commands| {
+            let found = work(self, &clock, commands);
+            if context.settled(self.running.clock) {
+                // SAFETY: VUID-vkFreeCommandBuffers-pCommandBuffers-00047: no submission of them is under way,
+                // which was just checked. They come from this pool.
+                unsafe { context.raw.free_command_buffers(self.pool, &[commands]) };
+            }
+            found
+        });
+        // A device that does not end its work keeps both; the commands go with the program, if ever.
+        if context.settled(self.running.clock) {
+            // SAFETY: VUID-vkDestroyQueryPool-queryPool-00793: the submissions that use the pool are this
+            // program's and done, which was just checked.
+            unsafe { context.raw.destroy_query_pool(pool, None) };
+        }
+        found
     }
 }
 
@@ -404,8 +471,7 @@ impl Program for VulkanProgram {
     }
 
     fn profile(&mut self, mode: ProfileMode) -> Result<Profile> {
-        let context = self.context.clone();
-        if context.adapter.timestamp_bits == 0 {
+        if self.context.adapter.timestamp_bits == 0 {
             return Err(GpuError::ProfileUnsupported { mode });
         }
         let parts = match mode {
@@ -414,32 +480,22 @@ impl Program for VulkanProgram {
                 self.launches.iter().filter(|launch| launch.role == Role::Last).count()
             }
         };
-        let stamps = parts as u32 + 1;
-        let info = vk::QueryPoolCreateInfo::default()
-            .query_type(vk::QueryType::TIMESTAMP)
-            // The barriers in a row need two, when the others are read.
-            .query_count(stamps.max(2));
-        // SAFETY: the kind is a plain one and there is a query at least (VUID-VkQueryPoolCreateInfo-queryCount-02763).
-        let pool = unsafe { context.raw.create_query_pool(&info, None) }
-            .map_err(|e| context.error("vkCreateQueryPool", e))?;
-        let clock = Clock { pool, stamps, mode };
-        let commands = self.allocate_commands();
-        let profile = commands.and_then(|commands| {
-            let profile = self.measure(&clock, commands);
-            if context.settled(self.running.clock) {
-                // SAFETY: VUID-vkFreeCommandBuffers-pCommandBuffers-00047: no submission of them is under way,
-                // which was just checked. They come from this pool.
-                unsafe { context.raw.free_command_buffers(self.pool, &[commands]) };
-            }
-            profile
-        });
-        // A device that does not end its work keeps both; the commands go with the program, if ever.
-        if context.settled(self.running.clock) {
-            // SAFETY: VUID-vkDestroyQueryPool-queryPool-00793: the submissions that use the pool are this
-            // program's and done, which was just checked.
-            unsafe { context.raw.destroy_query_pool(pool, None) };
-        }
-        profile
+        self.clocked(Stamps::Parts(mode), parts as u32 + 1, |program, clock, commands| {
+            program.measure(mode, clock, commands)
+        })
+    }
+
+    fn waiting_groups(&self) -> usize {
+        self.waits.iter().flat_map(|waits| &waits.groups).filter(|&&wait| wait).count()
+    }
+
+    fn profile_waits(&mut self) -> Result<WaitProfile> {
+        self.measure_waits()
+    }
+
+    fn use_barriers(&mut self) -> Result<()> {
+        self.wait()?;
+        if self.waits.is_none() { Ok(()) } else { self.back_to_barriers() }
     }
 }
 

@@ -11,7 +11,16 @@ use crate::profile::ProfileMode;
 pub(super) struct Clock {
     pub(super) pool: vk::QueryPool,
     pub(super) stamps: u32,
-    pub(super) mode: ProfileMode,
+    pub(super) at: Stamps,
+}
+
+/// Where time stamps stand, besides the start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stamps {
+    /// After each part of this mode.
+    Parts(ProfileMode),
+    /// Where barriers are left, and at the end.
+    Barriers,
 }
 
 /// Where a barrier stands.
@@ -55,13 +64,17 @@ impl VulkanProgram {
 
     fn record_run(&self, commands: vk::CommandBuffer, clock: Option<&Clock>) {
         let raw = &self.context.raw;
-        let serialised = clock.is_some_and(|clock| clock.mode == ProfileMode::Serialised);
+        let at = clock.map(|clock| clock.at);
+        let serialised = at == Some(Stamps::Parts(ProfileMode::Serialised));
         let mut stamp = 0;
         self.stamp(commands, clock, &mut stamp);
         let mut bound = vk::Pipeline::null();
         for (index, group) in self.groups.iter().enumerate() {
             let waits = self.waits.as_ref().is_some_and(|waits| waits.groups[index]);
             if index > 0 && !serialised && !waits {
+                if at == Some(Stamps::Barriers) {
+                    self.stamp(commands, clock, &mut stamp);
+                }
                 self.barrier(commands, Edge::Group);
             }
             for launch in &self.launches[group.clone()] {
@@ -110,9 +123,12 @@ impl VulkanProgram {
                     self.stamp(commands, clock, &mut stamp);
                 }
             }
-            if clock.is_some() && !serialised {
+            if at == Some(Stamps::Parts(ProfileMode::Groups)) {
                 self.stamp(commands, clock, &mut stamp);
             }
+        }
+        if at == Some(Stamps::Barriers) {
+            self.stamp(commands, clock, &mut stamp);
         }
     }
 
@@ -150,9 +166,9 @@ impl VulkanProgram {
     pub(super) fn stamp(&self, commands: vk::CommandBuffer, clock: Option<&Clock>, next: &mut u32) {
         let Some(clock) = clock else { return };
         let stage = vk::PipelineStageFlags2::COMPUTE_SHADER;
-        // SAFETY: callers have begun the commands. `profile` made a query for every stamp (VUID-vkCmdWriteTimestamp2-
-        // query-04903) on a queue with time stamps (-timestampValidBits-03863); `measure` resets them before
-        // the submission (-None-03864).
+        // SAFETY: callers have begun the commands. `clocked` made a query for every stamp (VUID-vkCmdWriteTimestamp2-
+        // query-04903) on a queue with time stamps (-timestampValidBits-03863); `reset_clock` comes before
+        // each submission (-None-03864).
         unsafe { self.context.raw.cmd_write_timestamp2(commands, stage, clock.pool, *next) };
         *next += 1;
     }

@@ -6,6 +6,7 @@ use ash::vk;
 
 use super::Counting;
 use super::context::Context;
+use super::measured::NOTE_WORDS;
 use super::memory::VulkanMemory;
 use super::scratch::range_of;
 use crate::counters::{check, place};
@@ -23,7 +24,9 @@ const PATIENCE: u32 = 1 << 19;
 pub(super) struct Waits {
     /// For each group, whether its workgroups wait for the group before it.
     pub(super) groups: Vec<bool>,
-    counters: Arc<VulkanMemory>,
+    pub(super) counters: Arc<VulkanMemory>,
+    /// Where workgroups leave notes if they are measured, in words from the start of the counters.
+    pub(super) notes_at: u32,
     /// Where a workgroup that has waited in vain says so: in memory of the host.
     fault: Arc<VulkanMemory>,
     /// The uniform blocks without waits.
@@ -83,8 +86,17 @@ impl Lowered<Info> {
             first.into_iter().for_each(|sync| sync.target += 1);
         }
         self.write_syncs(&placed);
-        let counters = VulkanMemory::zeroed(context, u64::from(placed.words) * 4)?;
-        counters.write(BOUND_AT, &PATIENCE.to_le_bytes())?;
+        let notes = u64::from(NOTE_WORDS) * self.steps.len() as u64;
+        let counters = VulkanMemory::zeroed(context, (u64::from(placed.words) + notes) * 4)?;
+        let impatient = context.instance.options.counting == Counting::Impatient;
+        let patience: u32 = if impatient { 1 } else { PATIENCE };
+        counters.write(BOUND_AT, &patience.to_le_bytes())?;
+        if impatient {
+            // For tests: it is asked for after every look.
+            for (_, text, _) in &mut self.sources {
+                *text = text.replace(LOOKS, "polls % 1u == 0u");
+            }
+        }
         for step in self.steps.iter_mut().filter(|step| step.counted) {
             for memory in [&counters, &fault] {
                 let (buffer, offset) = (memory.piece.buffer, memory.piece.offset);
@@ -92,10 +104,13 @@ impl Lowered<Info> {
             }
         }
         let (counters, fault) = (Arc::new(counters), Arc::new(fault));
-        Ok(Some(Waits { groups: placed.waits, counters, fault, plain }))
+        let notes_at = placed.words;
+        Ok(Some(Waits { groups: placed.waits, counters, notes_at, fault, plain }))
     }
 }
 
+/// How often the text of a kernel asks for the bound of polls.
+const LOOKS: &str = "polls % 64u == 0u";
 /// Where the bound of polls lies.
 const BOUND_AT: u64 = 4;
 const FAULT_BYTES: u64 = 4;

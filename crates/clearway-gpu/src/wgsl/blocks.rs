@@ -45,6 +45,8 @@ fn block_text(dtype: DType) -> &'static str {
         DType::IQ4_NL => include_str!("kernels/blocks/iq4_nl.wgsl"),
         DType::IQ4_XS => include_str!("kernels/blocks/iq4_xs.wgsl"),
         DType::MXFP4 => include_str!("kernels/blocks/mxfp4.wgsl"),
-        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 => "",
+        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 | DType::C8 => {
+            ""
+        }
     }
 }

@@ -40,6 +40,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         | Kind::RouterTopK
         | Kind::RouterGroups
         | Kind::ExpertSum
+        | Kind::ExpertSumAdd
         | Kind::Rope
         | Kind::Softmax
         | Kind::KvWrite
@@ -49,6 +50,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         | Kind::TopK
         | Kind::Fill
         | Kind::RmsNormMul
+        | Kind::RmsNormMulAdd
         | Kind::AddRmsNorm
         | Kind::AddRmsNormMul
         | Kind::RopeKvWrite
@@ -75,6 +77,13 @@ pub fn has_fused(
     };
     let bound = request.bindings.len();
     let layout = |slot| product.operand(slot, bound).map(|index| &request.bindings[index].layout);
+    if let (Some(w), Some(cache)) = (layout(Slot::Weight), layout(Slot::Cache)) {
+        let rotation = product.epilogue().rope.then(|| &request.params[product.rope_params()..]);
+        let normed = layout(Slot::HeadNormWeight).is_some();
+        if !matvec::has_cache(target, w, cache, rotation, normed) {
+            return false;
+        }
+    }
     let matrices = request.kind.spec().into_iter().flat_map(OpSpec::matrices);
     let suit = || matrices.filter_map(|index| request.bindings.get(index)).all(suits);
     if request.bindings.iter().any(|view| view.layout.dtype() == DType::A8) {
@@ -83,7 +92,8 @@ pub fn has_fused(
     if let Some(halves) = halves_in(request, target) {
         return halves && suit();
     }
-    let thin = |x: &Layout, w: &Layout| thin::takes(target, x.rows(), w);
+    let one = !product.is_of_experts();
+    let thin = |x: &Layout, w: &Layout| one && thin::takes(target, x.rows(), w);
     let thin = layout(Slot::Input).zip(layout(Slot::Weight)).is_some_and(|(x, w)| thin(x, w));
     product.is_basic() || (!thin && matvec::has_fused(target, layout) && suit())
 }

@@ -32,8 +32,16 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         && run(job) <= MAX_TOKENS
         && tokens <= job.target.max_groups
         && share <= 8
+        // A lane has scores of one query only.
+        && share.next_power_of_two() <= team
         && job.target.tickets;
-    if !fits || !(1..=2).all(|cache| is_in_eights(job, cache)) {
+    let chunks = job.dtype(1) == DType::C8;
+    // Scales are read by words, of which a head has whole ones.
+    let lies = match chunks {
+        true => head.is_multiple_of(64) && (1..=2).all(|cache| job.operands[cache].is_aligned()),
+        false => (1..=2).all(|cache| is_in_eights(job, cache)),
+    };
+    if !fits || !lies {
         return None;
     }
     // What the subgroups leave for one another must fit.
@@ -54,13 +62,17 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     if !SPLIT.is_multiple_of(teams) || splits > job.target.max_groups {
         return None;
     }
+    // Rows of 8 bits are half as long: more of them are under way, where registers are left.
+    let few_bytes = chunks && share <= 2;
     // Splits up to which a workgroup for each query keeps the device busier than one for all that share a head, without
     // workgroups that long caches do not need.
     let few = (job.target.processors * 3 / 2 / queries).min((splits / share).max(1));
     let q = job.dtype(0) == DType::F32
         && job.operands[0].is_aligned()
         && job.layout(0).strides4()[1..3].iter().all(|stride| stride.is_multiple_of(4));
-    let source = Source::new(job).view(1, View::Quads).view(2, View::Quads);
+    let (view, eight) =
+        if chunks { (View::Pairs, EIGHT_QUANTS) } else { (View::Quads, EIGHT_HALVES) };
+    let source = Source::new(job).view(1, view).view(2, view);
     let source = if tokens == 1 { source.baked() } else { source };
     let source =
         if q { source.view(0, View::Quads).body(Q_QUADS) } else { source.body(Q_ELEMENTS) };
@@ -75,19 +87,75 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         .constant("TEAM", team)
         .constant("SUBGROUP", subgroup)
         .body(MATH)
+        .body(eight)
         .body(front(TEXT))
-        .body(&attend("one", 1, (SPLIT / teams).min(8))?)
-        .body(&attend("all", share, (SPLIT / teams).min(4))?)
+        .body(&attend(chunks, "one", 1, (SPLIT / teams).min(8), team)?)
+        .body(&attend(
+            chunks,
+            "all",
+            share,
+            (SPLIT / teams).min(if few_bytes { 8 } else { 4 }),
+            team,
+        )?)
         .counted();
     Some(source.build([splits.max(few * share), kv_heads, tokens]))
 }
 
-/// Attention of `share` queries, with so many rows of a team under way.
-fn attend(name: &str, share: u32, unroll: u32) -> Option<String> {
-    let (share, unroll) = (format!("{share}u"), format!("{unroll}u"));
-    let holes = [("share", &*share), ("unroll", &unroll), ("name", name)];
-    Some(fill(piece(TEXT, "attend")?, &holes))
+/// Attention of `share` queries by teams of so many lanes, with so many rows of a team under way, over a cache of chunks or of f16.
+fn attend(chunks: bool, name: &str, share: u32, unroll: u32, team: u32) -> Option<String> {
+    let cache = match chunks {
+        true => [
+            ("raw", "vec2<u32>"),
+            ("more_scales", MORE_SCALES),
+            ("fetch_scales", FETCH_SCALES),
+            ("of_key", " * scale_of(k_scales[i], lane)"),
+            ("of_value", " * scale_of(v_scales[i], lane)"),
+        ],
+        false => [
+            ("raw", "vec4<u32>"),
+            ("more_scales", ""),
+            ("fetch_scales", ""),
+            ("of_key", ""),
+            ("of_value", ""),
+        ],
+    };
+    let scores = share.next_power_of_two() * unroll;
+    let (per, copies) = ((scores / team).max(1), (team / scores).max(1));
+    let mut folds = String::new();
+    let (mut left, mut mask) = (scores, team / 2);
+    while mask > 0 {
+        let (half, lanes) = ((left / 2).to_string(), mask.to_string());
+        let step = if left > 1 { "exchange" } else { "sum" };
+        folds += &fill(piece(TEXT, step)?, &[("half", &*half), ("mask", &*lanes)]);
+        left = (left / 2).max(1);
+        mask /= 2;
+    }
+    let numbers = [("share", share), ("unroll", unroll), ("scores", scores)];
+    let numbers = numbers.into_iter().chain([("per", per), ("copies", copies)]);
+    let numbers: Vec<(&str, String)> = numbers.map(|(n, value)| (n, format!("{value}u"))).collect();
+    let mut holes: Vec<(&str, &str)> = numbers.iter().map(|(n, value)| (*n, &**value)).collect();
+    holes.extend([("name", name), ("folds", &*folds)]);
+    Some(fill(&fill(piece(TEXT, "attend")?, &cache), &holes))
 }
+
+const MORE_SCALES: &str = "
+        var k_scales: array<u32, $unroll>;
+        var v_scales: array<u32, $unroll>;";
+
+const FETCH_SCALES: &str = "
+            k_scales[i] = scales_k(row * P.k.stride.y + kv_head * P.k.stride.z + lane * 8u);
+            v_scales[i] = scales_v(row * P.v.stride.y + kv_head * P.v.stride.z + lane * 8u);";
+
+const EIGHT_QUANTS: &str = include_str!("kernels/attention_decode_chunks.wgsl");
+
+const EIGHT_HALVES: &str = "
+fn eight(q: vec4<u32>) -> array<vec4<f32>, 2> {
+    return array<vec4<f32>, 2>(
+        vec4<f32>(unpack2x16float(q.x), unpack2x16float(q.y)),
+        vec4<f32>(unpack2x16float(q.z), unpack2x16float(q.w)),
+    );
+}
+";
 
 const TEXT: &str = include_str!("kernels/attention_decode.wgsl");
 

@@ -78,15 +78,15 @@ pub(super) fn concat(job: &Job<'_>) -> Kernel {
     each(job, source.body(OF_RESULT).body(apply), elems(job))
 }
 
-/// Experts are added in the order of the router.
-pub(super) fn expert_sum(job: &Job<'_>) -> Kernel {
-    on_elements(
-        job,
+/// Experts are added in the order of the router, and then what is behind them.
+pub(super) fn expert_sum(job: &Job<'_>, behind: &str) -> Kernel {
+    let text = format!(
         "var sum = 0.0;
-    for (var slot = 0u; slot < P.weights.shape.w; slot++) {
+    for (var slot = 0u; slot < P.weights.shape.w; slot++) {{
         let weight = get_weights(row_weights(c.z) + slot);
         sum = fma(weight, get_x(at_x(vec4<u32>(0u, c.z, slot, c.w))), sum);
-    }
-    put_y(at_y(c), sum);",
-    )
+    }}
+    put_y(at_y(c), sum{behind});"
+    );
+    on_elements(job, &text)
 }

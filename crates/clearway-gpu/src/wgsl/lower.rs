@@ -28,11 +28,19 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
         Kind::Copy => Ok(elementwise::copy(job)),
         Kind::Concat => Ok(elementwise::concat(job)),
         Kind::Fill => Ok(elementwise::fill(job)),
-        Kind::ExpertSum => Ok(elementwise::expert_sum(job)),
-        Kind::RmsNorm => rows::norm(job, None, None),
-        Kind::RmsNormMul => rows::norm(job, None, Some(1)),
-        Kind::AddRmsNorm => rows::norm(job, Some(1), None),
-        Kind::AddRmsNormMul => rows::norm(job, Some(1), Some(2)),
+        Kind::ExpertSum => Ok(elementwise::expert_sum(job, "")),
+        Kind::ExpertSumAdd => Ok(elementwise::expert_sum(&job.spread(2)?, " + get_c(at_c(c))")),
+        Kind::RmsNorm => rows::norm(job, rows::Around::default()),
+        Kind::RmsNormMul => rows::norm(job, rows::Around { weight: Some(1), ..Default::default() }),
+        Kind::RmsNormMulAdd => {
+            let around = rows::Around { weight: Some(1), residual: Some(2), addend: None };
+            rows::norm(job, around)
+        }
+        Kind::AddRmsNorm => rows::norm(job, rows::Around { addend: Some(1), ..Default::default() }),
+        Kind::AddRmsNormMul => {
+            let around = rows::Around { addend: Some(1), weight: Some(2), residual: None };
+            rows::norm(job, around)
+        }
         Kind::LayerNorm => Ok(rows::layer_norm(job)),
         Kind::Softmax => Ok(rows::softmax(job)),
         Kind::Rope => Ok(rows::rope(job)),

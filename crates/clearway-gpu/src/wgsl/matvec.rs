@@ -22,6 +22,9 @@ const MOST_COUNTED: u32 = 16;
 /// Teams of a workgroup that rounds its results, of which each has two.
 const LEAST_TEAMS: u32 = CHUNK as u32 / 2;
 
+/// Operands of a product that does something with heads.
+const HEADS: [Slot; 3] = [Slot::HeadNormWeight, Slot::Factors, Slot::Cache];
+
 /// What the text needs to know of a product.
 struct Shape {
     inner: u32,
@@ -53,12 +56,14 @@ pub(super) fn has_fused<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a L
             && w.cols().is_multiple_of(8));
     // Where the result goes to heads: weights in one piece, since rows that belong together must not be tiling
     // apart, and a lane for each row of activations.
-    let heads = find(Slot::Factors).or(find(Slot::Cache)).is_some();
+    let heads = HEADS.into_iter().any(|slot| find(slot).is_some());
     let whole = w.span_bytes() <= target.max_binding / 2 && w.cols() >= CHUNK * MAX_COLS;
     // Pairs of elements are turned together, those beyond them stay in pairs, too.
     let result = find(Slot::Cache).or(find(Slot::Result));
     let even = result.is_some_and(|result| result.cols().is_multiple_of(2));
     let whole = whole && (find(Slot::Factors).is_none() || even);
+    // Parts of a head that is normed meet in scratch.
+    let whole = whole && owns_heads(target, x.rows(), find(Slot::HeadNormWeight));
     // The norm of a row that nobody has as a whole exists only rounded.
     let fits = x.rows() <= MAX_COLS
         && target.subgroup >= MAX_COLS as u32
@@ -82,17 +87,50 @@ pub(super) fn has_rounded<'a>(target: &Target, find: impl Fn(Slot) -> Option<&'a
     let writes = find(Slot::Result).filter(|y| y.dtype() == DType::A8);
     let writes = writes.map_or(find(Slot::NextNormWeight).is_none(), |y| teams && busy(y));
     // Of several rows each has a lane that turns it or finds its place in the cache.
-    let heads = find(Slot::Factors).or(find(Slot::Cache)).is_some();
+    let heads = HEADS.into_iter().any(|slot| find(slot).is_some());
+    let meets = owns_heads(target, x.rows(), find(Slot::HeadNormWeight));
     let team = (w.cols() / CHUNK).min(target.subgroup as usize);
     let lanes = x.rows() == 1 || !heads || team >= x.rows();
     let readable = matches!(x.dtype(), DType::F32 | DType::A8);
     let few = x.rows() <= MAX_COLS && x.is_dense() && readable && lanes;
-    few && whole && planes && even && writes && target.subgroup >= MAX_COLS as u32
+    few && whole && meets && planes && even && writes && target.subgroup >= MAX_COLS as u32
+}
+
+/// Whether a workgroup can have a whole head that is normed, for all rows of activations.
+fn owns_heads(target: &Target, rows: usize, weight: Option<&Layout>) -> bool {
+    let most = target.max_invocations.min(1024) / 2 * MOST_ROWS;
+    weight.is_none_or(|weight| {
+        let head = weight.cols();
+        head <= most as usize && head * rows <= (target.shared_bytes / 16) as usize
+    })
+}
+
+/// Rows of weights of a team at most, where a workgroup has whole heads.
+const MOST_ROWS: u32 = 4;
+
+/// Whether a product that writes a cache has a kernel for it here: whole chunks of a cache of 8 bits are those of a workgroup, and
+/// every row of activations has a lane. `rotation` has the constants of the rotation, if there is one; heads that are normed
+/// are written element by element.
+pub(super) fn has_cache(
+    target: &Target,
+    w: &Layout,
+    cache: &Layout,
+    rotation: Option<&[u32]>,
+    normed: bool,
+) -> bool {
+    cache.dtype() != DType::C8
+        || (!normed
+            && super::planes::supports(w)
+            && w.cols() >= CHUNK * MAX_COLS
+            && target.max_invocations >= (CHUNK * MAX_COLS) as u32
+            && rotation.is_none_or(|turn| epilogue::turns_in_chunks(cache.cols(), turn)))
 }
 
 /// How many variants a product of one row, or of quantised rows, has.
 pub(super) fn choices(job: &Job<'_>) -> u8 {
     let tried = job.layout(0).rows() == 1 || job.dtype(0) == DType::A8;
+    // Which weights are read is in memory, and that differs from what it is in a model.
+    let tried = tried && job.slot(Slot::Ids).is_none();
     let variants = if tried && job.slot(Slot::Weight).is_some() { Variant::ALL.len() } else { 1 };
     variants as u8
 }
@@ -123,14 +161,14 @@ impl Variant {
 
 /// The kernel for a product of few rows, if the weights lie so that there is one.
 pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
-    let experts = job.kind == Kind::MatMulExperts;
-    let weights = if experts { 1 } else { job.slot(Slot::Weight)? };
+    let ids = if job.kind == Kind::MatMulExperts { Some(2) } else { job.slot(Slot::Ids) };
+    let weights = if job.kind == Kind::MatMulExperts { 1 } else { job.slot(Slot::Weight)? };
     let layout = job.layout(weights);
     let shape = Shape {
         inner: layout.cols() as u32,
         outer: layout.shape4()[2],
-        cols: if experts { 1 } else { job.layout(0).rows() as u32 },
-        pairs: if experts { job.layout(2).elems() as u32 } else { 1 },
+        cols: if ids.is_some() { 1 } else { job.layout(0).rows() as u32 },
+        pairs: ids.map_or(1, |ids| job.layout(ids).elems() as u32),
         weights,
         gate: job.slot(Slot::UpWeight),
     };
@@ -141,6 +179,14 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     {
         return None;
     }
+    if let Some(cache) = job.slot(Slot::Cache) {
+        let rotation = job.kind.product().filter(|product| product.epilogue().rope);
+        let rotation = rotation.map(|product| &job.params[product.rope_params()..]);
+        let normed = job.slot(Slot::HeadNormWeight).is_some();
+        if !has_cache(job.target, layout, job.layout(cache), rotation, normed) {
+            return None;
+        }
+    }
     let w = &job.operands[weights];
     for index in [Some(weights), shape.gate].into_iter().flatten() {
         let operand = &job.operands[index];
@@ -150,7 +196,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         }
     }
     match job.dtype(0) {
-        _ if quantised && (experts || !w.in_planes()) => None,
+        _ if quantised && (ids.is_some() || !w.in_planes()) => None,
         DType::A8 => rounded(job, &shape),
         DType::A16 => None,
         _ if w.in_planes() => blocks(job, &shape),
@@ -194,7 +240,7 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .constant("GATES", shape.gate.is_some().into())
         .body(TEAM)
         .body(ROUNDED);
-    let source = epilogue::close(source, job).body(&text);
+    let source = epilogue::close(source, job, unit(shape, &tiling))?.body(&text);
     let groups = groups(job, shape, &tiling);
     // The kernel of several rows has an entry point of its own.
     let source = match shape.cols {
@@ -210,11 +256,23 @@ fn loads_of_a_row(job: &Job<'_>, shape: &Shape, tiling: &Tiling) -> u32 {
     // The largest workgroups leave few registers to each invocation.
     let loads = if tiling.workgroup > 512 { 5 } else { 8 };
     // What is under way during a wait stays in registers, which leaves room for fewer workgroups.
-    let loads = if job.target.counters { 2 } else { loads };
+    let loads = match job.target.counters {
+        // Registers that no other workgroup could use.
+        true if is_single_wave(job, shape, tiling) => 4,
+        true => 2,
+        false => loads,
+    };
     let loads = if Variant::of(job) == Variant::Deeper { 2 * loads } else { loads };
     let depth = (loads / sums(shape, tiling)).max(1);
     let even = (1..=depth).rev().find(|&u| steps.is_multiple_of(u) && 2 * u > depth);
     even.unwrap_or(depth).min(steps)
+}
+
+/// Whether each processor has at most one workgroup of a product, with none of another beside it: heads come in groups of three.
+fn is_single_wave(job: &Job<'_>, shape: &Shape, tiling: &Tiling) -> bool {
+    let workgroups: u32 = groups(job, shape, tiling).iter().product();
+    let heads = job.slot(Slot::Factors).or(job.slot(Slot::Cache)).is_some();
+    !heads && workgroups * tiling.workgroup <= BUSY * job.target.processors
 }
 
 fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
@@ -252,7 +310,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(&gated)
         .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
     let source = source.constant("SUMS", sums(shape, &tiling)).body(TEAM).body(ROUNDED);
-    let source = epilogue::close(source, job);
+    let source = epilogue::close(source, job, unit(shape, &tiling))?;
     let source = if quads { source.body(operand("quads from memory")?) } else { source };
     let source = source.body(&waiting(include_str!("kernels/matvec_blocks.wgsl"))?);
     let groups = groups(job, shape, &tiling);
@@ -262,6 +320,9 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
 }
 
 fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
+    if epilogue::cache_span(job).is_some() {
+        return None;
+    }
     let (load, values) = match job.dtype(shape.weights) {
         DType::F32 => (operand("f32 operand")?, operand("f32")?),
         DType::F16 => (operand("16 bits operand")?, operand("f16")?),
@@ -300,6 +361,7 @@ fn floats(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(operand(if quads { "rows in quads" } else { "rows by elements" })?);
     let squares = if job.slot(Slot::NormWeight).is_some() { shape.cols } else { 0 };
     let source = source.constant("SUMS", sums(shape, &tiling) + squares).body(TEAM);
+    let source = epilogue::close(source, job, unit(shape, &tiling))?;
     let source = source.body(&waiting(include_str!("kernels/matvec_floats.wgsl"))?);
     let groups = groups(job, shape, &tiling);
     let source = match quads {
@@ -331,7 +393,8 @@ fn staged<'a>(
 /// its weights. One of very many workgroups pays for counting each of them, and has one barrier to save.
 fn is_counted(job: &Job<'_>, groups: [u32; 3]) -> bool {
     let few = groups.iter().product::<u32>() <= MOST_COUNTED * job.target.processors;
-    job.target.counters && job.kind.product().is_some() && few
+    let fixed = job.kind.product().is_some_and(|product| !product.is_of_experts());
+    job.target.counters && fixed && few
 }
 
 /// Numbers a team sums up.
@@ -388,14 +451,17 @@ fn common<'a>(
         .line(&format!("const NORM = {};\nconst GATED = {};", norm.is_some(), shape.gate.is_some()))
         .body(operand(weight)?);
     Some(match job.kind.product() {
-        Some(_) => epilogue::plain(source, job),
-        None => epilogue::experts(source, job),
+        Some(product) if !product.is_of_experts() => epilogue::plain(source, job),
+        _ => epilogue::experts(source, job),
     })
 }
 
 /// As [`tiling`], where every workgroup rounds all activations for itself first: an invocation for each
 /// four of them, so that this takes one turn.
 fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Tiling {
+    if let Some(head) = epilogue::normed_head(job) {
+        return cut_heads(job, shape, head, shape.inner / CHUNK as u32);
+    }
     let (target, variant) = (job.target, Variant::of(job));
     let team = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
     let most = (target.max_invocations / target.subgroup * target.subgroup).min(1024);
@@ -404,6 +470,9 @@ fn cut_blocks(job: &Job<'_>, shape: &Shape) -> Tiling {
     let workgroup =
         if variant == Variant::Smaller { (workgroup / 2).max(least) } else { workgroup };
     let teams = workgroup / team;
+    if let Some(span) = epilogue::cache_span(job) {
+        return cut_for_cache(job, span, team);
+    }
     if epilogue::in_pairs(job) {
         return Tiling { workgroup, team, rows: 2, span: 2 * teams };
     }
@@ -439,9 +508,25 @@ fn cut_for_chunks(job: &Job<'_>, shape: &Shape, workgroup: u32, team: u32) -> Ti
     Tiling { workgroup, team, rows, span }
 }
 
+/// As many teams as make whole chunks of a cache, in whole subgroups, with two rows each: those of a pair where heads are turned.
+fn cut_for_cache(job: &Job<'_>, span: u32, mut team: u32) -> Tiling {
+    let target = job.target;
+    let (rows, most) = (2, target.max_invocations / target.subgroup * target.subgroup);
+    while span / rows * team > most {
+        team /= 2;
+    }
+    while span / rows * team < target.subgroup {
+        team *= 2;
+    }
+    Tiling { workgroup: span / rows * team, team, rows, span }
+}
+
 /// Small workgroups: nothing is shared that more of them would have to do again, unless they round what they give.
 /// More lanes to a row where rows are few.
 fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Tiling {
+    if let Some(head) = epilogue::normed_head(job) {
+        return cut_heads(job, shape, head, shape.inner / CHUNK as u32);
+    }
     let (target, variant) = (job.target, Variant::of(job));
     let chunks = shape.inner / CHUNK as u32;
     let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
@@ -452,6 +537,9 @@ fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Tiling {
         let rows = if two { 2 } else { 1 };
         let workgroup = CHUNK as u32 / rows * team;
         return Tiling { workgroup, team, rows, span: CHUNK as u32 };
+    }
+    if let Some(span) = epilogue::cache_span(job) {
+        return cut_for_cache(job, span, team);
     }
     let rows = if epilogue::in_pairs(job) || variant == Variant::OtherRows { 2 } else { 1 };
     while team >= target.subgroup
@@ -469,6 +557,9 @@ fn cut_rounded(job: &Job<'_>, shape: &Shape) -> Tiling {
 /// As [`cut_rounded`], for several rows of activations. Small teams where there are enough of them: those of a subgroup load
 /// the same activations, and sums of a row cross few lanes. Wide ones keep more loads under way where rows are few.
 fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Tiling {
+    if let Some(head) = epilogue::normed_head(job) {
+        return cut_heads(job, shape, head, shape.inner / CHUNK as u32);
+    }
     let (target, variant) = (job.target, Variant::of(job));
     let most = (target.max_invocations / target.subgroup).max(1) * target.subgroup;
     // Second weights count like rows.
@@ -483,7 +574,9 @@ fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Tiling {
     let widest = (shape.inner / CHUNK as u32).next_power_of_two().min(target.subgroup);
     // A lane for each row of activations, and two slices of them with a chunk of results in workgroup memory.
     let mut team = team.max(shape.cols.next_power_of_two()).min(widest);
-    let bytes = |team: u32| shape.cols * (2 * CHUNK_BYTES * team + 4 * CHUNK as u32) + 256;
+    let span = epilogue::cache_span(job);
+    let kept = 4 * span.unwrap_or(CHUNK as u32);
+    let bytes = |team: u32| shape.cols * (2 * CHUNK_BYTES * team + kept) + 256;
     while team > 1 && bytes(team) > target.shared_bytes {
         team /= 2;
     }
@@ -498,6 +591,9 @@ fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Tiling {
         }
         return Tiling { workgroup: CHUNK as u32 / rows * team, team, rows, span: CHUNK as u32 };
     }
+    if let Some(span) = span {
+        return cut_for_cache(job, span, team);
+    }
     let workgroup = (8 * team).max(128).min(most).max(target.subgroup) / team * team;
     Tiling { workgroup, team, rows, span: workgroup / team * rows }
 }
@@ -505,6 +601,9 @@ fn cut_rounded_rows(job: &Job<'_>, shape: &Shape) -> Tiling {
 /// Lanes to a row as long as each has something to do; more rows to a team only where that leaves
 /// enough teams to keep the device busy.
 fn tiling(job: &Job<'_>, shape: &Shape, steps: u32) -> Tiling {
+    if let Some(head) = epilogue::normed_head(job) {
+        return cut_heads(job, shape, head, steps);
+    }
     let (target, variant) = (job.target, Variant::of(job));
     let mut team = steps.next_power_of_two().min(target.subgroup);
     let outer = shape.outer * shape.pairs;
@@ -528,6 +627,40 @@ fn tiling(job: &Job<'_>, shape: &Shape, steps: u32) -> Tiling {
         team *= 2;
     }
     Tiling { workgroup, team, rows, span: workgroup / team * rows }
+}
+
+/// Where heads are normed: a head to a workgroup, or as large a part of one as it can take. Workgroups of a head that
+/// is divided meet in scratch, which takes longer than rows one after another do, up to four.
+fn cut_heads(job: &Job<'_>, shape: &Shape, head: u32, steps: u32) -> Tiling {
+    let (target, variant) = (job.target, Variant::of(job));
+    let most = (target.max_invocations / target.subgroup * target.subgroup).min(1024);
+    let most = if variant == Variant::Smaller { (most / 2).max(target.subgroup) } else { most };
+    // Two slices of quantised activations lie in workgroup memory beside the sums.
+    let mut team = steps.next_power_of_two().min(target.subgroup);
+    while team > 1 && 2 * CHUNK_BYTES * team * shape.cols > target.shared_bytes / 4 * 3 {
+        team /= 2;
+    }
+    // Small teams where that gives a workgroup a whole head: parts that meet in memory cost more.
+    while team > 1 && most / team * MOST_ROWS < head {
+        team /= 2;
+    }
+    let rows = head.div_ceil(most / team).next_power_of_two().min(MOST_ROWS);
+    let rows = match variant {
+        Variant::OtherRows if rows == 1 => 2,
+        Variant::OtherRows if most / team * (rows / 2) >= head => rows / 2,
+        _ => rows,
+    };
+    let kept = (target.shared_bytes / 16 / shape.cols).max(1);
+    let reach = (most / team * rows).min(kept).min(head);
+    let span = (1..=reach).rev().find(|&span| head.is_multiple_of(span)).unwrap_or(1);
+    let teams = span.div_ceil(rows);
+    let workgroup = (teams * team).next_multiple_of(target.subgroup).clamp(target.subgroup, most);
+    Tiling { workgroup, team, rows, span }
+}
+
+fn unit(shape: &Shape, tiling: &Tiling) -> epilogue::Unit {
+    let Tiling { workgroup, span, .. } = *tiling;
+    epilogue::Unit { span, outer: shape.outer, cols: shape.cols, workgroup }
 }
 
 fn groups(job: &Job<'_>, shape: &Shape, tiling: &Tiling) -> [u32; 3] {

@@ -13,6 +13,7 @@
 //! | `b_x` | the bound array; read-only for inputs |
 //! | `get_x(i)`, `put_x(i, v)` | element `i` of the view as f32 (u32 for indices); `i` counts storage elements from the view's first |
 //! | `byte_x(i)`, `word_x(i)` | for block formats: byte `i` of the view, and that with the three behind it |
+//! | `put_chunk_x(i, v)` | for caches of 8 bits, which are read by `get_x`: the 32 elements from `i` on |
 //! | `row_x(r)` | where row `r` starts; rows count over all outer dimensions |
 //! | `at_x(c)` | where the element with four coordinates `c` is |
 //! | `P.x.shape`, `P.x.stride` | four extents and element strides, outermost first |
@@ -69,8 +70,12 @@ mod thin;
 
 pub use choose::{choices, has_fused, lower};
 #[cfg(feature = "vulkan")]
-pub(crate) use source::COUNTED_ENTRY;
+pub(crate) use source::{COUNTED_ENTRY, MEASURED_ENTRY};
 pub use source::{Source, View};
+
+/// Storage bindings of a kernel at most: the eight operands of the largest product, and weights bound again in another
+/// view or the scratch of a user's kernel.
+pub(crate) const MAX_BINDINGS: usize = 10;
 
 use clearway_graph::{BindingRole, CapturedOpKind, Dispatch, Layout, TensorView};
 
@@ -214,6 +219,9 @@ pub struct Kernel {
 
 /// Name of the counters in a text that has them.
 pub(crate) const COUNTERS: &str = "b_counters";
+/// What stands for the device's clock in the text of a kernel that is measured.
+#[cfg(feature = "vulkan")]
+pub(crate) const CLOCK: &str = "NOTE_CLOCK";
 
 /// Words at the end of the uniform block of a kernel that is counted (`lowering/waits.rs`).
 pub(crate) const SYNC_WORDS: usize = 4;

@@ -87,10 +87,11 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         DType::A16 => Y_A16,
         _ => Y_F32,
     });
-    source = match job.dtype(1) {
-        DType::F16 => source.body(CACHE_F16),
-        _ => source.body(CACHE_F32),
-    };
+    source = source.body(match job.dtype(1) {
+        DType::F16 => CACHE_F16,
+        DType::C8 => CACHE_C8,
+        _ => CACHE_F32,
+    });
     let source = source
         .constant("HEAD_TILES", head / 16)
         .constant("KEY_TILES", tiling.keys / 16)
@@ -98,12 +99,12 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     Some(source.build([tiles, kv_heads, 1]))
 }
 
-/// Whether heads of an operand, f32 or f16, start at multiples of 16 bytes.
+/// Whether heads of an operand start at multiples of 16 bytes.
 fn is_in_quads(job: &Job<'_>, operand: usize) -> bool {
     let unit = match job.dtype(operand) {
         DType::F32 => 4,
         DType::F16 => 8,
-        DType::A16 => 32,
+        DType::A16 | DType::C8 => 32,
         _ => return false,
     };
     let strides = job.layout(operand).strides4();
@@ -132,5 +133,7 @@ const CACHE_F16: &str = "
 fn k_eight(i: u32) -> vec4<u32> { return b_k[i / 8u]; }
 fn v_eight(i: u32) -> vec4<u32> { return b_v[i / 8u]; }
 ";
+
+const CACHE_C8: &str = include_str!("kernels/attention_prompt_cache_c8.wgsl");
 
 const CACHE_F32: &str = include_str!("kernels/attention_prompt_cache_f32.wgsl");

@@ -1,6 +1,9 @@
 //! Ops on rows: norms, softmax, rotary embedding, cache writes.
 
+use clearway_graph::DType;
+
 use super::elementwise::{self, GRID, MATH};
+use super::planes::CHUNK;
 use super::{Job, Kernel, Source, Target};
 use crate::error::Result;
 
@@ -14,13 +17,23 @@ const CACHE: &str = include_str!("kernels/cache.wgsl");
 /// Invocations of a workgroup that writes to a cache.
 const CACHE_WIDTH: u32 = 256;
 
+/// Operands of what is fused around a norm; each may be one row.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Around {
+    /// Is added before.
+    pub(super) addend: Option<usize>,
+    /// Is what the norm is multiplied by.
+    pub(super) weight: Option<usize>,
+    /// Is added behind.
+    pub(super) residual: Option<usize>,
+}
+
 /// Root mean square norms, with what is fused around them. Fused or not, an element goes through the
 /// same steps.
-///
-/// `addend` and `weight` are the operands that are added before and multiplied behind; each may be one row.
-pub(super) fn norm(job: &Job<'_>, addend: Option<usize>, weight: Option<usize>) -> Result<Kernel> {
+pub(super) fn norm(job: &Job<'_>, around: Around) -> Result<Kernel> {
+    let Around { addend, weight, residual } = around;
     let mut job = job.clone();
-    for operand in [addend, weight].into_iter().flatten() {
+    for operand in [addend, weight, residual].into_iter().flatten() {
         job = job.spread(operand)?;
     }
     let job = &job;
@@ -34,10 +47,11 @@ pub(super) fn norm(job: &Job<'_>, addend: Option<usize>, weight: Option<usize>) 
         .is_some_and(|spec| spec.arity() == (job.operands.len() - 1, job.operands.len()));
     let keep = if kept { "put_sum(at_sum(c), v);" } else { "" };
     let weigh = weight.map_or("", |_| " * get_w(at_w(c))");
+    let join = residual.map_or("", |_| " + get_c(at_c(c))");
     let steps = format!(
         "fn taken(c: vec4<u32>) -> f32 {{ return {taken}; }}
 fn put(c: vec4<u32>, v: f32, factor: f32) {{
-    let y = v * factor{weigh};
+    let y = v * factor{weigh}{join};
     {keep}
     put_y(at_y(c), y);
 }}\n"
@@ -78,6 +92,12 @@ fn apply(c: vec4<u32>) { rotate(c.y, c.z, c.w, c.y); }\n";
 }
 
 pub(super) fn rope_kv_write(job: &Job<'_>) -> Kernel {
+    if is_rounded(job) {
+        let text = "fn cache_row(token: u32) -> u32 { return get_kv_positions(token); }
+fn element_of(token: u32, head: u32, i: u32) -> f32 { return rotated(token, head, i); }\n";
+        let source = angles(Source::new(job), job, 0).body(include_str!("kernels/rotated.wgsl"));
+        return chunks_to_cache(job, source.body(text));
+    }
     let text = "fn put_result(c: vec4<u32>, v: f32) { put_cache(at_cache(c), v); }
 fn head_items() -> u32 { return items(); }
 fn cache_row(token: u32) -> u32 { return get_kv_positions(token); }
@@ -87,6 +107,11 @@ fn store_item(token: u32, head: u32, item: u32, row: u32) { rotate(token, head, 
 }
 
 pub(super) fn kv_write(job: &Job<'_>) -> Kernel {
+    if is_rounded(job) {
+        let text = "fn cache_row(token: u32) -> u32 { return get_positions(token); }
+fn element_of(token: u32, head: u32, i: u32) -> f32 { return get_x(at_x(vec4<u32>(0u, token, head, i))); }\n";
+        return chunks_to_cache(job, Source::new(job).body(text));
+    }
     let text = "fn head_items() -> u32 { return P.x.shape.w; }
 fn cache_row(token: u32) -> u32 { return get_positions(token); }
 fn store_item(token: u32, head: u32, item: u32, row: u32) {
@@ -94,6 +119,17 @@ fn store_item(token: u32, head: u32, item: u32, row: u32) {
 }\n";
     let source = Source::new(job).line(&job.mover("move_element", 0, 2)).body(text);
     to_cache(job, source, job.layout(0).cols())
+}
+
+/// Whether the cache holds chunks of 8 bits.
+fn is_rounded(job: &Job<'_>) -> bool {
+    job.dtype(job.result()) == DType::C8
+}
+
+/// As [`to_cache`], an invocation to a chunk of what `element_of` gives.
+fn chunks_to_cache(job: &Job<'_>, source: Source<'_>) -> Kernel {
+    let source = source.body(include_str!("kernels/cache_chunks.wgsl"));
+    to_cache(job, source, job.layout(0).cols() / CHUNK)
 }
 
 /// Workgroups for each token, as many as its heads with so many items need.

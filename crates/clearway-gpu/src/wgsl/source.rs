@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clearway_graph::{BindingRole, DType, Slot};
 
-use super::template::unroll;
+use super::template::{fill, unroll};
 use super::{COUNTERS, Job, Kernel, Operand, Packing, SYNC_WORDS, Scratch, Trust, planes};
 
 /// How a kernel sees the memory of an operand.
@@ -16,6 +16,9 @@ pub enum View {
     /// Four 32-bit words at a time, as `array<vec4<u32>>`. The binding starts where the view starts,
     /// at a multiple of 16 bytes.
     Quads,
+    /// Two 32-bit words at a time, as `array<vec2<u32>>`. The binding starts where the view starts, at a multiple of 8
+    /// bytes.
+    Pairs,
     /// 32-bit words, as `array<u32>`. The binding starts where the view starts.
     Words,
 }
@@ -28,7 +31,13 @@ const COUNTER_BINDINGS: usize = 2;
 
 /// Entry points: of kernels that are counted, and of others.
 pub(crate) const COUNTED_ENTRY: &str = include_str!("kernels/counted.wgsl");
+/// In place of the first where workgroups note how long they wait.
+#[cfg(feature = "vulkan")]
+pub(crate) const MEASURED_ENTRY: &str = include_str!("kernels/counted_measured.wgsl");
 const ALONE: &str = include_str!("kernels/alone.wgsl");
+
+/// Writes to a cache of 8 bits, a chunk or four elements of one at a time.
+const PUT_CHUNK: &str = include_str!("kernels/put_chunk.wgsl");
 
 /// Collects the text of one kernel.
 #[derive(Clone, Debug)]
@@ -108,6 +117,13 @@ impl<'a> Source<'a> {
     #[must_use]
     pub(super) fn scratch_in_quads(mut self, bytes: u64, tickets: u32) -> Self {
         self.scratch_of = "vec4<f32>";
+        self.scratch(bytes, tickets)
+    }
+
+    /// As [`scratch`](Self::scratch), words of 32 bits.
+    #[must_use]
+    pub(super) fn scratch_in_words(mut self, bytes: u64, tickets: u32) -> Self {
+        self.scratch_of = "u32";
         self.scratch(bytes, tickets)
     }
 
@@ -259,7 +275,7 @@ impl<'a> Source<'a> {
     }
 
     /// Storage bindings.
-    fn storage(&self) -> usize {
+    pub(super) fn storage(&self) -> usize {
         let scratch = if self.scratch.is_some() { 2 } else { 0 };
         let counters = if self.counted { COUNTER_BINDINGS } else { 0 };
         self.job.operands.len() + self.again.len() + scratch + counters
@@ -267,8 +283,8 @@ impl<'a> Source<'a> {
 
     /// Operands that a counted kernel may read before it waits, and through the cache of a processor.
     fn fixed(&self) -> Vec<usize> {
-        use Slot::{Factors, NextNormWeight, NormWeight, UpWeight, Weight};
-        let slots = [Weight, UpWeight, NormWeight, NextNormWeight, Factors];
+        use Slot::{Factors, HeadNormWeight, NextNormWeight, NormWeight, UpWeight, Weight};
+        let slots = [Weight, UpWeight, NormWeight, HeadNormWeight, NextNormWeight, Factors];
         slots.into_iter().filter_map(|slot| self.job.slot(slot)).collect()
     }
 
@@ -351,6 +367,10 @@ impl<'a> Source<'a> {
                 _ => dtype.block_bytes() as u32,
             };
             let mut place = [operand.shift / unit, 0, 0, 0];
+            if dtype == DType::C8 {
+                // The first scale, counted in scales.
+                place[1] = (operand.shift + operand.layout.elems() as u32) / 2;
+            }
             if operand.in_planes() {
                 let chunks = (operand.layout.elems() / planes::CHUNK) as u64;
                 let (starts, _) = planes::offsets(dtype, chunks);
@@ -358,7 +378,10 @@ impl<'a> Source<'a> {
                     .copy_from_slice(&[1, 2, 3].map(|plane: usize| (starts[plane] / 4) as u32));
             } else if self.trust == Trust::Checked {
                 // A binding has less than 2^32 bytes, so its last element has an index of 32 bits.
-                place[3] = (operand.layout.span_bytes() / u64::from(unit) - 1) as u32;
+                place[3] = match dtype {
+                    DType::C8 => operand.layout.elems() as u32 - 1,
+                    _ => (operand.layout.span_bytes() / u64::from(unit) - 1) as u32,
+                };
             }
             words.extend(place);
         }
@@ -378,9 +401,11 @@ impl<'a> Source<'a> {
         // Two elements share a word where there is no type for one.
         let half = matches!(dtype, DType::F16 | DType::A16);
         let bits = dtype == DType::BF16 || (half && !self.job.target.halves);
-        let atomic = bits && written;
+        // Two scales of a cache of 8 bits share a word.
+        let atomic = (bits || dtype == DType::C8) && written;
         let element = match (self.views[index], dtype) {
             (View::Quads, _) => "vec4<u32>",
+            (View::Pairs, _) => "vec2<u32>",
             (View::Words, _) => "u32",
             (View::Elements, DType::F32) => "f32",
             (View::Elements, _) if atomic => "atomic<u32>",
@@ -453,6 +478,21 @@ impl<'a> Source<'a> {
                     "fn get_{name}(i: u32) -> f32 {{ {zero}return bitcast<f32>(({word} >> ({place} % 2u * 16u)) << 16u); }}"
                 )
             }
+            DType::C8 => {
+                let load = |index: &str| match atomic {
+                    true => format!("atomicLoad(&{array}[{index}])"),
+                    false => format!("{array}[{index}]"),
+                };
+                let (quants, scales) = (load("at / 4u"), load("scale / 2u"));
+                format!(
+                    "fn get_{name}(i: u32) -> f32 {{
+    {zero}let at = {place};
+    let scale = P.{name}.place.y + i / 32u;
+    let quant = extractBits(bitcast<i32>({quants}), at % 4u * 8u, 8u);
+    return f32(quant) * unpack2x16float({scales})[scale % 2u];
+}}"
+                )
+            }
             _ => format!(
                 "fn byte_{name}(i: u32) -> u32 {{ {none}return ({array}[{place} / 4u] >> ({place} % 4u * 8u)) & 255u; }}
 fn word_{name}(i: u32) -> u32 {{
@@ -503,6 +543,10 @@ fn word_{name}(i: u32) -> u32 {{
     atomicOr(&{array}[{place} / 2u], half << at);
 }}"
             ),
+            // Not for texts of users, whose writes stay inside their views.
+            DType::C8 if self.trust == Trust::Own => {
+                fill(PUT_CHUNK, &[("name", name), ("array", &array)])
+            }
             _ => String::new(),
         };
         text.push_str(&put);

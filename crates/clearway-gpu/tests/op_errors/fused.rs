@@ -4,10 +4,22 @@ use clearway_graph::{Product, Slot};
 
 use super::{BAD_EPS, Calls, D, F, INF, NAN, Param, S, U, Wrong};
 
-/// Calls of a product without heads, which follow from its operands.
+/// Calls of a product, which follow from its operands.
 pub(super) fn of(product: Product) -> Calls {
+    let (heads, experts) = (product.epilogue().heads(), product.is_of_experts());
     // A tensor that fits, one of a wrong type, and one of a wrong shape.
     let operand = |slot: Slot| match slot {
+        Slot::Weight if heads => ["f32[16x8]", "u32[16x8]", "f32[8x16]"],
+        Slot::HeadNormWeight => ["f32[8]", "bf16[8]", "f32[9]"],
+        Slot::Positions | Slot::CacheRows => ["u32[3]", "f32[3]", "u32[6]"],
+        Slot::Factors => ["f32[4]", "f16[4]", "f32[8]"],
+        Slot::Result if heads => ["f32[3x2x8]", "f16[3x2x8]", "f32[3x16]"],
+        Slot::Cache => ["f16[16x2x8]", "u32[16x2x8]", "f16[16x16]"],
+        Slot::Weight if experts => ["f32[4x5x8]", "u32[4x5x8]", "f32[20x8]"],
+        Slot::UpWeight if experts => ["f32[4x5x8]", "u32[4x5x8]", "f32[4x6x8]"],
+        Slot::Ids => ["u32[3x2]", "f32[3x2]", "u32[6]"],
+        Slot::Up if experts => ["f32[3x2x5]", "f16[3x2x5]", "f32[3x2x6]"],
+        Slot::Result if experts => ["f32[3x2x5]", "f16[3x2x5]", "f32[3x5]"],
         Slot::Input => ["f32[3x8]", "u32[3x8]", "f32[2x3x8]"],
         Slot::NormWeight => ["f32[8]", "bf16[8]", "f32[9]"],
         Slot::Weight => ["f32[5x8]", "u32[5x8]", "f32[8x5]"],
@@ -30,8 +42,23 @@ pub(super) fn of(product: Product) -> Calls {
         .enumerate()
         .flat_map(|(at, name)| [(call(Some((at, 1))), D(name)), (call(Some((at, 2))), S(name))])
         .collect();
-    let (params, bad_params) =
-        if product.is_normed() { (&[F(1e-5)][..], BAD_EPS) } else { (&[][..], &[][..]) };
+    let (mut params, mut bad_params) = (Vec::new(), Vec::new());
+    let epilogue = product.epilogue();
+    if product.is_normed() {
+        params.push(F(1e-5));
+        bad_params.extend(BAD_EPS);
+    }
+    if epilogue.head_norm {
+        let at = product.head_norm_param();
+        bad_params.extend(BAD_EPS.iter().map(|&(_, value, _)| (at, value, "head_eps")));
+        params.push(F(1e-5));
+    }
+    if epilogue.rope {
+        let first = product.rope_params();
+        bad_params.extend(BAD_ROPE.iter().map(|&(at, value, name)| (first + at, value, name)));
+        params.extend(ROPE);
+    }
+    let (params, bad_params) = (params.leak(), bad_params.leak());
     Calls { op: product.spec().name, good: call(None), params, bad: bad.leak(), bad_params }
 }
 

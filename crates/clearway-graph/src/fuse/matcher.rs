@@ -42,7 +42,7 @@ pub(super) struct Plan {
     pub(super) kept: bool,
     pub(super) place: Place,
     /// What the producer reads by the consumer's binding.
-    pub(super) shared: Option<NodeId>,
+    pub(super) shared: SmallVec<[NodeId; 2]>,
 }
 
 impl<'a> Pair<'a> {
@@ -116,7 +116,8 @@ impl<'a> Pair<'a> {
             false => list.place((self.producer, &down), (self.consumer, &up))?,
         };
         let params = self.first.params.iter().chain(&self.second.params).copied().collect();
-        let shared = self.rule.same.and_then(|same| self.first.bindings[same.producer].value());
+        let shared = self.rule.same.iter();
+        let shared = shared.filter_map(|same| self.first.bindings[same.producer].value()).collect();
         Ok(Plan { bindings, params, accesses, kept, place, shared })
     }
 
@@ -213,14 +214,13 @@ impl<'a> Pair<'a> {
 
     /// Where the fused kernel reads one tensor for both, both read it.
     fn check_same(&self) -> Result<(), Refusal> {
-        let Some(same) = self.rule.same else {
-            return Ok(());
-        };
-        let reads = [self.first.bindings[same.producer], self.second.bindings[same.consumer]];
-        match reads[0] == reads[1] {
-            true => Ok(()),
-            false => Err(Refusal::NotSame { reads: reads.into() }),
+        for same in &self.rule.same {
+            let reads = [self.first.bindings[same.producer], self.second.bindings[same.consumer]];
+            if reads[0] != reads[1] {
+                return Err(Refusal::NotSame { reads: reads.into() });
+            }
         }
+        Ok(())
     }
 
     /// The fused dispatch's bindings, and the accesses of the producer and of the consumer that go
@@ -235,7 +235,10 @@ impl<'a> Pair<'a> {
                 bindings.push(self.member(member).bindings[index]);
             }
         }
-        let served = self.rule.same.map(|same| (Member::Producer, same.producer));
+        let served = |(member, binding): (Member, usize)| {
+            let same = &self.rule.same;
+            member == Member::Producer && same.iter().any(|same| same.producer == binding)
+        };
         let mut dropped = SmallVec::new();
         let mut carry = |member, gone: Option<(usize, MemRangeRole)>| {
             let mut carried = SmallVec::new();
@@ -244,7 +247,7 @@ impl<'a> Pair<'a> {
                 let Access { range, origin, .. } = *access;
                 if let Some(binding) = taken.iter().position(|&t| t == through) {
                     carried.push(Access { binding: binding as u16, ..*access });
-                } else if served == Some(through) && range.role == MemRangeRole::Src {
+                } else if served(through) && range.role == MemRangeRole::Src {
                     dropped.push(*access);
                 } else if gone != Some((through.1, range.role)) {
                     let Origin { dispatch, access } = origin;
@@ -304,8 +307,11 @@ struct Carried {
     dropped: SmallVec<[Access; 1]>,
 }
 
-/// Whether each row of what is written is one matrix of what is read.
+/// Whether each row of what is written is one matrix of what is read. A row that is read as a row is none.
 fn splits_rows(written: &Layout, read: &Layout) -> bool {
+    if read.rank() <= written.rank() {
+        return false;
+    }
     let [outer, matrices, rows, cols] = read.shape4().map(u64::from);
     (outer * matrices, rows * cols) == (written.rows() as u64, written.cols() as u64)
 }

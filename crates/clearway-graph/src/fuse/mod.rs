@@ -194,7 +194,7 @@ impl<'a> Stage<'a> {
                         self.queue.extend(self.waiting.remove(&reader).unwrap_or_default());
                     }
                     self.note_fusion(rule, &fused, &plan, false);
-                    if let Some(value) = plan.shared {
+                    for &value in &plan.shared {
                         self.list.forget_read(value, producer);
                     }
                     self.list.merge(producer, &[consumer], [(fused, plan.place)]);

@@ -14,6 +14,8 @@
 //! - `rms_norm_mul` stands before `add_rms_norm_mul` and that before `add_rms_norm`, so a chain of
 //!   all three ends as one dispatch. `add_rms_norm_then_mul` reaches the same end from the other
 //!   side, for a device that lacks the kernel in the middle.
+//! - `rms_norm_mul_add` stands before `add_rms_norm_mul`. A sum between two norms fits either, and both ways leave
+//!   two dispatches. With the sum in the first one, the second norm can still go into the products of it.
 //! - The rule that puts a norm into the product in front of it (`matmul_add_norm`) stands before those that
 //!   put it into the products behind: the norm is computed once, and what it gives is quantised once.
 //!   Gated pairs are one by then, so that few dispatches read it.
@@ -24,9 +26,9 @@
 //!   dispatches one after the other as the norm in the products would, and the norm is computed once.
 //! - Of these the gated ones stand first only to be read first: a norm goes into all of its readers
 //!   at once or into none, whichever rule finds it.
-//! - The rules that end with the rotary embedding or the cache write of what a product gives stand last: a
-//!   product must have its norm by then. A rotary embedding and its cache write are one by then
-//!   (`rope_kv_write`), so that both go into the product.
+//! - The rules that end with what is done to the heads of a product stand last: a product must have its norm
+//!   by then. A rotary embedding and its cache write are one by then (`rope_kv_write`), so that both go into
+//!   the product. Of these, the norm of heads is in front of both.
 
 use std::sync::LazyLock;
 
@@ -58,8 +60,8 @@ pub struct Rule {
     pub fused: Kind,
     /// Its bindings, in the order of its contract.
     pub bindings: Binds,
-    /// Operands that must be one and the same view.
-    pub same: Option<Same>,
+    /// Operands that must be one and the same view each.
+    pub same: Vec<Same>,
     /// Whether the producer, where its result has several readers, may be carried out once in each
     /// of them: cheap, with one result. All readers must be consumers of such rules and able to take
     /// in a copy, or none does. Such a rule has one operand.
@@ -211,7 +213,9 @@ fn all_rules() -> Vec<Rule> {
     let mut rules: Vec<Rule> = products().filter_map(add).collect();
     rules.extend(PLAIN_RULES.map(Rule::from));
     rules.extend(
-        Activation::ALL.into_iter().flat_map(|a| products().filter_map(move |p| gate(p, a))),
+        Activation::ALL
+            .into_iter()
+            .flat_map(|a| products().chain([Product::EXPERTS]).filter_map(move |p| gate(p, a))),
     );
     rules.extend(
         Activation::ALL.into_iter().flat_map(|a| products().filter_map(move |p| activated(p, a))),
@@ -224,6 +228,7 @@ fn all_rules() -> Vec<Rule> {
     normed.sort_by_key(|product| (gated(product), !product.epilogue().add));
     rules.extend(normed.into_iter().filter_map(norm));
     let with_norm = |normed| products().filter(move |product| product.is_normed() == normed);
+    rules.extend(with_norm(true).chain(with_norm(false)).filter_map(head_norm));
     for product in with_norm(true).chain(with_norm(false)) {
         rules.extend(HEADS.iter().filter_map(|part| heads(product, part)));
     }
@@ -260,7 +265,7 @@ const EITHER: &[usize] = &[0, 1];
 const FIRST: &[usize] = &[0];
 
 /// Rules between ops that are no products.
-const PLAIN_RULES: [PlainRule; 7] = [
+const PLAIN_RULES: [PlainRule; 9] = [
     PlainRule {
         producer: Kind::RmsNorm,
         consumer: Kind::MUL,
@@ -269,6 +274,20 @@ const PLAIN_RULES: [PlainRule; 7] = [
         fused: Kind::RmsNormMul,
         name: None,
         bindings: &[producer(0), other(Fit::Row), RESULT],
+    },
+    PlainRule {
+        producer: Kind::RmsNormMul,
+        consumer: Kind::ADD,
+        operands: EITHER,
+        fit: Fit::Full,
+        fused: Kind::RmsNormMulAdd,
+        name: None,
+        bindings: &[
+            producer(0),
+            Bind { source: Source::Producer(1), fit: Fit::Row },
+            other(Fit::Row),
+            RESULT,
+        ],
     },
     PlainRule {
         producer: Kind::SILU,
@@ -287,6 +306,15 @@ const PLAIN_RULES: [PlainRule; 7] = [
         fused: Kind::GELU_MUL,
         name: None,
         bindings: &[producer(0), other(Fit::Full), RESULT],
+    },
+    PlainRule {
+        producer: Kind::ExpertSum,
+        consumer: Kind::ADD,
+        operands: EITHER,
+        fit: Fit::Full,
+        fused: Kind::ExpertSumAdd,
+        name: None,
+        bindings: &[producer(0), producer(1), other(Fit::Row), RESULT],
     },
     PlainRule {
         producer: Kind::Rope,
@@ -347,7 +375,7 @@ fn gate(product: Product, activation: Activation) -> Option<Rule> {
         Slot::Up => Some(Bind { source: Source::Consumer(1), fit: Fit::Full }),
         _ => None,
     });
-    let rule = Rule::between(Kind::Product(product), activation.mul()?, Kind::Product(fused));
+    let rule = Rule::between(kind_of(product), activation.mul()?, Kind::Product(fused));
     Some(Rule { operands: FIRST.into(), fit: Fit::Full, bindings, ..rule })
 }
 
@@ -360,22 +388,40 @@ fn activated(product: Product, activation: Activation) -> Option<Rule> {
     Some(Rule { operands: FIRST.into(), fit: Fit::Full, bindings, ..rule })
 }
 
+/// The op that is this product.
+fn kind_of(product: Product) -> Kind {
+    if product == Product::EXPERTS { Kind::MatMulExperts } else { Kind::Product(product) }
+}
+
+/// Where the op that is this product binds the operand in a slot, its optional ones bound.
+fn operand_of(product: Product, slot: Slot) -> Option<usize> {
+    match (product == Product::EXPERTS, slot) {
+        (false, slot) => product.operand(slot, product.slots().len()),
+        (true, Slot::Input) => Some(0),
+        (true, Slot::Weight) => Some(1),
+        (true, Slot::Ids) => Some(2),
+        (true, _) => None,
+    }
+}
+
 /// A product that is the gate of an operand takes in the product of the same rows which that is.
 fn second_weights(product: Product) -> Option<Rule> {
     let Gate::Operand(activation) = product.gate() else { return None };
     let fused = product.with_gate(Gate::Weights(activation))?;
     let operand = |slot| product.operand(slot, product.slots().len());
-    let weight = Product::PLAIN.operand(Slot::Weight, Product::PLAIN.slots().len())?;
+    let other = if product.is_of_experts() { Product::EXPERTS } else { Product::PLAIN };
+    let weight = operand_of(other, Slot::Weight)?;
     let bindings = fused.slots().iter().filter_map(|&slot| match slot {
         Slot::UpWeight => Some(producer(weight)),
         Slot::Result => Some(RESULT),
         slot => operand(slot).map(consumer),
     });
     // The activations are read once for both.
-    let same = Same { consumer: operand(Slot::Input)?, producer: 0 };
-    let rule = Rule::between(Kind::MATMUL, Kind::Product(product), Kind::Product(fused));
+    let both = |slot| Some(Same { consumer: operand(slot)?, producer: operand_of(other, slot)? });
+    let same = [Slot::Input, Slot::Ids].into_iter().filter_map(both).collect();
+    let rule = Rule::between(kind_of(other), Kind::Product(product), Kind::Product(fused));
     let operands = [operand(Slot::Up)?][..].into();
-    Some(Rule { operands, fit: Fit::Full, bindings: bindings.collect(), same: Some(same), ..rule })
+    Some(Rule { operands, fit: Fit::Full, bindings: bindings.collect(), same, ..rule })
 }
 
 /// A product that adds a residual takes in the norm of the sum. It has no more than some elements of a row
@@ -414,6 +460,19 @@ fn norm(product: Product) -> Option<Rule> {
     Some(Rule { operands: FIRST.into(), bindings: bindings.collect(), repeats: true, ..rule })
 }
 
+/// A product takes in the norm of each of its heads.
+fn head_norm(product: Product) -> Option<Rule> {
+    let epilogue = product.epilogue();
+    let with = Epilogue { head_norm: true, ..epilogue };
+    let fused = product.with_epilogue(with).filter(|_| !epilogue.heads())?;
+    let bindings = absorb(product, fused, |slot| match slot {
+        Slot::HeadNormWeight => Some(Bind { source: Source::Consumer(1), fit: Fit::Weight }),
+        _ => None,
+    });
+    let rule = Rule::between(Kind::Product(product), Kind::RmsNormMul, Kind::Product(fused));
+    Some(Rule { operands: FIRST.into(), fit: Fit::Full, bindings, reshaped: true, ..rule })
+}
+
 /// An op on the heads of a product, as an epilogue.
 struct HeadsPart {
     op: Kind,
@@ -443,7 +502,8 @@ const HEADS: [HeadsPart; 3] = [
 fn heads(product: Product, part: &HeadsPart) -> Option<Rule> {
     let epilogue = product.epilogue();
     let with = Epilogue { rope: part.rope, cache: part.cache, ..epilogue };
-    let fused = product.with_epilogue(with).filter(|_| !epilogue.heads())?;
+    let open = !epilogue.rope && !epilogue.cache;
+    let fused = product.with_epilogue(with).filter(|_| open)?;
     let bindings = absorb(product, fused, |slot| match slot {
         Slot::Cache => Some(RESULT),
         slot => part.bindings.iter().find(|(of, _)| *of == slot).map(|&(_, at)| consumer(at)),
@@ -451,13 +511,15 @@ fn heads(product: Product, part: &HeadsPart) -> Option<Rule> {
     let rule = Rule::between(Kind::Product(product), part.op, Kind::Product(fused));
     // A rotation gives what it takes; a cache is as long as it is.
     let fit = if part.cache { Fit::Any } else { Fit::Full };
-    Some(Rule { operands: FIRST.into(), fit, bindings, reshaped: true, ..rule })
+    // A product with a norm of heads gives heads.
+    let reshaped = !epilogue.head_norm;
+    Some(Rule { operands: FIRST.into(), fit, bindings, reshaped, ..rule })
 }
 
 /// Bindings of a product that took in what follows it: `part` says where those of the new part come from,
 /// the others are the producer's.
 fn absorb(product: Product, fused: Product, part: impl Fn(Slot) -> Option<Bind>) -> Binds {
-    let operand = |slot| product.operand(slot, product.slots().len());
+    let operand = |slot| operand_of(product, slot);
     let bind = |&slot: &Slot| match slot {
         Slot::Result => Some(RESULT),
         slot => part(slot).or_else(|| operand(slot).map(producer)),
@@ -482,7 +544,7 @@ impl Rule {
             fit: Fit::Any,
             fused,
             bindings: Binds::new(),
-            same: None,
+            same: Vec::new(),
             repeats: false,
             reshaped: false,
             quantises: false,
@@ -511,7 +573,7 @@ pub(crate) fn binding_counts(kind: Kind) -> (usize, usize) {
 pub(crate) const ALREADY_KEPT_AT: usize = 2;
 
 /// Operands of an op through which rules may follow: below this number.
-pub(super) const FOLLOWED: usize = 3;
+pub(super) const FOLLOWED: usize = 4;
 
 #[cfg(test)]
 mod tests {

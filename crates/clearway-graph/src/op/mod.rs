@@ -175,6 +175,10 @@ ops! {
     Fill "fill" [write("y")] [float("value")]
     /// Fused: rms_norm, then product with the weight.
     RmsNormMul "rms_norm_mul" [read("x"), read("w"), write("y")] [float("eps")]
+    /// Fused: sum of expert results by weight, then sum with a residual.
+    ExpertSumAdd "expert_sum_add" [read("x"), read("weights"), read("c"), write("y")] []
+    /// Fused: rms_norm, then product with the weight, then sum with a residual.
+    RmsNormMulAdd "rms_norm_mul_add" [read("x"), read("w"), read("c"), write("y")] [float("eps")]
     /// Fused: sum, then rms_norm of it; the sum is kept where it is needed.
     AddRmsNorm "add_rms_norm" [read("a"), read("b"), write_if_read("sum"), write("y")] [float("eps")]
     /// Fused: sum, then rms_norm of it, then product with the weight; the sum is kept where it is needed.

@@ -3,8 +3,10 @@
 //! | part | values | what it does |
 //! |---|---|---|
 //! | input | plain, normed | divides each row by its root mean square and multiplies it by a weight first |
+//! | weights | one matrix, experts | multiplies by one matrix, or by those of the experts that were chosen for each row |
 //! | gate | none, ungated, operand, weights | sends the product through a function, and multiplies it by an operand or by a second product of the same rows |
 //! | epilogue | add | adds a residual of the result's shape, or a bias of one row |
+//! | | head norm | divides each head by its root mean square and multiplies it by a weight |
 //! | | rope | rotates the heads of each row |
 //! | | cache | writes the heads into a KV cache instead of a result |
 //! | | norm | multiplies by the weight of the norm behind and leaves each chunk's mean square with it |
@@ -27,8 +29,12 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Product {
     input: Input,
+    /// Whether weights are those of the experts that were chosen for each row.
+    experts: bool,
     gate: Gate,
-    epilogue: Epilogue,
+    /// By bits ([`Epilogue::bits`]): a kind is part of faults, which are handed through many results and have to stay
+    /// small.
+    epilogue: u8,
 }
 
 /// Constants of a rotation: dimensions, mode, base, scale and magnitude.
@@ -72,6 +78,8 @@ pub enum Activation {
 pub struct Epilogue {
     /// A residual or bias is added.
     pub add: bool,
+    /// Each head is divided by its root mean square and multiplied by a weight.
+    pub head_norm: bool,
     /// Heads are rotated.
     pub rope: bool,
     /// Heads are written into a KV cache, which takes the place of the result.
@@ -92,10 +100,14 @@ pub enum Slot {
     Weight,
     /// The second weight matrix of a gated product.
     UpWeight,
+    /// The experts that were chosen for each row.
+    Ids,
     /// What a gate is multiplied by.
     Up,
     /// What is added.
     Addend,
+    /// Weight of the norm of each head.
+    HeadNormWeight,
     /// Rotary positions.
     Positions,
     /// Rotary frequency factors.
@@ -141,7 +153,7 @@ pub enum PlainInput {
 pub enum PlainShape {
     /// That of the rows that are multiplied.
     Input,
-    /// As many rows as these, as wide as the weights have rows.
+    /// As many rows as these, as wide as the weights have rows; of experts one such row for each that was chosen.
     Product,
     /// The same as heads.
     Heads,
@@ -157,8 +169,10 @@ impl Slot {
             Self::NormWeight => read("g"),
             Self::Weight => matrix("w"),
             Self::UpWeight => matrix("u"),
+            Self::Ids => read("ids"),
             Self::Up => read("up"),
             Self::Addend => read("c"),
+            Self::HeadNormWeight => read("h"),
             Self::Positions => read("positions"),
             Self::Factors => read("factors"),
             Self::CacheRows => read("kv_positions"),
@@ -169,13 +183,15 @@ impl Slot {
         }
     }
 
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 15] = [
         Self::Input,
         Self::NormWeight,
         Self::Weight,
         Self::UpWeight,
+        Self::Ids,
         Self::Up,
         Self::Addend,
+        Self::HeadNormWeight,
         Self::Positions,
         Self::Factors,
         Self::CacheRows,
@@ -233,47 +249,87 @@ impl Gate {
 
 impl Epilogue {
     /// Whether the result is stored as it is.
-    pub const NONE: Self = Self { add: false, rope: false, cache: false, norm: false };
+    pub const NONE: Self =
+        Self { add: false, head_norm: false, rope: false, cache: false, norm: false };
 
     /// Whether rows are stored as heads.
     pub const fn heads(self) -> bool {
-        self.rope || self.cache
+        self.head_norm || self.rope || self.cache
+    }
+
+    /// Combinations of parts, allowed or not.
+    const COMBINATIONS: u8 = 1 << 5;
+
+    /// A bit for each part.
+    const fn bits(self) -> u8 {
+        let Self { add, head_norm, rope, cache, norm } = self;
+        add as u8
+            | (head_norm as u8) << 1
+            | (rope as u8) << 2
+            | (cache as u8) << 3
+            | (norm as u8) << 4
+    }
+
+    /// The parts that have a bit.
+    const fn of_bits(bits: u8) -> Self {
+        Self {
+            add: bits & 1 != 0,
+            head_norm: bits & 2 != 0,
+            rope: bits & 4 != 0,
+            cache: bits & 8 != 0,
+            norm: bits & 16 != 0,
+        }
+    }
+
+    /// Whether nothing is done with elements before they are stored.
+    const fn is_none(self) -> bool {
+        !(self.add || self.heads() || self.norm)
     }
 }
 
 impl Product {
     /// The plain product.
     pub const PLAIN: Self =
-        Self { input: Input::Plain, gate: Gate::None, epilogue: Epilogue::NONE };
+        Self { input: Input::Plain, experts: false, gate: Gate::None, epilogue: 0 };
+
+    /// The product with the weights of chosen experts and nothing else, which is an op of its own
+    /// ([`CapturedOpKind::MatMulExperts`]) and in no table of products: others are made from it.
+    pub const EXPERTS: Self = Self { experts: true, ..Self::PLAIN };
 
     /// The product that adds a residual and carries out the norm behind it.
-    pub const WITH_NORM: Self =
-        Self { epilogue: Epilogue { add: true, norm: true, ..Epilogue::NONE }, ..Self::PLAIN };
+    pub const WITH_NORM: Self = Self {
+        epilogue: Epilogue { add: true, norm: true, ..Epilogue::NONE }.bits(),
+        ..Self::PLAIN
+    };
 
     /// How many products there are.
-    pub const COUNT: usize = 25;
+    pub const COUNT: usize = 39;
 
     /// The product with these parts; `None` if they do not go together:
     ///
     /// - a product with an activation has no epilogue, and one that is the gate of an operand no norm in front;
     /// - only an activation that gates nothing stands alone;
-    /// - the norm behind needs a sum in front of it, and stands alone otherwise.
+    /// - the norm behind needs a sum in front of it, and stands alone otherwise;
+    /// - nothing is added in front of a norm of heads;
+    /// - a product of experts is gated, and has no epilogue.
     pub const fn new(input: Input, gate: Gate, epilogue: Epilogue) -> Option<Self> {
-        let Epilogue { add, rope, cache, norm } = epilogue;
+        Self { input, gate, epilogue: epilogue.bits(), ..Self::PLAIN }.if_allowed()
+    }
+
+    /// The product itself, if its parts go together.
+    const fn if_allowed(self) -> Option<Self> {
+        let Self { input, experts, gate, .. } = self;
+        let epilogue = self.epilogue();
+        let Epilogue { add, head_norm, norm, .. } = epilogue;
         let plain = matches!(input, Input::Plain);
         let allowed = match gate {
-            Gate::None => !norm || (add && plain && !rope && !cache),
-            Gate::Ungated(activation) => {
-                activation.mul().is_none() && !(add || rope || cache || norm)
-            }
-            Gate::Operand(activation) => {
-                activation.mul().is_some() && plain && !(add || rope || cache || norm)
-            }
-            Gate::Weights(activation) => {
-                activation.mul().is_some() && !(add || rope || cache || norm)
-            }
+            Gate::None => !(add && head_norm) && (!norm || (add && plain && !epilogue.heads())),
+            Gate::Ungated(activation) => activation.mul().is_none() && epilogue.is_none(),
+            Gate::Operand(activation) => activation.mul().is_some() && plain && epilogue.is_none(),
+            Gate::Weights(activation) => activation.mul().is_some() && epilogue.is_none(),
         };
-        if allowed { Some(Self { input, gate, epilogue }) } else { None }
+        let gated = matches!(gate, Gate::Operand(_) | Gate::Weights(_));
+        if allowed && (!experts || gated) { Some(self) } else { None }
     }
 
     /// What happens to the rows before they are multiplied.
@@ -288,7 +344,12 @@ impl Product {
 
     /// What is done with each element before it is stored.
     pub const fn epilogue(self) -> Epilogue {
-        self.epilogue
+        Epilogue::of_bits(self.epilogue)
+    }
+
+    /// Whether weights are those of the experts that were chosen for each row.
+    pub const fn is_of_experts(self) -> bool {
+        self.experts
     }
 
     /// Whether rows are normed before they are multiplied.
@@ -299,29 +360,30 @@ impl Product {
     /// The same product behind a norm.
     pub const fn behind_norm(self) -> Option<Self> {
         match self.input {
-            Input::Plain => Self::new(Input::Normed, self.gate, self.epilogue),
+            Input::Plain => Self { input: Input::Normed, ..self }.if_allowed(),
             Input::Normed => None,
         }
     }
 
     /// The same product with another gate.
     pub const fn with_gate(self, gate: Gate) -> Option<Self> {
-        Self::new(self.input, gate, self.epilogue)
+        Self { gate, ..self }.if_allowed()
     }
 
     /// The same product with another epilogue.
     pub const fn with_epilogue(self, epilogue: Epilogue) -> Option<Self> {
-        Self::new(self.input, self.gate, epilogue)
+        Self { epilogue: epilogue.bits(), ..self }.if_allowed()
     }
 
     /// Whether a kernel may find the rows quantised.
     pub const fn may_read_quantised(self) -> bool {
-        matches!(self.input, Input::Plain)
+        matches!(self.input, Input::Plain) && !self.experts
     }
 
     /// Whether a kernel may quantise the result for the product that reads it.
     pub const fn may_quantise(self) -> bool {
-        matches!(self.gate, Gate::Ungated(_) | Gate::Weights(_)) || self.epilogue.norm
+        let gated = matches!(self.gate, Gate::Ungated(_) | Gate::Weights(_));
+        (gated && !self.experts) || self.epilogue().norm
     }
 
     /// Every product.
@@ -362,25 +424,30 @@ impl Product {
 
     /// Whether nothing but a residual or bias is fused to it: kernels for any number of rows exist.
     pub fn is_basic(self) -> bool {
-        let only_add = Epilogue { add: self.epilogue.add, ..Epilogue::NONE };
-        self == Self { epilogue: only_add, ..Self::PLAIN }
+        let only_add = Epilogue { add: self.epilogue().add, ..Epilogue::NONE };
+        self == Self { epilogue: only_add.bits(), ..Self::PLAIN }
     }
 
     /// The first constant of the rotation.
     pub const fn rope_params(self) -> usize {
+        self.head_norm_param() + self.epilogue().head_norm as usize
+    }
+
+    /// The constant of the norm of heads.
+    pub const fn head_norm_param(self) -> usize {
         self.is_normed() as usize
     }
 
     /// The plain ops that it stands for, in the order in which one would record them. References, tests and
     /// devices without a kernel follow it.
     pub fn plain_ops(self) -> Vec<PlainOp> {
-        let Epilogue { add, rope, cache, norm } = self.epilogue;
+        let Epilogue { add, head_norm, rope, cache, norm } = self.epilogue();
         let mut list = PlainList::default();
         let mut x = PlainInput::Slot(Slot::Input);
         if self.is_normed() {
-            x = list.norm(x, Slot::NormWeight, PlainShape::Input);
+            x = list.norm(x, Slot::NormWeight, 0, PlainShape::Input);
         }
-        let mut y = list.product(x, Slot::Weight);
+        let mut y = list.product(x, Slot::Weight, self.experts);
         match self.gate {
             Gate::None => {}
             Gate::Ungated(activation) => y = list.element_wise(activation.op(), &[y]),
@@ -389,13 +456,17 @@ impl Product {
                 y = list.element_wise(CapturedOpKind::MUL, &[y, PlainInput::Slot(Slot::Up)]);
             }
             Gate::Weights(activation) => {
-                let up = list.product(x, Slot::UpWeight);
+                let up = list.product(x, Slot::UpWeight, self.experts);
                 y = list.element_wise(activation.op(), &[y]);
                 y = list.element_wise(CapturedOpKind::MUL, &[y, up]);
             }
         }
         if add {
             y = list.element_wise(CapturedOpKind::ADD, &[y, PlainInput::Slot(Slot::Addend)]);
+        }
+        if head_norm {
+            let param = self.head_norm_param();
+            y = list.norm(y, Slot::HeadNormWeight, param, PlainShape::Heads);
         }
         if rope {
             let inputs = [y, PlainInput::Slot(Slot::Positions), PlainInput::Slot(Slot::Factors)];
@@ -413,20 +484,22 @@ impl Product {
         }
         if norm {
             list.keep(Slot::Sum);
-            list.norm(y, Slot::NextNormWeight, PlainShape::Product);
+            list.norm(y, Slot::NextNormWeight, 0, PlainShape::Product);
         }
         list.keep(if cache { Slot::Cache } else { Slot::Result });
         list.0
     }
 
     fn has(self, slot: Slot) -> bool {
-        let Epilogue { add, rope, cache, norm } = self.epilogue;
+        let Epilogue { add, head_norm, rope, cache, norm } = self.epilogue();
         match slot {
             Slot::Input | Slot::Weight => true,
             Slot::NormWeight => self.is_normed(),
             Slot::UpWeight => matches!(self.gate, Gate::Weights(_)),
+            Slot::Ids => self.experts,
             Slot::Up => matches!(self.gate, Gate::Operand(_)),
             Slot::Addend => add,
+            Slot::HeadNormWeight => head_norm,
             Slot::Positions | Slot::Factors => rope,
             Slot::CacheRows | Slot::Cache => cache,
             Slot::NextNormWeight | Slot::Sum => norm,
@@ -435,7 +508,7 @@ impl Product {
     }
 
     fn name(self) -> String {
-        let Epilogue { add, rope, cache, norm } = self.epilogue;
+        let Epilogue { add, head_norm, rope, cache, norm } = self.epilogue();
         let gate = match self.gate {
             Gate::None => String::new(),
             Gate::Ungated(activation) => format!("_{}", activation.name()),
@@ -445,9 +518,10 @@ impl Product {
         let part = |there: bool, name| if there { name } else { "" };
         [
             part(self.is_normed(), "norm_"),
-            "matmul",
+            if self.experts { "matmul_experts" } else { "matmul" },
             &gate,
             part(add, "_add"),
+            part(head_norm, "_head_norm"),
             part(rope, "_rope"),
             part(cache, "_kv"),
             part(norm, "_norm"),
@@ -457,10 +531,13 @@ impl Product {
 
     fn params(self) -> Vec<ParamSpec> {
         let mut params = Vec::new();
-        if self.is_normed() || self.epilogue.norm {
+        if self.is_normed() || self.epilogue().norm {
             params.push(float("eps"));
         }
-        if self.epilogue.rope {
+        if self.epilogue().head_norm {
+            params.push(float("head_eps"));
+        }
+        if self.epilogue().rope {
             let rotation: [ParamSpec; ROPE_PARAMS] =
                 [int("n_dims"), int("mode"), float("base"), float("scale"), float("magnitude")];
             params.extend(rotation);
@@ -476,8 +553,8 @@ impl Product {
             Gate::Operand(activation) => 2 + 3 * activation as usize,
             Gate::Weights(activation) => 3 + 3 * activation as usize,
         };
-        let Epilogue { add, rope, cache, norm } = self.epilogue;
-        let flags = [self.is_normed(), add, rope, cache, norm];
+        let Epilogue { add, head_norm, rope, cache, norm } = self.epilogue();
+        let flags = [self.experts, self.is_normed(), add, head_norm, rope, cache, norm];
         let (mut code, mut flag) = (gate, 0);
         while flag < flags.len() {
             code = 2 * code + flags[flag] as usize;
@@ -503,18 +580,22 @@ impl PlainList {
         PlainInput::Op(self.0.len() - 1)
     }
 
-    fn product(&mut self, x: PlainInput, weight: Slot) -> PlainInput {
-        let inputs = [x, PlainInput::Slot(weight)];
-        self.push(CapturedOpKind::MATMUL, &inputs, 0..0, PlainShape::Product)
+    fn product(&mut self, x: PlainInput, weight: Slot, experts: bool) -> PlainInput {
+        let inputs = [x, PlainInput::Slot(weight), PlainInput::Slot(Slot::Ids)];
+        let (kind, count) = match experts {
+            true => (CapturedOpKind::MatMulExperts, 3),
+            false => (CapturedOpKind::MATMUL, 2),
+        };
+        self.push(kind, &inputs[..count], 0..0, PlainShape::Product)
     }
 
     fn element_wise(&mut self, kind: CapturedOpKind, inputs: &[PlainInput]) -> PlainInput {
         self.push(kind, inputs, 0..0, PlainShape::Product)
     }
 
-    /// A norm and its weight. Its constant is the product's first.
-    fn norm(&mut self, x: PlainInput, weight: Slot, shape: PlainShape) -> PlainInput {
-        let normed = self.push(CapturedOpKind::RmsNorm, &[x], 0..1, shape);
+    /// A norm and its weight; `param` is its constant among those of the product.
+    fn norm(&mut self, x: PlainInput, weight: Slot, param: usize, shape: PlainShape) -> PlainInput {
+        let normed = self.push(CapturedOpKind::RmsNorm, &[x], param..param + 1, shape);
         self.push(CapturedOpKind::MUL, &[normed, PlainInput::Slot(weight)], 0..0, shape)
     }
 
@@ -527,7 +608,7 @@ impl PlainList {
 }
 
 /// Combinations of parts, allowed or not.
-const CODES: usize = (1 + 3 * Activation::ALL.len()) << 5;
+const CODES: usize = (1 + 3 * Activation::ALL.len()) << 7;
 
 /// What follows from the parts of each product.
 struct Table {
@@ -544,13 +625,13 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
         .flat_map(|a| [Gate::Ungated(a), Gate::Operand(a), Gate::Weights(a)]);
     let gates: Vec<_> = [Gate::None].into_iter().chain(gates).collect();
     let mut table = Table { products: vec![], specs: vec![], slots: vec![], index: [0; CODES] };
-    for input in [Input::Plain, Input::Normed] {
+    let inputs = [Input::Plain, Input::Normed];
+    let weights = [(false, inputs[0]), (false, inputs[1]), (true, inputs[0]), (true, inputs[1])];
+    for (experts, input) in weights {
         for &gate in &gates {
-            for flags in 0..16 {
-                let flag = |bit: u32| flags >> bit & 1 == 1;
-                let epilogue =
-                    Epilogue { add: flag(0), rope: flag(1), cache: flag(2), norm: flag(3) };
-                let Some(product) = Product::new(input, gate, epilogue) else { continue };
+            for epilogue in 0..Epilogue::COMBINATIONS {
+                let product = Product { input, experts, gate, epilogue };
+                let Some(product) = product.if_allowed() else { continue };
                 table.index[product.code()] = table.products.len() as u8;
                 let slots: Vec<_> = Slot::ALL.into_iter().filter(|&s| product.has(s)).collect();
                 // The table lives as long as the program.
@@ -593,6 +674,11 @@ mod tests {
         let names = ["x", "g", "w", "positions", "factors", "kv_positions", "cache"];
         assert_eq!(operands(heads), names);
         assert_eq!(heads.spec().params.len(), 1 + ROPE_PARAMS);
+        let normed = Epilogue { head_norm: true, rope: true, ..Epilogue::NONE };
+        let normed = product(Input::Normed, Gate::None, normed);
+        assert_eq!(normed.spec().name, "norm_matmul_head_norm_rope");
+        assert_eq!(operands(normed), ["x", "g", "w", "h", "positions", "factors", "y"]);
+        assert_eq!((normed.head_norm_param(), normed.rope_params()), (1, 2));
         let ahead = Epilogue { add: true, norm: true, ..Epilogue::NONE };
         let ahead = product(Input::Plain, Gate::None, ahead);
         assert_eq!(operands(ahead), ["x", "w", "c", "next", "sum", "y"]);
@@ -608,12 +694,13 @@ mod tests {
             let mut slots: Vec<Slot> = ops.iter().filter_map(|op| op.result).collect();
             for input in ops.iter().flat_map(|op| &op.inputs) {
                 match *input {
-                    PlainInput::Slot(Slot::Input) => {}
+                    PlainInput::Slot(Slot::Input | Slot::Ids) => {}
                     PlainInput::Slot(slot) => slots.push(slot),
                     PlainInput::Op(earlier) => assert!(earlier < ops.len()),
                 }
             }
             slots.push(Slot::Input);
+            slots.extend(product.is_of_experts().then_some(Slot::Ids));
             slots.sort_unstable();
             assert_eq!(slots, product.slots(), "{}", product.spec().name);
             let params: usize = ops.iter().map(|op| op.params.len()).sum();
@@ -622,11 +709,23 @@ mod tests {
     }
 
     #[test]
+    fn experts_are_gated() {
+        let gated = Product::EXPERTS.with_gate(Gate::Weights(Activation::Silu)).unwrap();
+        assert_eq!(operands(gated), ["x", "w", "u", "ids", "y"]);
+        let normed = gated.behind_norm().unwrap();
+        assert_eq!(normed.spec().name, "norm_matmul_experts_silu_gated");
+        assert!(!normed.may_quantise() && !gated.may_read_quantised());
+        let add = Epilogue { add: true, ..Epilogue::NONE };
+        assert_eq!((gated.with_epilogue(add), Product::EXPERTS.behind_norm()), (None, None));
+    }
+
+    #[test]
     fn parts_that_do_not_go_together_make_no_product() {
-        let all = Epilogue { add: true, rope: true, cache: true, norm: true };
+        let all = Epilogue { add: true, head_norm: true, rope: true, cache: true, norm: true };
         let only = |epilogue| Product::new(Input::Plain, Gate::None, epilogue);
         assert_eq!(only(all), None);
         assert_eq!(only(Epilogue { norm: true, ..Epilogue::NONE }), None);
+        assert_eq!(only(Epilogue { add: true, head_norm: true, ..Epilogue::NONE }), None);
         let gate = Gate::Weights(Activation::Silu);
         assert_eq!(Product::new(Input::Plain, gate, Epilogue { add: true, ..all }), None);
         let operand = Gate::Operand(Activation::Silu);

@@ -23,6 +23,8 @@ pub(super) struct Uses {
     /// First and last write; the first is beyond all if there is none.
     pub(super) first_write: u32,
     pub(super) last_write: u32,
+    /// Writes, one for each access.
+    pub(super) writes: u32,
     first_read: u32,
     /// Reads, one for each access.
     pub(super) reads: u32,
@@ -44,6 +46,7 @@ impl Survey {
         let none = Uses {
             first_write: NOBODY,
             last_write: 0,
+            writes: 0,
             first_read: NOBODY,
             reads: 0,
             unknown: NOBODY,
@@ -69,6 +72,7 @@ impl Survey {
                     true => of(access.range.buf_id, |uses, at| {
                         uses.first_write = uses.first_write.min(at);
                         uses.last_write = at;
+                        uses.writes += 1;
                     }),
                     false => of(access.range.buf_id, |uses, at| {
                         uses.first_read = uses.first_read.min(at);
@@ -82,6 +86,11 @@ impl Survey {
 
     pub(super) fn of_value(&self, value: NodeId) -> Option<&Uses> {
         self.0.get(value.index())
+    }
+
+    /// Index of the first write of a value; beyond all if there is none.
+    pub(super) fn first_write(&self, value: NodeId) -> u32 {
+        self.of_value(value).map_or(NOBODY, |uses| uses.first_write)
     }
 
     /// All readers of a value in list order; only some, if they stand too far apart.

@@ -201,7 +201,7 @@ impl Derivation<'_> {
         if !fits(rule.fit, &value, &result_layout, &value) {
             return Err(shapes);
         }
-        if let Some(same) = rule.same {
+        for same in &rule.same {
             let read = |slots: &Slots, binding| slots.get(binding).map(|&slot| *self.view(slot));
             let reads = [read(first, same.producer), read(second, same.consumer)];
             if reads[0].is_none() || reads[0] != reads[1] {
@@ -240,7 +240,8 @@ impl Derivation<'_> {
         let same_shape = match reshaped {
             true => {
                 let [outer, matrices, rows, cols] = b.shape4().map(u64::from);
-                (outer * matrices, rows * cols) == (a.rows() as u64, a.cols() as u64)
+                b.rank() > a.rank()
+                    && (outer * matrices, rows * cols) == (a.rows() as u64, a.cols() as u64)
             }
             false => a.shape4() == b.shape4(),
         };
@@ -302,33 +303,61 @@ impl Derivation<'_> {
     }
 
     /// Whether a member's binding is that of activations that may come in this form from whoever writes them in
-    /// the final list, and saw all of what it wrote through the same view; as f16 in any shape.
+    /// the final list, and saw all of what it wrote through the same view; as f16 in any shape, and written by several,
+    /// one part behind another.
     fn may_read_rounded(&self, slot: Slot, form: DType) -> bool {
-        let Context { recorded, carriers, last, .. } = self.context;
-        let Some(Run { source: Origin::Written { position, access }, at: 0, len }) = self.saw(slot)
-        else {
-            return false;
-        };
-        let writer = recorded.dispatches[position as usize];
-        let write = &writer.accesses()[usize::from(access)];
-        let whole = write.range.p1 - write.range.p0 == len;
-        let written = writer.bindings.get(usize::from(write.binding));
-        let Some(carrier) = carriers.last_of(position) else { return false };
-        let (_, member) = self.member(slot);
+        let (position, member) = self.member(slot);
         let activations = match member.kind.product() {
             Some(product) => product.operand(Part::Input, member.bindings.len()),
             None => (member.kind == Kind::MatMulExperts).then_some(0),
         };
+        let Some((number, read)) = self.only(slot, MemRangeRole::Src) else { return false };
+        let number = self.context.recorded.access_number(position, number);
+        let runs = self.context.history.reads_of(number, read.range.p1 - read.range.p0);
         let view = self.view(slot);
-        let seen_alike = written.is_some_and(|written| match form {
-            DType::A16 => same_elements(written, view),
-            _ => written == view,
-        });
+        let alike = match runs.as_slice() {
+            [run] => self.given_by(run, form).is_some_and(|written| match form {
+                DType::A16 => same_elements(written, view),
+                _ => written == view,
+            }),
+            parts => form == DType::A16 && self.given_in_parts(parts, view),
+        };
         activations == Some(usize::from(slot.binding))
-            && whole
-            && seen_alike
-            && may_give(last[carrier as usize].kind, form)
+            && alike
             && may_take(self.dispatch.kind, form)
+    }
+
+    /// What a run is all of, if whoever writes it in the final list may give it in this form.
+    fn given_by(&self, run: &Run, form: DType) -> Option<&TensorView> {
+        let Context { recorded, carriers, last, .. } = self.context;
+        let Run { source: Origin::Written { position, access }, at: 0, len } = *run else {
+            return None;
+        };
+        let writer = recorded.dispatches[position as usize];
+        let write = &writer.accesses()[usize::from(access)];
+        let carrier = carriers.last_of(position)?;
+        let whole = write.range.p1 - write.range.p0 == len;
+        let gives = whole && may_give(last[carrier as usize].kind, form);
+        writer.bindings.get(usize::from(write.binding)).filter(|_| gives)
+    }
+
+    /// Whether runs are whole results as f16 that lie one behind another and are the elements of a view: parts of whole chunks, in
+    /// which every element has the place that it has in the whole.
+    fn given_in_parts(&self, runs: &[Run], view: &TensorView) -> bool {
+        let (mut at, mut elems) = (view.offset, 0);
+        for run in runs {
+            let Some(written) = self.given_by(run, DType::A16) else { return false };
+            let layout = &written.layout;
+            let fits = (written.buf_id, written.offset) == (view.buf_id, at)
+                && layout.dtype() == view.layout.dtype()
+                && layout.in_form(DType::A16).is_some();
+            if !fits {
+                return false;
+            }
+            at += layout.span_bytes();
+            elems += layout.elems();
+        }
+        view.layout.is_dense() && elems == view.layout.elems()
     }
 
     /// Whether the dispatch carries out a member's write through this binding.

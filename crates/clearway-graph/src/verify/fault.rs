@@ -203,7 +203,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// Members that are told by name; what the rules make has no more.
+    /// Members that are told by name. What the rules make has one more at most, and faults have to stay small.
     const NAMED: usize = 6;
 
     pub(super) fn of(members: impl Iterator<Item = (DispatchId, CapturedOpKind)>) -> Self {

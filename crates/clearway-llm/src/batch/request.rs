@@ -27,7 +27,7 @@ pub struct Request {
     /// The tokens that end a text by the vocabulary do not end it. Those of the sampling row still do.
     pub ignore_eos: bool,
     /// Nobody reads its tokens as they come: only how soon the whole text is there counts. While all texts that run are such,
-    /// prompts are read in full chunks beside steps, and works are long.
+    /// prompts are read in full chunks before anybody decodes, and works are long.
     pub patient: bool,
 }
 

@@ -12,6 +12,9 @@
 //! chooses the next one, stores it in the slot and moves the position on. A slot stops by itself when it chose a stop token
 //! or when its position has reached [`SlotState::end`]: later steps leave it as it is and give no token for it.
 //!
+//! **Both at once.** Where [`Limits::mixed`] says so, rows of prompts and one step are done together: weights are read once for all of
+//! them. A slot whose prompt ends in a work may decode in it, too: every row sees what rows before it in its text have written.
+//!
 //! **Work under way.** Work is done in the order in which it is started. [`Runner::start`] may be called again before the
 //! first work is finished, at most [`Limits::ahead`] times. Changes of work that is started later never reach steps of work
 //! that was started before.
@@ -42,6 +45,8 @@ pub struct Limits {
     pub ahead: usize,
     /// Adapters that a sequence can choose from.
     pub adapters: usize,
+    /// Rows of prompts and one step of a work are done at once: together they take less than one after the other.
+    pub mixed: bool,
 }
 
 /// A sequence as it enters its slot.

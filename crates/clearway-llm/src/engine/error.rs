@@ -119,6 +119,14 @@ pub enum EngineError {
         /// Why not.
         what: String,
     },
+    /// The cache cannot have this type.
+    #[error("the cache cannot be {cache_dtype}: {why}")]
+    CacheType {
+        /// The type that was asked for.
+        cache_dtype: DType,
+        /// Why not.
+        why: String,
+    },
     /// The device has too little memory.
     #[error(
         "the model is too large for `{device}`: it needs {} for weights and {} for a context of {context} tokens in \

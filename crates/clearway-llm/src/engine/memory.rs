@@ -99,6 +99,7 @@ impl Footprint {
         memory_bytes: u64,
     ) -> Result<Self> {
         let (gguf, shape) = &plain_model(gguf)?;
+        check_cache(shape, cache_dtype)?;
         let dtype = |name: &str| gguf.find_tensor(name).map_or(DType::F32, |t| t.dtype());
         let options =
             RecordOptions { weight_dtype: &dtype, cache_dtype, ..RecordOptions::new(1, 1) };
@@ -157,6 +158,22 @@ impl Footprint {
             cache_dtype: self.cache_dtype,
             memory: info.memory_bytes,
         })
+    }
+}
+
+/// Refuses a model whose heads a cache of this type cannot hold.
+fn check_cache(shape: &ModelShape, cache_dtype: DType) -> Result<()> {
+    let (head, chunk) = (shape.cache_head(), cache_dtype.block_elems());
+    let refused = |why: String| Err(EngineError::CacheType { cache_dtype, why });
+    match cache_dtype {
+        DType::F16 | DType::F32 => Ok(()),
+        // Its rows are written in two parts, and values are a part of keys.
+        DType::Q8_0 if shape.latent.is_some() => {
+            refused("keys and values of latent attention share their rows".into())
+        }
+        DType::Q8_0 if head.is_multiple_of(chunk) => Ok(()),
+        DType::Q8_0 => refused(format!("heads of {head} elements are no multiples of {chunk}")),
+        _ => refused("f16, f32 and q8_0 are supported".into()),
     }
 }
 

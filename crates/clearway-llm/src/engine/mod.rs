@@ -72,8 +72,8 @@ use verify::CheckStep;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, AdapterLayout, CacheLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, Part,
-    ROPE_FACTORS, RecordOptions, STREAM, TOKENS,
+    self, AdapterLayout, CacheLayout, DecodeRows, LOGIT_ROWS, Logits, ModelGraph, ModelShape,
+    POSITIONS, Part, ROPE_FACTORS, RecordOptions, STREAM, TOKENS,
 };
 
 /// Shorthand for results of this module.
@@ -535,7 +535,7 @@ impl Engine {
         let positions = device.alloc(tokens as u64 * 4)?;
         let rows = match logits {
             Logits::Rows(count) => Some(device.alloc(count as u64 * 4)?),
-            Logits::Last | Logits::All | Logits::None | Logits::Normed => None,
+            Logits::Last | Logits::All | Logits::Tail(_) | Logits::None | Logits::Normed => None,
         };
         let bound = self.bind(&recorded, &input, &positions, rows.as_ref())?;
         let graph = self.executor.compile(recorded.graph(), &bound, options)?;
@@ -579,7 +579,7 @@ impl Engine {
         tokens: usize,
         logits: Logits,
         cache_rows: usize,
-        cache: CacheLayout,
+        (cache, decode): (CacheLayout, Option<DecodeRows>),
     ) -> Result<ModelGraph> {
         self.check_writes()?;
         let dtypes = &self.weight_dtypes;
@@ -587,6 +587,7 @@ impl Engine {
         let options = RecordOptions {
             cache_dtype: self.options.cache_dtype,
             cache,
+            decode,
             logits,
             weight_dtype: &weight_dtype,
             adapters: self.adapters.as_ref().map(Stack::layout),

@@ -122,6 +122,7 @@ fn reads(kind: Kind) -> Reads {
         | Kind::RouterTopK
         | Kind::RouterGroups
         | Kind::ExpertSum
+        | Kind::ExpertSumAdd
         | Kind::Rope
         | Kind::Softmax
         | Kind::KvWrite
@@ -132,6 +133,7 @@ fn reads(kind: Kind) -> Reads {
         | Kind::Fill
         | Kind::RmsNormMul
         | Kind::AddRmsNorm
+        | Kind::RmsNormMulAdd
         | Kind::AddRmsNormMul
         | Kind::RopeKvWrite
         | Kind::Custom

@@ -9,11 +9,12 @@
 //! the token's number among the choices picks from a table. The table of an input serves all layers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use clearway::{DType, Ops, TensorView};
 
 use super::Result;
-use super::layer::Layers;
+use super::layer::{Layers, some_rows};
 
 /// Name of the external tensor with the choice of adapters of each token, `u32[T]`, where tokens have choices: 0 for none,
 /// else one more than the number of the choice.
@@ -85,6 +86,16 @@ pub(super) struct Narrow {
     choices: BTreeMap<String, TensorView>,
 }
 
+impl Narrow {
+    /// Only these tokens go on.
+    pub(super) fn keep(&mut self, rows: &Range<usize>) -> Result<()> {
+        for each in self.picked.iter_mut().chain(self.choices.values_mut()) {
+            *each = some_rows(*each, rows)?;
+        }
+        Ok(())
+    }
+}
+
 impl Layers<'_> {
     /// What adapters add to the product of `x` with a weight of so many rows; `None` where the weight has none.
     pub(super) fn adapted(
@@ -135,7 +146,11 @@ impl Layers<'_> {
         }
         let picked = match self.narrow.picked {
             Some(picked) => picked,
-            None => self.ops.external(ADAPTERS, DType::U32, &[self.options.tokens])?,
+            None => {
+                let all = self.options.tokens;
+                let picked = self.ops.external(ADAPTERS, DType::U32, &[all])?;
+                some_rows(picked, &(all - self.tokens..all))?
+            }
         };
         self.narrow.picked = Some(picked);
         let name = AdapterInput::table(kind);

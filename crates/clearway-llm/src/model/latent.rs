@@ -20,23 +20,33 @@ impl Layers<'_> {
         latent: Latent,
     ) -> Result<Given> {
         let q = self.latent_queries(layer, x, latent)?;
-        let keys = self.write_latent(layer, x, latent)?;
-        let values = part(keys, 0, latent.kv_rank)?;
-        let y = self.attend(layer, q, [keys, values])?;
-        let (tokens, heads) = (self.options.tokens, self.shape.heads);
+        let cache = self.write_latent(layer, x, latent)?;
+        self.latent_found(layer, q, cache, latent)
+    }
+
+    /// What queries find in the rows of the cache, and the product behind it.
+    pub(super) fn latent_found(
+        &mut self,
+        layer: usize,
+        q: TensorView,
+        cache: [TensorView; 2],
+        latent: Latent,
+    ) -> Result<Given> {
+        let y = self.attend(layer, q, cache)?;
+        let (tokens, heads) = (self.tokens, self.shape.heads);
         let y = self.of_heads(layer, "attn_v_b", y, latent.value)?;
         let y = reshape(y, &[tokens, heads * latent.value])?;
         self.given(layer, "attn_output", y, self.shape.embd, self.shape.biases.output)
     }
 
-    /// Writes the row of each token and the key that turns into the cache; returns it.
+    /// Writes the row of each token and the key that turns into the cache; returns its keys and values.
     pub(super) fn write_latent(
         &mut self,
         layer: usize,
         x: TensorView,
         latent: Latent,
-    ) -> Result<TensorView> {
-        let (tokens, rank, turned) = (self.options.tokens, latent.kv_rank, self.shape.rope_dims);
+    ) -> Result<[TensorView; 2]> {
+        let (tokens, rank, turned) = (self.tokens, latent.kv_rank, self.shape.rope_dims);
         let both = self.linear(layer, "attn_kv_a_mqa", x, rank + turned)?;
         let cache = self.cache(layer, "k")?;
         // Both writes go to the same rows, one after the other: first the one that need not wait for a norm.
@@ -48,11 +58,11 @@ impl Layers<'_> {
         self.label(layer, "cache_row");
         let to = part(cache, 0, rank)?;
         self.ops.kv_write(reshape(row, &[tokens, 1, rank])?, self.cache_rows, to)?;
-        Ok(cache)
+        Ok([cache, to])
     }
 
     /// Queries for the rows of the cache: `[T, heads, kv_rank + rope_dims]`.
-    fn latent_queries(
+    pub(super) fn latent_queries(
         &mut self,
         layer: usize,
         x: TensorView,
@@ -67,7 +77,7 @@ impl Layers<'_> {
                 self.linear(layer, "attn_q_b", row, heads * head)?
             }
         };
-        let q = reshape(q, &[self.options.tokens, heads, head])?;
+        let q = reshape(q, &[self.tokens, heads, head])?;
         let plain = part(q, 0, latent.plain)?;
         let plain = self.of_heads(layer, "attn_k_b", plain, latent.kv_rank)?;
         let turned = part(q, latent.plain, self.shape.rope_dims)?;
@@ -98,7 +108,7 @@ impl Layers<'_> {
 
     /// The numbers of the heads for each token, and their order where a device wants one: once for all layers.
     fn head_numbers(&mut self) -> Result<TensorView> {
-        let (tokens, heads) = (self.options.tokens, self.shape.heads);
+        let (tokens, heads) = (self.tokens, self.shape.heads);
         let numbers = match self.heads {
             Some(numbers) => numbers,
             None => self.ops.external(HEADS, DType::U32, &[heads])?,

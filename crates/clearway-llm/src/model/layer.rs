@@ -1,15 +1,15 @@
 //! The parts of a layer.
 
 use clearway::{
-    AttentionParams, BlockTable, DType, Layout, Ops, Recorder, RopeParams, RouterMode,
+    Attention, AttentionParams, BlockTable, DType, Layout, Ops, Recorder, RopeParams, RouterMode,
     RouterParams, TensorView,
 };
 
 use super::adapters::Narrow;
 use super::shape::{Experts, FeedForward, HeadNorms, ModelShape, NormPlace};
 use super::{
-    BLOCKS, CACHE_ROWS, CacheLayout, LOGIT_ROWS, Logits, POSITIONS, Part, ROPE_FACTORS,
-    RecordOptions, Result, SEEN, SEQUENCES, STREAM, TOKENS,
+    BLOCKS, CACHE_ROWS, CacheLayout, DECODE_BLOCKS, LOGIT_ROWS, Logits, POSITIONS, Part,
+    ROPE_FACTORS, RecordOptions, Result, SEEN, SEQUENCES, STREAM, TOKENS, in_cache,
 };
 
 /// Tokens up to which rows of experts are multiplied one by one: hardly any two share an expert.
@@ -32,6 +32,8 @@ pub(super) struct Layers<'a> {
     pub(super) options: &'a RecordOptions<'a>,
     pub(super) ops: Recorder,
     pub(super) narrow: Narrow,
+    /// Tokens that the step goes on with.
+    pub(super) tokens: usize,
     /// Token ids, or the residual stream where a part begins with it.
     input: TensorView,
     /// Rotary position of each token: how many tokens of its sequence it sees, less one.
@@ -40,8 +42,10 @@ pub(super) struct Layers<'a> {
     seen: TensorView,
     /// Cache row that each token is written to.
     pub(super) cache_rows: TensorView,
-    /// Where the rows of a sequence lie; `None` where the cache is one sequence.
+    /// Where the rows of a sequence lie; `None` where the cache is one sequence. Its sequences are those of all tokens.
     table: Option<BlockTable>,
+    /// Tokens at the end whose rows lie elsewhere, and where.
+    decode: Option<(usize, BlockTable)>,
     rope_factors: TensorView,
     /// `None` as long as nothing asks for it.
     embedding: Option<TensorView>,
@@ -71,14 +75,22 @@ impl<'a> Layers<'a> {
             true => Some(embedding(&mut ops, shape, options)?),
             false => None,
         };
-        let (cache_rows, table) = match options.cache {
-            CacheLayout::Whole => (positions, None),
+        let (cache_rows, table, decode) = match options.cache {
+            CacheLayout::Whole => (positions, None, None),
             CacheLayout::Blocks { block, sequences, entries } => {
                 let cache_rows = ops.external(CACHE_ROWS, DType::U32, &[options.tokens])?;
                 let of_tokens = ops.external(SEQUENCES, DType::U32, &[options.tokens])?;
                 let blocks = ops.external(BLOCKS, DType::U32, &[sequences, entries])?;
                 let table = BlockTable { sequences: of_tokens, blocks, block: block as u32 };
-                (cache_rows, Some(table))
+                let decode = match options.decode {
+                    None => None,
+                    Some(decode) => {
+                        let own = [decode.sequences, entries];
+                        let blocks = ops.external(DECODE_BLOCKS, DType::U32, &own)?;
+                        Some((decode.rows, BlockTable { blocks, ..table }))
+                    }
+                };
+                (cache_rows, Some(table), decode)
             }
         };
         Ok(Self {
@@ -86,11 +98,13 @@ impl<'a> Layers<'a> {
             options,
             ops,
             narrow: Narrow::default(),
+            tokens: options.tokens,
             input,
             positions,
             seen,
             cache_rows,
             table,
+            decode,
             rope_factors,
             embedding,
             heads: None,
@@ -147,6 +161,57 @@ impl<'a> Layers<'a> {
     pub(super) fn layer(&mut self, layer: usize, x: TensorView) -> Result<TensorView> {
         let attended = self.norm_before(layer, "attn_norm", x)?;
         let attended = self.attention(layer, attended)?;
+        self.behind_attention(layer, x, attended)
+    }
+
+    /// As [`layer`](Self::layer), of the last so many tokens. The others only fill the cache, and are gone from then on.
+    pub(super) fn last_layer(
+        &mut self,
+        layer: usize,
+        x: TensorView,
+        count: usize,
+    ) -> Result<TensorView> {
+        let (normed, cache) = self.fill_cache(layer, x)?;
+        let kept = self.tokens - count..self.tokens;
+        let (x, normed) = (some_rows(x, &kept)?, some_rows(normed, &kept)?);
+        self.keep(kept)?;
+        let attended = match self.shape.latent {
+            Some(latent) => {
+                let q = self.latent_queries(layer, normed, latent)?;
+                self.latent_found(layer, q, cache, latent)?
+            }
+            None => {
+                let q = self.project(layer, "attn_q", normed, self.shape.heads)?;
+                let q = self.normed_heads(layer, "attn_q_norm", q)?;
+                let q = self.rotate(layer, "attn_q_rope", q)?;
+                self.found(layer, q, cache)?
+            }
+        };
+        self.behind_attention(layer, x, attended)
+    }
+
+    /// The step goes on with these tokens, the last.
+    fn keep(&mut self, rows: std::ops::Range<usize>) -> Result<()> {
+        for each in [&mut self.positions, &mut self.seen, &mut self.cache_rows] {
+            *each = some_rows(*each, &rows)?;
+        }
+        let tables = self.table.iter_mut().chain(self.decode.as_mut().map(|(_, table)| table));
+        for table in tables {
+            table.sequences = some_rows(table.sequences, &rows)?;
+        }
+        self.narrow.keep(&rows)?;
+        self.head_order = None;
+        self.tokens = rows.len();
+        Ok(())
+    }
+
+    /// What attention gives and the feed-forward part, each added to the residual stream.
+    fn behind_attention(
+        &mut self,
+        layer: usize,
+        x: TensorView,
+        attended: Given,
+    ) -> Result<TensorView> {
         let x = self.join(layer, x, attended, ["post_attention_norm", "attn_residual"])?;
         let x = self.norm_of_sum(layer, "attn_output_norm", x)?;
 
@@ -207,11 +272,9 @@ impl<'a> Layers<'a> {
     /// Final norm and logits.
     pub(super) fn head(&mut self, x: TensorView) -> Result<TensorView> {
         let x = match self.options.logits {
-            Logits::All | Logits::None | Logits::Normed => x,
-            Logits::Last => {
-                let row = Layout::new(DType::F32, &[1, self.shape.embd])?;
-                x.reinterpret(row.span_bytes() * (self.options.tokens as u64 - 1), row)?
-            }
+            // Of a tail the others are gone already.
+            Logits::All | Logits::None | Logits::Normed | Logits::Tail(_) => x,
+            Logits::Last => some_rows(x, &(self.tokens - 1..self.tokens))?,
             Logits::Rows(count) => {
                 let rows = self.ops.external(LOGIT_ROWS, DType::U32, &[count])?;
                 self.ops.set_label("logit_rows");
@@ -254,25 +317,27 @@ impl<'a> Layers<'a> {
         self.shape.norm_eps / (self.shape.residual_scale * self.shape.residual_scale)
     }
 
-    /// Keys and values of one layer written into the cache, and nothing else.
-    pub(super) fn fill_cache(&mut self, layer: usize, x: TensorView) -> Result<()> {
+    /// Keys and values of one layer written into the cache, and nothing else; what they are products of, and the cache.
+    pub(super) fn fill_cache(
+        &mut self,
+        layer: usize,
+        x: TensorView,
+    ) -> Result<(TensorView, [TensorView; 2])> {
         let x = self.norm_before(layer, "attn_norm", x)?;
         if let Some(latent) = self.shape.latent {
-            return self.write_latent(layer, x, latent).map(|_| ());
+            return Ok((x, self.write_latent(layer, x, latent)?));
         }
         let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
         let v = self.project(layer, "attn_v", x, self.shape.kv_heads)?;
         let k = self.normed_heads(layer, "attn_k_norm", k)?;
         let k = self.rotate(layer, "attn_k_rope", k)?;
-        self.write_cache(layer, k, v)?;
-        Ok(())
+        Ok((x, self.write_cache(layer, k, v)?))
     }
 
     fn attention(&mut self, layer: usize, x: TensorView) -> Result<Given> {
         if let Some(latent) = self.shape.latent {
             return self.latent_attention(layer, x, latent);
         }
-        let (tokens, head) = (self.options.tokens, self.shape.head_dim);
         let q = self.project(layer, "attn_q", x, self.shape.heads)?;
         let k = self.project(layer, "attn_k", x, self.shape.kv_heads)?;
         let v = self.project(layer, "attn_v", x, self.shape.kv_heads)?;
@@ -281,8 +346,13 @@ impl<'a> Layers<'a> {
         let q = self.rotate(layer, "attn_q_rope", q)?;
         let k = self.rotate(layer, "attn_k_rope", k)?;
         let cache = self.write_cache(layer, k, v)?;
+        self.found(layer, q, cache)
+    }
+
+    /// What queries find in the cache, and the product behind it.
+    fn found(&mut self, layer: usize, q: TensorView, cache: [TensorView; 2]) -> Result<Given> {
         let y = self.attend(layer, q, cache)?;
-        let y = reshape(y, &[tokens, self.shape.heads * head])?;
+        let y = reshape(y, &[self.tokens, self.shape.heads * self.shape.head_dim])?;
         self.given(layer, "attn_output", y, self.shape.embd, self.shape.biases.output)
     }
 
@@ -299,18 +369,33 @@ impl<'a> Layers<'a> {
             window: self.shape.layer_window(layer).map_or(0, |window| window.rows),
             softcap: self.shape.attention_softcap,
         };
-        match self.table {
-            table if self.shape.sinks => {
-                let name = format!("blk.{layer}.attn_sinks.weight");
-                let sinks = self.vector(&name, self.shape.heads)?;
-                let cache = [keys, values];
-                self.ops.attention_with_sinks(q, cache, self.seen, table, sinks, params)
-            }
-            None => self.ops.attention(q, keys, values, self.seen, params),
-            Some(table) => {
-                self.ops.attention_in_blocks(q, [keys, values], self.seen, table, params)
-            }
+        let sinks = match self.shape.sinks {
+            true => Some(self.vector(&format!("blk.{layer}.attn_sinks.weight"), self.shape.heads)?),
+            false => None,
+        };
+        let [heads, size] = [q.layout.dims()[1] as usize, values.layout.cols()];
+        let y = self.ops.declare(Layout::new(q.layout.dtype(), &[self.tokens, heads, size])?)?;
+        // Rows of prompts, then those that decode: both read the cache and give rows of one result.
+        let decode = self.decode.map_or(0, |(rows, _)| rows);
+        let front = (self.tokens.saturating_sub(decode), self.table);
+        let back = (decode.min(self.tokens), self.decode.map(|(_, table)| table));
+        let mut from = 0;
+        for (count, table) in [front, back].into_iter().filter(|(count, _)| *count > 0) {
+            let rows = from..from + count;
+            from += count;
+            let table = match table {
+                Some(table) => {
+                    let sequences = some_rows(table.sequences, &rows)?;
+                    Some(BlockTable { sequences, ..table })
+                }
+                None => None,
+            };
+            let (cache, positions) = ([keys, values], some_rows(self.seen, &rows)?);
+            let q = some_rows(q, &rows)?;
+            let of = Attention { q, cache, positions, table, sinks, params };
+            self.ops.attention_into(&of, some_rows(y, &rows)?)?;
         }
+        Ok(y)
     }
 
     /// Queries or keys, normed where the family does that.
@@ -371,7 +456,7 @@ impl<'a> Layers<'a> {
     ) -> Result<TensorView> {
         let size = heads * self.shape.head_dim;
         let y = self.biased(layer, part, x, size, self.shape.biases.qkv)?;
-        reshape(y, &[self.options.tokens, heads, self.shape.head_dim])
+        reshape(y, &[self.tokens, heads, self.shape.head_dim])
     }
 
     /// `act(gate(x)) * up(x)`, or `act(up(x))` where there is no gate; then down.
@@ -407,7 +492,7 @@ impl<'a> Layers<'a> {
         let gate = self.expert_weight(layer, "ffn_gate_exps", &[count, ff, embd])?;
         let up = self.expert_weight(layer, "ffn_up_exps", &[count, ff, embd])?;
         let down = self.expert_weight(layer, "ffn_down_exps", &[count, embd, ff])?;
-        let order = match self.options.order_experts && self.options.tokens > FEW_TOKENS {
+        let order = match self.options.order_experts && self.tokens > FEW_TOKENS {
             true => {
                 self.label(layer, "ffn_order");
                 Some(self.ops.expert_order(ids, count)?)
@@ -480,7 +565,7 @@ impl<'a> Layers<'a> {
     /// What the expert that all use gives, times the sigmoid of a product of the row it was given. That is a sum over one
     /// expert, by the weight that a router of one expert gives it.
     fn gate_shared(&mut self, layer: usize, x: TensorView, y: TensorView) -> Result<TensorView> {
-        let (tokens, embd) = (self.options.tokens, self.shape.embd);
+        let (tokens, embd) = (self.tokens, self.shape.embd);
         // A vector in files.
         let name = format!("blk.{layer}.ffn_gate_inp_shexp.weight");
         let weight = self.ops.external(&name, (self.options.weight_dtype)(&name), &[embd])?;
@@ -610,7 +695,8 @@ impl<'a> Layers<'a> {
     pub(super) fn cache(&mut self, layer: usize, part: &str) -> Result<TensorView> {
         let size = self.shape.cache_head();
         let shape = [self.options.cache_rows, self.shape.kv_heads, size];
-        self.ops.external(&format!("cache.{part}.{layer}"), self.options.cache_dtype, &shape)
+        let dtype = in_cache(self.options.cache_dtype);
+        self.ops.external(&format!("cache.{part}.{layer}"), dtype, &shape)
     }
 
     pub(super) fn label(&mut self, layer: usize, part: &str) {
@@ -630,4 +716,18 @@ fn embedding(
 /// The same bytes in another shape.
 pub(super) fn reshape(x: TensorView, shape: &[usize]) -> Result<TensorView> {
     Ok(x.reinterpret(0, Layout::new(x.layout.dtype(), shape)?)?)
+}
+
+/// Some of the rows of a dense tensor, which are those of its first dimension.
+pub(super) fn some_rows(x: TensorView, rows: &std::ops::Range<usize>) -> Result<TensorView> {
+    let mut shape: Vec<usize> = x.layout.dims().iter().map(|&dim| dim as usize).collect();
+    if shape.first() == Some(&rows.len()) {
+        return Ok(x);
+    }
+    let (all, bytes) = (shape.first().copied().unwrap_or(1).max(1), x.layout.span_bytes());
+    if let Some(first) = shape.first_mut() {
+        *first = rows.len();
+    }
+    let from = bytes / all as u64 * rows.start as u64;
+    Ok(x.reinterpret(from, Layout::new(x.layout.dtype(), &shape)?)?)
 }

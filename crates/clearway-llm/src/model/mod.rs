@@ -35,6 +35,8 @@ pub enum Logits {
     All,
     /// So many tokens, in the order in which [`LOGIT_ROWS`] names them: no others cost anything.
     Rows(usize),
+    /// The last so many tokens. Of the others the last layer only fills the cache.
+    Tail(usize),
     /// None: the step only fills the cache. What would lead to logits alone is not recorded.
     None,
     /// None, but the last norm of every token, which the head would read: what texts are compared by.
@@ -75,6 +77,17 @@ pub enum CacheLayout {
     },
 }
 
+/// Tokens at the end of a step that belong to other sequences than those before them: such that decode, one token each, beside
+/// prompts that are read. Attention looks at them apart, by a table of their own ([`DECODE_BLOCKS`]), since kernels for one token of
+/// each of many sequences are others than those for many tokens of a few. All else is done for all tokens at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeRows {
+    /// How many.
+    pub rows: usize,
+    /// Sequences of their table. [`SEQUENCES`] of these tokens counts in it.
+    pub sequences: usize,
+}
+
 /// How to record a step.
 pub struct RecordOptions<'a> {
     /// Tokens of the step: 1 for decode, more for prefill.
@@ -83,7 +96,9 @@ pub struct RecordOptions<'a> {
     pub cache_rows: usize,
     /// How they belong to sequences.
     pub cache: CacheLayout,
-    /// Element type of the KV cache.
+    /// Which tokens have sequences of their own, where the cache lies in blocks.
+    pub decode: Option<DecodeRows>,
+    /// Element type of the KV cache: f16, f32 or q8_0.
     pub cache_dtype: DType,
     /// Which tokens get logits.
     pub logits: Logits,
@@ -104,6 +119,7 @@ impl RecordOptions<'_> {
             tokens,
             cache_rows,
             cache: CacheLayout::Whole,
+            decode: None,
             cache_dtype: DType::F16,
             logits: Logits::Last,
             part: Part::Whole,
@@ -111,6 +127,15 @@ impl RecordOptions<'_> {
             weight_dtype: &|_| DType::F16,
             adapters: None,
         }
+    }
+}
+
+/// How elements of a cache lie that was asked for as `dtype`: blocks of q8_0 are taken apart, so that kernels read quants and
+/// scales in wide pieces.
+pub(crate) const fn in_cache(dtype: DType) -> DType {
+    match dtype {
+        DType::Q8_0 => DType::C8,
+        dtype => dtype,
     }
 }
 
@@ -162,6 +187,9 @@ pub const CACHE_ROWS: &str = "cache_rows";
 pub const SEQUENCES: &str = "sequences";
 /// Name of the external tensor with the blocks of each sequence, `u32[S,N]`, where the cache lies in blocks.
 pub const BLOCKS: &str = "blocks";
+/// Name of the external tensor with the blocks of each sequence that decodes, `u32[S,N]`, in steps recorded with
+/// [`RecordOptions::decode`].
+pub const DECODE_BLOCKS: &str = "decode_blocks";
 /// Name of the external tensor with the indices of the step's tokens that get logits, `u32[N]`, in steps recorded with
 /// [`Logits::Rows`].
 pub const LOGIT_ROWS: &str = "logit_rows";
@@ -196,10 +224,17 @@ pub fn record(shape: &ModelShape, options: &RecordOptions<'_>) -> Result<ModelGr
     let (last, logits) = match options.logits {
         Logits::None if shape.causal => (shape.layers.saturating_sub(1), false),
         Logits::None => (shape.layers, true),
-        Logits::Last | Logits::All | Logits::Rows(_) | Logits::Normed => (shape.layers, true),
+        Logits::Last | Logits::All | Logits::Rows(_) | Logits::Tail(_) | Logits::Normed => {
+            (shape.layers, true)
+        }
     };
     for layer in first..last {
-        x = layers.layer(layer, x)?;
+        x = match options.logits {
+            Logits::Tail(count) if layer + 1 == last && count < options.tokens => {
+                layers.last_layer(layer, x, count)?
+            }
+            _ => layers.layer(layer, x)?,
+        };
     }
     let logits = if shape.arch.is_encoder() {
         // It ends with the norm of its last layer.

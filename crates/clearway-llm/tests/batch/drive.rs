@@ -183,6 +183,7 @@ pub fn roomy() -> Limits {
         steps: 32,
         ahead: 2,
         adapters: 0,
+        mixed: false,
     }
 }
 

@@ -25,6 +25,7 @@ fn limits(rng: &mut Rng) -> Limits {
         steps: rng.within(1, 12) as usize,
         ahead: rng.within(1, 3) as usize,
         adapters: 2,
+        mixed: rng.chance(70),
     }
 }
 
@@ -138,15 +139,19 @@ fn random_requests_get_what_they_get_alone() {
     let preempted = std::cell::Cell::new(0);
     let copied = std::cell::Cell::new(0);
     let found = std::cell::Cell::new(0);
+    let mixed = std::cell::Cell::new(0);
     each("batches of requests", 20, |seed, count| {
         let drive = run(seed, count, [0, 0]);
         let counts = drive.scheduler.counts();
         preempted.set(preempted.get() + counts.preempted);
         copied.set(copied.get() + counts.copied);
         found.set(found.get() + counts.pool.found);
+        assert_eq!(counts.mixed, drive.sim.mixed, "works of both kinds of rows");
+        mixed.set(mixed.get() + counts.mixed);
     });
     // What is to be tested did happen.
     assert!(preempted.get() > 0 && copied.get() > 0 && found.get() > 0);
+    assert!(mixed.get() > 100, "{} works had both kinds of rows", mixed.get());
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn several_steps_and_works_only_while_nobody_waits() {
 #[test]
 fn where_nobody_reads_tokens_as_they_come_chunks_are_full_and_works_long() {
     let patient = |prompt| Request { patient: true, ..request(prompt, 2000) };
-    // What the next work reads of a prompt that arrives, and its steps once that is read.
+    // What the next work reads of a prompt that arrives, how many decode beside it, and its steps once that is read.
     let next = |others: [Request; 2], newcomer: Request| {
         let mut drive = Drive::new(roomy(), 2);
         drive.sim.speed.jitter = 0;
@@ -101,28 +101,65 @@ fn where_nobody_reads_tokens_as_they_come_chunks_are_full_and_works_long() {
         drive.submit(newcomer);
         while drive.finish() {}
         let work = drive.start().unwrap();
-        assert_eq!((work.decode.len(), work.steps), (2, 1), "the others go on");
+        let beside = work.decode.len();
         let read: usize = work.read.iter().map(|read| read.tokens.len()).sum();
         while drive.scheduler.load().reading > 0 {
             drive.turn();
         }
         (0..8).for_each(|_| assert!(drive.turn()));
         while drive.finish() {}
-        (read, drive.start().unwrap().steps)
+        (read, beside, drive.start().unwrap().steps)
     };
     let [one, other, long] = [(20, 1), (20, 2), (2000, 3)].map(|(n, salt)| prompt(n, salt));
-    let (read, steps) = next([patient(one.clone()), patient(other.clone())], patient(long.clone()));
-    assert_eq!(read, 512, "all that the device takes at once");
+    let (read, beside, steps) =
+        next([patient(one.clone()), patient(other.clone())], patient(long.clone()));
+    assert_eq!((read, beside), (512, 0), "all that the device takes at once, and nothing else");
     assert!((25..=32).contains(&steps), "60 ms: {steps}");
     // One of them who reads tokens is enough.
-    let (read, steps) = next([patient(one), request(other, 2000)], patient(long));
-    assert!(read < 256, "{read}");
+    let (read, beside, steps) = next([patient(one), request(other, 2000)], patient(long));
+    assert!(read < 256 && beside == 2, "{read} tokens, {beside} texts beside them");
     assert!((5..=10).contains(&steps), "10 ms: {steps}");
 }
 
 #[test]
+fn texts_that_nobody_reads_as_they_come_take_no_more_steps_than_the_longest() {
+    let steps = |patient: bool| {
+        let mut drive = Drive::new(roomy(), 2);
+        for salt in 0..8 {
+            drive.submit(Request { patient, ..request(prompt(200, salt), 40) });
+        }
+        drive.run();
+        drive.compare();
+        drive.scheduler.counts().steps
+    };
+    // Prompts of 1,600 tokens are read in several chunks.
+    assert_eq!(steps(true), 40);
+    assert!(steps(false) > 40);
+}
+
+#[test]
+fn texts_that_nobody_reads_as_they_come_share_little_memory() {
+    let limits = Limits { blocks: 20, block: 16, context: 300, ..roomy() };
+    let mut drive = Drive::new(limits, 2);
+    for salt in 0..12 {
+        drive.submit(Request { patient: true, ..request(prompt(100, salt), 150) });
+    }
+    drive.run();
+    drive.compare();
+}
+
+#[test]
 fn a_prompt_that_arrives_stalls_nobody() {
-    let mut drive = Drive::new(roomy(), 3);
+    arrives(roomy());
+}
+
+#[test]
+fn a_prompt_that_is_read_beside_steps_stalls_nobody() {
+    arrives(Limits { mixed: true, ..roomy() });
+}
+
+fn arrives(limits: Limits) {
+    let mut drive = Drive::new(limits, 3);
     drive.check = false;
     for salt in 0..15 {
         drive.submit(request(prompt(100, salt), 4000));
@@ -130,7 +167,7 @@ fn a_prompt_that_arrives_stalls_nobody() {
     // Before it steps are single, as they are for users who stream.
     drive.scheduler = {
         let policy = Policy { patience: ms(1), ..Policy::default() };
-        let mut scheduler = Scheduler::new(roomy(), policy, vec![END]);
+        let mut scheduler = Scheduler::new(limits, policy, vec![END]);
         drive.requests.values().for_each(|request| {
             scheduler.submit(request, ms(0)).unwrap();
         });
@@ -153,6 +190,49 @@ fn a_prompt_that_arrives_stalls_nobody() {
     println!("median before {before:?}, p99 {p99:?}, worst {worst:?}, first token {took:?}");
     assert!(p99 <= before * 3, "p99 {p99:?} of {before:?}");
     assert!(worst <= before * 5 && worst <= ms(50), "{worst:?}");
+}
+
+/// So many requests in flight, 128 tokens each way, a new one for each that ends: tokens per second against those of all prompts at
+/// once and then all steps, and how many works had both.
+fn closed_loop(mixed: bool, in_flight: usize) -> (f64, u64) {
+    let limits = Limits { slots: in_flight, mixed, ..roomy() };
+    let mut drive = Drive::new(limits, 21);
+    drive.check = false;
+    // Weights that take as long to read as 120 rows take to multiply.
+    let [step, row, token] = [12_000, 10, 100].map(Duration::from_micros);
+    drive.sim.speed = Speed { step, row, chunk: step, token, jitter: 5 };
+    let mut next = 0;
+    let mut submit = |drive: &mut Drive| {
+        next += 1;
+        let first = Vec::from([next / 60 % 60 + 1, next % 60 + 1]);
+        let text = first.into_iter().chain(prompt(126, next)).collect();
+        drive.submit(request(text, 128));
+    };
+    (0..in_flight).for_each(|_| submit(&mut drive));
+    let count = 8 * in_flight;
+    while drive.texts.values().filter(|text| text.end.is_some()).count() < count {
+        let done = drive.texts.values().filter(|text| text.end.is_some()).count();
+        while drive.texts.len() < done + in_flight {
+            submit(&mut drive);
+        }
+        assert!(drive.turn());
+    }
+    let tokens: usize = drive.texts.values().map(|text| text.tokens.len()).sum();
+    let n = in_flight as u32;
+    let best = f64::from(n * 128) / (token * 128 * n + (step + row * n) * 128).as_secs_f64();
+    (tokens as f64 / drive.now.as_secs_f64() / best, drive.scheduler.counts().mixed)
+}
+
+#[test]
+fn a_closed_loop_gains_where_weights_are_read_once() {
+    for in_flight in [8, 32, 64] {
+        let (apart, none) = closed_loop(false, in_flight);
+        let (both, mixed) = closed_loop(true, in_flight);
+        println!("{in_flight} in flight: {apart:.2} and {both:.2}, {mixed} works had both");
+        assert_eq!(none, 0);
+        assert!(mixed > 20, "{mixed}");
+        assert!(both > 0.9 && both > 1.02 * apart, "{both:.2} and {apart:.2}");
+    }
 }
 
 #[test]
@@ -259,8 +339,11 @@ fn a_prompt_is_cancelled_while_it_is_read() {
     let long = drive.submit(request(prompt(8000, 1), 5));
     let other = drive.submit(request(prompt(30, 2), 5));
     drive.start();
-    drive.finish();
-    drive.start();
+    // The first step beside which it could be read is measured.
+    (0..2).for_each(|_| {
+        drive.finish();
+        drive.start();
+    });
     let read = drive.sim.read;
     assert!(read < 4000);
     drive.cancel(long, None);

@@ -60,6 +60,8 @@ pub struct Sim {
     /// Tokens of prompts that were read.
     pub read: usize,
     pub steps: usize,
+    /// Works of rows of prompts and one step, which it does at once.
+    pub mixed: u64,
 }
 
 #[derive(Default)]
@@ -152,6 +154,7 @@ impl Sim {
             poison: None,
             read: 0,
             steps: 0,
+            mixed: 0,
         }
     }
 
@@ -366,7 +369,11 @@ impl Runner for Sim {
         let rows = work.decode.len() as u32;
         let mut took =
             if rows > 0 { (step + row * rows) * work.steps as u32 } else { Duration::ZERO };
-        if read > 0 {
+        if read > 0 && self.limits.mixed && rows > 0 && work.steps == 1 {
+            // Weights are read once, and that takes longer than to multiply by a few rows.
+            took = step.max(token * (read as u32 + rows)) + row * rows;
+            self.mixed += 1;
+        } else if read > 0 {
             took += chunk.max(token * read as u32);
         }
         took = took * (100 + self.rng.below(jitter + 1)) as u32 / 100;

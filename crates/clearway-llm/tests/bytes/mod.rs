@@ -22,7 +22,12 @@ pub fn file(seed: u64) -> Gguf {
 /// The same with another name of token 258, or with a token whose row of the embedding holds no numbers: the head is apart
 /// then, so that texts without that token know nothing of it.
 pub fn odd_file(seed: u64, name: &str, bad_token: Option<usize>) -> Gguf {
-    let mut shape = ModelShape::new("tiny", Arch::Llama, 2, 32, 64, 2, 1, 16, 260);
+    file_of_heads(seed, name, bad_token, 16)
+}
+
+/// The same with heads of this size.
+pub fn file_of_heads(seed: u64, name: &str, bad_token: Option<usize>, head: usize) -> Gguf {
+    let mut shape = ModelShape::new("tiny", Arch::Llama, 2, 32, 64, 2, 1, head, 260);
     shape.tied = bad_token.is_none();
     let mut writer = GgufWriter::new();
     writer.set("general.architecture", "llama").unwrap();
@@ -32,6 +37,8 @@ pub fn odd_file(seed: u64, name: &str, bad_token: Option<usize>) -> Gguf {
         ("feed_forward_length", 64),
         ("attention.head_count", 2),
         ("attention.head_count_kv", 1),
+        ("attention.key_length", head),
+        ("attention.value_length", head),
         ("context_length", 1024),
     ] {
         writer.set(&format!("llama.{key}"), &(value as u32)).unwrap();

@@ -1,12 +1,13 @@
 //! `clearway bench --micro`: what a device costs, part by part.
 
+mod chains;
 #[cfg(feature = "vulkan")]
 mod phases;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clearway::cpu::{CpuKernel, Grid};
 use clearway::{
     BindingContract, BindingRole, Buffer, CompileOptions, CustomKernel, DType, Device, Executable,
@@ -14,6 +15,7 @@ use clearway::{
 };
 use serde_json::{Value, json};
 
+use super::WARM_UP;
 use crate::out::{self, say};
 
 /// Dispatches of the lists that measure one dispatch.
@@ -42,12 +44,43 @@ const TYPES: [DType; 13] = [
     DType::Q6_K,
 ];
 
+/// Timed runs of each list.
+const RUNS: usize = 9;
+
+/// What some runs of the same thing gave. Clocks that are not up yet, or a card that somebody else uses, show in the worst; a slow
+/// kernel in all three.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Figure {
+    best: f64,
+    median: f64,
+    worst: f64,
+}
+
+impl Figure {
+    /// Of times: the shortest is the best.
+    fn of_times(times: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut times: Vec<f64> = times.into_iter().collect();
+        times.sort_by(f64::total_cmp);
+        let (best, worst) = (*times.first()?, *times.last()?);
+        Some(Self { best, median: times[times.len() / 2], worst })
+    }
+
+    /// The same in another unit.
+    fn map(self, to: impl Fn(f64) -> f64) -> Self {
+        Self { best: to(self.best), median: to(self.median), worst: to(self.worst) }
+    }
+
+    fn json(self) -> Value {
+        json!({ "best": self.best, "median": self.median, "worst": self.worst })
+    }
+}
+
 /// One line of the table.
 struct Line {
     what: String,
     key: String,
     /// The figure, or why there is none.
-    value: std::result::Result<f64, String>,
+    value: std::result::Result<Figure, String>,
     unit: &'static str,
 }
 
@@ -57,27 +90,38 @@ pub fn run(device: Arc<dyn Device>, json: bool) -> Result<()> {
     let mut lines = Vec::new();
     dispatches(&executor, &mut lines)?;
     replay(&executor, &mut lines)?;
-    let bandwidth = read_bandwidth(&executor)?;
+    let bandwidth = read_bandwidths(&executor)?;
     push(&mut lines, "reading device memory", "read_gb_s", Ok(bandwidth), "GB/s");
+    let bandwidth = bandwidth.best;
     products(&executor, &ProductSizes::by(bandwidth), &mut lines)?;
     #[cfg(feature = "vulkan")]
     phases::measure(&executor, bandwidth, &mut lines)?;
+    let chains = chains::Table::measure(&executor, bandwidth)?;
     if json {
-        let value = |line: Line| match line.value {
-            Ok(value) => (line.key, json!(value)),
-            Err(reason) => (line.key, json!(reason)),
+        let value = |line: &Line| match &line.value {
+            Ok(value) => (line.key.clone(), json!(value.best)),
+            Err(reason) => (line.key.clone(), json!(reason)),
         };
-        let values: serde_json::Map<String, Value> = lines.into_iter().map(value).collect();
-        return out::json(&json!({ "device": device.info().name, "micro": values }));
+        let values: serde_json::Map<String, Value> = lines.iter().map(value).collect();
+        let spread = lines
+            .iter()
+            .filter_map(|line| Some((line.key.clone(), line.value.as_ref().ok()?.json())));
+        let spread: serde_json::Map<String, Value> = spread.collect();
+        return out::json(&json!({
+            "device": device.info().name, "micro": values, "spread": spread, "phases": chains.json(),
+        }));
     }
     say!("{}: {}", device.info().name, device.info().description)?;
+    say!("  {:<58} {:>10} {:>10} {:>10}", "", "best", "median", "worst")?;
     for Line { what, value, unit, .. } in lines {
         match value {
-            Ok(value) => say!("  {what:<52} {value:>10.2} {unit}")?,
-            Err(reason) => say!("  {what:<52} {reason}")?,
+            Ok(Figure { best, median, worst }) => {
+                say!("  {what:<58} {best:>10.2} {median:>10.2} {worst:>10.2} {unit}")?;
+            }
+            Err(reason) => say!("  {what:<58} {reason}")?,
         }
     }
-    Ok(())
+    chains.print()
 }
 
 /// Time of one dispatch of one workgroup, alone and behind a barrier.
@@ -90,13 +134,13 @@ fn dispatches(executor: &GraphExecutor, lines: &mut Vec<Line>) -> Result<()> {
         }
         let options = CompileOptions { elide, reuse: false, ..CompileOptions::default() };
         let mut list = pass.compile(&options)?;
-        let total = best_of(&mut list)?;
+        let total = timed(executor, &mut list)?;
         let (what, key) = if elide {
             ("dispatch without a barrier", "dispatch_us")
         } else {
             ("dispatch with a barrier after it", "barriered_dispatch_us")
         };
-        push(lines, what, key, Ok(total as f64 / 1e3 / DISPATCHES as f64), "us");
+        push(lines, what, key, Ok(total.map(|ns| ns / 1e3 / DISPATCHES as f64)), "us");
     }
     Ok(())
 }
@@ -110,37 +154,52 @@ fn replay(executor: &GraphExecutor, lines: &mut Vec<Line>) -> Result<()> {
     }
     pass.output(x)?;
     let mut list = pass.compile(&CompileOptions::default())?;
-    list.run()?;
-    let mut submit = u64::MAX;
+    let device = &**executor.device();
+    warm_up(device, &mut list)?;
+    let mut submits = Vec::with_capacity(20);
     for _ in 0..20 {
-        submit = submit.min(list.profile(ProfileMode::Groups)?.submit_ns);
+        submits.push(list.profile(ProfileMode::Groups)?.submit_ns as f64 / 1e3);
     }
-    push(lines, "handing a recorded list over, host", "submit_us", Ok(submit as f64 / 1e3), "us");
-    let started = Instant::now();
-    for _ in 0..REPLAYS {
-        list.run()?;
+    let figure = |times: Vec<f64>| Figure::of_times(times).ok_or_else(|| "not timed".to_owned());
+    push(lines, "handing a recorded list over, host", "submit_us", figure(submits), "us");
+    type Replays = fn(&mut Executable) -> clearway::Result<()>;
+    let ways: [(&str, &str, Replays); 2] = [
+        ("replay of 9 phases, waited for each time", "replay_us", |list| {
+            (0..REPLAYS).try_for_each(|_| list.run())
+        }),
+        ("replay of 9 phases, many to a submission", "replay_together_us", |list| {
+            list.run_many(REPLAYS)
+        }),
+    ];
+    for (what, key, replays) in ways {
+        warm_up(device, &mut list)?;
+        let mut each = Vec::with_capacity(RUNS);
+        for _ in 0..RUNS {
+            let started = Instant::now();
+            replays(&mut list)?;
+            each.push(started.elapsed().as_secs_f64() * 1e6 / REPLAYS as f64);
+        }
+        push(lines, what, key, figure(each), "us");
     }
-    let each = started.elapsed().as_secs_f64() * 1e6 / REPLAYS as f64;
-    push(lines, "replay of 9 phases, waited for each time", "replay_us", Ok(each), "us");
-    let started = Instant::now();
-    list.run_many(REPLAYS)?;
-    let each = started.elapsed().as_secs_f64() * 1e6 / REPLAYS as f64;
-    push(lines, "replay of 9 phases, many to a submission", "replay_together_us", Ok(each), "us");
     Ok(())
 }
 
 /// Bandwidth of a kernel that only reads, in bytes per nanosecond. A short measurement says how many
 /// bytes the one that counts can read without making anybody wait.
 pub fn read_bandwidth(executor: &GraphExecutor) -> Result<f64> {
+    Ok(read_bandwidths(executor)?.best)
+}
+
+fn read_bandwidths(executor: &GraphExecutor) -> Result<Figure> {
     /// What one run may take.
     const TIME_NS: f64 = 2e7;
     executor.register(read_kernel())?;
-    let first = read(executor, READ_UNITS[0])?;
+    let first = read(executor, READ_UNITS[0])?.best;
     let units = first * TIME_NS / READ_UNIT as f64;
     read(executor, (units as u64).clamp(READ_UNITS[0], READ_UNITS[1]))
 }
 
-fn read(executor: &GraphExecutor, units: u64) -> Result<f64> {
+fn read(executor: &GraphExecutor, units: u64) -> Result<Figure> {
     let bytes = units * READ_UNIT;
     let buffer = executor.device().alloc(bytes)?;
     // Pages that were never written may all be one page of zeros, which never leaves the caches.
@@ -152,7 +211,7 @@ fn read(executor: &GraphExecutor, units: u64) -> Result<f64> {
     pass.call_kernel("micro.read", &[x, y], &[])?;
     pass.output(y)?;
     let mut list = pass.compile(&CompileOptions::default())?;
-    Ok(bytes as f64 / best_of(&mut list)? as f64)
+    Ok(timed(executor, &mut list)?.map(|ns| bytes as f64 / ns))
 }
 
 /// How large products are.
@@ -200,12 +259,13 @@ fn products(executor: &GraphExecutor, sizes: &ProductSizes, lines: &mut Vec<Line
             }
             let options = CompileOptions { elide, reuse: false, ..CompileOptions::default() };
             let mut list = pass.compile(&options)?;
-            let total = best_of(&mut list)? as f64 / count as f64;
+            let total = timed(executor, &mut list)?.map(|ns| ns / count as f64);
             let way = if elide { "" } else { ", barriers" };
-            let what = format!("{rows}x{cols} {dtype} times a row{way}: {:.1} us", total / 1e3);
+            let what =
+                format!("{rows}x{cols} {dtype} times a row{way}: {:.1} us", total.best / 1e3);
             let suffix = if elide { "" } else { "_barriered" };
             let key = format!("product_{dtype}{suffix}_gb_s");
-            push(lines, &what, &key, Ok(bytes as f64 / total), "GB/s");
+            push(lines, &what, &key, Ok(total.map(|ns| bytes as f64 / ns)), "GB/s");
         }
     }
     Ok(())
@@ -215,21 +275,44 @@ fn push(
     lines: &mut Vec<Line>,
     what: &str,
     key: &str,
-    value: std::result::Result<f64, String>,
+    value: std::result::Result<Figure, String>,
     unit: &'static str,
 ) {
     lines.push(Line { what: what.to_owned(), key: key.to_owned(), value, unit });
 }
 
-/// The shortest of some runs on the device's own clock, in nanoseconds.
-fn best_of(list: &mut Executable) -> Result<u64> {
-    list.run()?;
-    let mut best = u64::MAX;
-    for _ in 0..5 {
-        let profile = list.profile(ProfileMode::Groups)?;
-        best = best.min(profile.total_ns());
+/// Some runs on the device's own clock, in nanoseconds, once clocks are up. Before each list: while the host makes the weights of
+/// the next one a card has nothing to do, and its clocks go down.
+fn timed(executor: &GraphExecutor, list: &mut Executable) -> Result<Figure> {
+    warm_up(&**executor.device(), list)?;
+    let mut times = Vec::with_capacity(RUNS);
+    for _ in 0..RUNS {
+        times.push(list.profile(ProfileMode::Groups)?.total_ns().max(1) as f64);
     }
-    Ok(best.max(1))
+    Figure::of_times(times).context("nothing was timed")
+}
+
+/// Runs a list once and, on a device beside the host, until clocks are up.
+fn warm_up(device: &dyn Device, list: &mut Executable) -> Result<()> {
+    list.run()?;
+    let started = Instant::now();
+    while started.elapsed() < WARM_UP && device.host_is_far() {
+        list.run()?;
+    }
+    Ok(())
+}
+
+/// Numbers between -1 and 1, always the same. Rows whose length is a power of two must not resemble one another,
+/// as they would with the usual congruences, so every number is mixed (SplitMix64).
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed >> 40) as f32 / 8_388_608.0 - 1.0
+    };
+    std::iter::repeat_with(next).take(count).collect()
 }
 
 /// Workgroups of the reading kernel, and invocations of each.
@@ -292,6 +375,34 @@ mod tests {
         assert_eq!((of(60.0).rows, of(60.0).cols), (2048, 1024));
         for slow in [0.0, 1e-3, 2.0] {
             assert_eq!([of(slow).rows, of(slow).cols], SMALL_PRODUCT, "{slow}");
+        }
+    }
+
+    #[test]
+    fn the_best_of_times_is_the_shortest_and_of_bandwidths_the_largest() {
+        let figure = Figure::of_times([3.0, 1.0, 9.0, 2.0, 4.0]).unwrap();
+        assert_eq!(figure, Figure { best: 1.0, median: 3.0, worst: 9.0 });
+        let rate = figure.map(|ns| 18.0 / ns);
+        assert_eq!(rate, Figure { best: 18.0, median: 6.0, worst: 2.0 });
+        assert_eq!(Figure::of_times([]), None);
+    }
+
+    /// Clocks go down while the host makes the weights of the next list, so each list is run for a while first.
+    #[test]
+    fn a_device_beside_the_host_is_kept_busy_before_it_is_timed() {
+        let executor = GraphExecutor::cpu();
+        let mut pass = executor.begin_recorded().unwrap();
+        let filled = pass.fill(1.0, DType::F32, &[64]).unwrap();
+        pass.output(filled).unwrap();
+        let mut list = pass.compile(&CompileOptions::default()).unwrap();
+        let started = Instant::now();
+        warm_up(&**executor.device(), &mut list).unwrap();
+        assert!(started.elapsed() < WARM_UP, "the processor needs none");
+        #[cfg(feature = "vulkan")]
+        if let Ok(device) = clearway::vulkan::VulkanDevice::open(Default::default()) {
+            let started = Instant::now();
+            warm_up(&device, &mut list).unwrap();
+            assert!(started.elapsed() >= WARM_UP);
         }
     }
 

@@ -22,6 +22,8 @@ struct Measured {
     sequences: usize,
     prompt: Duration,
     generated: Duration,
+    /// Time of all cores; `None` where the system does not say.
+    cpu: Option<Duration>,
 }
 
 /// Measures each number of sequences.
@@ -62,13 +64,15 @@ pub fn run(args: &Args) -> Result<()> {
             runs.iter().map(|run| of(run).as_secs_f64()).sum::<f64>() / runs.len() as f64
         };
         let (t_pp, t_tg) = (mean(|run| run.prompt), mean(|run| run.generated));
+        let cpu = runs.iter().map(|run| run.cpu).sum::<Option<Duration>>();
+        let cpu = cpu.map(|all| all.as_secs_f64() / runs.len() as f64);
         let kv = sequences * (prompt + count);
         let [pp, tg] = [prompt, count].map(|tokens| (sequences * tokens) as f64);
         if args.json {
             objects.push(json!({
                 "pp": prompt, "tg": count, "b": runs[0].sequences, "n_kv": kv,
                 "t_pp_s": t_pp, "s_pp": pp / t_pp, "t_tg_s": t_tg, "s_tg": tg / t_tg,
-                "t_s": t_pp + t_tg, "s": (pp + tg) / (t_pp + t_tg),
+                "t_s": t_pp + t_tg, "s": (pp + tg) / (t_pp + t_tg), "cpu_s": cpu,
             }));
         } else {
             out::line(&format!(
@@ -121,7 +125,7 @@ impl Shape {
         let slots: Vec<usize> = (0..sequences).collect();
         // The first token of each sequence belongs to its prompt.
         (work.decode, work.steps) = (slots.clone(), 1);
-        let started = Instant::now();
+        let (cpu, started) = (super::cpu_time(), Instant::now());
         runner.start(&work)?;
         runner.finish()?;
         let prompt = started.elapsed();
@@ -139,10 +143,12 @@ impl Shape {
         }
         anyhow::ensure!(found == count, "a sequence stopped after {found} of {count} tokens");
         let generated = started.elapsed();
+        let cpu = cpu.zip(super::cpu_time());
+        let cpu = cpu.map(|(before, after)| after.all.saturating_sub(before.all));
         let close = |slot| Change::Close { slot };
         let changes = slots.into_iter().map(close).collect();
         runner.start(&Work { changes, ..Work::default() })?;
         runner.finish()?;
-        Ok(Measured { sequences, prompt, generated })
+        Ok(Measured { sequences, prompt, generated, cpu })
     }
 }

@@ -10,7 +10,8 @@ use clearway_inspect::{FIRST_SLAB, bytes_text};
 use clearway_llm::engine::plain_model;
 use clearway_llm::gguf::Gguf;
 use clearway_llm::model::{
-    self, HEADS, ModelGraph, ModelShape, POSITIONS, ROPE_FACTORS, RecordOptions, TOKENS,
+    self, BLOCKS, CACHE_ROWS, CacheLayout, HEADS, Logits, ModelGraph, ModelShape, POSITIONS,
+    ROPE_FACTORS, RecordOptions, SEQUENCES, TOKENS,
 };
 
 use super::Args;
@@ -41,6 +42,12 @@ impl Source {
         let plural = if args.tokens == 1 { "token" } else { "tokens" };
         let ModelShape { name, layers, .. } = &self.shape;
         let billions = self.shape.parameters() as f64 / 1e9;
+        if let Some(sequences) = args.parallel {
+            let plural = if sequences == 1 { "sequence" } else { "sequences" };
+            return format!(
+                "{name}: {layers} layers, {billions:.2} G parameters, a step of {sequences} {plural}, cache in blocks of {BLOCK}"
+            );
+        }
         let tokens = args.tokens;
         format!("{name}: {layers} layers, {billions:.2} G parameters, a step of {tokens} {plural}")
     }
@@ -49,6 +56,12 @@ impl Source {
     pub fn record(&self, args: &Args, device: Option<&dyn Device>) -> Result<ModelGraph> {
         let tokens = args.tokens as usize;
         let mut options = RecordOptions::new(tokens, rows(args));
+        if let Some(sequences) = args.parallel {
+            let (sequences, entries) = (sequences as usize, entries(args));
+            options = RecordOptions::new(sequences, sequences * entries * BLOCK);
+            options.cache = CacheLayout::Blocks { block: BLOCK, sequences, entries };
+            options.logits = Logits::All;
+        }
         options.order_experts = device.is_some_and(Device::multiplies_halves);
         let dtype = |name: &str| {
             let tensor = self.file.as_ref().and_then(|file| file.find_tensor(name));
@@ -87,6 +100,17 @@ impl Source {
         let tensor = self.file.as_ref().and_then(|file| file.find_tensor(&external.name));
         Ok(match (&*external.name, tensor) {
             (TOKENS, _) => device.upload(&vec![0_u32; layout.elems()])?,
+            (POSITIONS, _) if args.parallel.is_some() => {
+                device.upload(&vec![rows(args) as u32 - 1; layout.elems()])?
+            }
+            // Each sequence has blocks of its own, one after another.
+            (SEQUENCES, _) => device.upload(&(0..layout.elems() as u32).collect::<Vec<_>>())?,
+            (BLOCKS, _) => device.upload(&(0..layout.elems() as u32).collect::<Vec<_>>())?,
+            (CACHE_ROWS, _) => {
+                let row =
+                    |sequence: usize| (sequence * entries(args) * BLOCK + rows(args) - 1) as u32;
+                device.upload(&(0..layout.elems()).map(row).collect::<Vec<_>>())?
+            }
             (POSITIONS, _) => {
                 let first = rows(args) as u32 - args.tokens;
                 device.upload(&(first..).take(layout.elems()).collect::<Vec<_>>())?
@@ -107,6 +131,14 @@ impl Source {
             (_, None) => device.upload_weights(layout, &vec![0; layout.span_bytes() as usize])?,
         })
     }
+}
+
+/// Rows of a block, as the many-sequence engine has them.
+const BLOCK: usize = 32;
+
+/// Blocks of a sequence.
+fn entries(args: &Args) -> usize {
+    rows(args).div_ceil(BLOCK)
 }
 
 fn rows(args: &Args) -> usize {

@@ -111,12 +111,23 @@ pub(super) fn expert_order(piece: &mut Piece<'_>) {
 
 pub(super) fn sum_grid(views: &[TensorView], _: &[u32]) -> Grid {
     let used = views[1].layout.cols();
-    cut::tiles(&views[2].layout, used.saturating_mul(2))
+    cut::tiles(&views[views.len() - 1].layout, used.saturating_mul(2))
 }
 
 /// Experts are added in the order of the router.
 #[inline(always)]
 pub(super) fn expert_sum(piece: &mut Piece<'_>) {
+    sum_to(piece, None, 2);
+}
+
+/// The same, then the sum with a residual.
+#[inline(always)]
+pub(super) fn expert_sum_add(piece: &mut Piece<'_>) {
+    sum_to(piece, Some(2), 3);
+}
+
+#[inline(always)]
+fn sum_to(piece: &mut Piece<'_>, addend: Option<usize>, to: usize) {
     let (mut x_buffer, mut y_buffer) = ([0.0; CHUNK], [0.0; CHUNK]);
     let cols = piece.cols();
     for row in piece.rows() {
@@ -131,7 +142,13 @@ pub(super) fn expert_sum(piece: &mut Piece<'_>) {
                     *y += weight * x;
                 }
             }
-            Sink::row(piece, 2, row).store(start, y);
+            if let Some(addend) = addend {
+                let c = Source::row_or_only(piece, addend, row, cols.clone());
+                for (y, &c) in y.iter_mut().zip(c.chunk(range.clone(), &mut x_buffer)) {
+                    *y += c;
+                }
+            }
+            Sink::row(piece, to, row).store(start, y);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Exponentials without branches or calls, so that loops over them become vector code and give the
 //! same bits on every machine.
 
-use crate::cpu::simd::Lanes;
+use crate::cpu::simd::{Lanes, ROUND};
 
 // Polynomials by Remez exchange: the relative error of each is below a tenth of the rounding error.
 
@@ -13,9 +13,6 @@ const TANH: [f32; 5] = [-0.333_332_63, 0.133_308_99, -0.053_692_967, 0.020_483_3
 /// ln 2 in two parts; products of the first with exponents are exact.
 const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
-
-/// Adding it rounds to an integer, which is then in the lowest bits.
-const ROUND: f32 = 12_582_912.0;
 
 /// `e^x`, within 2 units in the last place; 0 and infinity where they are the nearest.
 #[inline(always)]
@@ -37,7 +34,8 @@ pub(super) fn exp(x: f32) -> f32 {
 /// those of [`exp`].
 #[inline(always)]
 pub(super) fn exp_lanes<L: Lanes>(l: L, x: L::Floats) -> L::Floats {
-    let x = l.max(l.float(-105.0), x);
+    // NaN stays what it is.
+    let x = l.larger(l.float(-105.0), x);
     let shifted = l.mul_add(x, l.float(std::f32::consts::LOG2_E), l.float(ROUND));
     let whole = l.add(shifted, l.float(-ROUND));
     let r = l.mul_add(whole, l.float(-LN_2_HIGH), x);
@@ -47,9 +45,7 @@ pub(super) fn exp_lanes<L: Lanes>(l: L, x: L::Floats) -> L::Floats {
     for c in [c3, c2, c1, c0, 1.0, 1.0] {
         y = l.mul_add(y, r, l.float(c));
     }
-    // In two steps, since the exponent alone may be below those of normal numbers.
-    let exponent = l.int_add(l.bits(shifted), l.int(64 + 127 - ROUND.to_bits() as i32));
-    l.mul(l.mul(y, l.cast(l.int_shl(exponent, 23))), l.float(power_of_two(-64)))
+    l.scale(y, whole)
 }
 
 /// `tanh(x)`.

@@ -207,28 +207,21 @@ impl<'a> Inputs<'a> {
             products.round(x, token, self.len, &mut runs[..self.len * (inner / RUN)]);
         }
         let mut weights = Groups::new(piece, self.w, bytemuck::cast_slice_mut(group));
-        let mut found = [[[0.0; ROWS]; ROW_BLOCK]; COL_BLOCK / ROWS];
+        let mut found = [[0.0; ROWS]; ROW_BLOCK * COL_BLOCK / ROWS];
         let cols = piece.cols();
         let mut start = cols.start;
         while start < cols.end {
             // Up to four row blocks, the first and the last perhaps in part.
-            let mut parts = [const { (0, 0..0) }; COL_BLOCK / ROWS];
-            let mut end = start;
-            for (part, found) in parts.iter_mut().zip(&mut found) {
-                if end == cols.end {
-                    break;
-                }
-                let (group, within) = weights.next(piece, first + end..first + cols.end);
-                products.multiply(group, runs, &mut found[..self.len]);
-                *part = (end - start, within.clone());
-                end += within.len();
-            }
+            let (groups, count, within) = weights.next(piece, first + start..first + cols.end);
+            let end = start + within.len();
+            products.multiply(groups, count, runs, &mut found[..count * self.len]);
             for (token, &row) in self.outputs[..self.len].iter().enumerate() {
                 let mut line = [0.0; COL_BLOCK];
-                for ((at, within), found) in parts.iter().zip(&found) {
-                    line[*at..at + within.len()].copy_from_slice(&found[token][within.clone()]);
+                let found = found[token..].iter().step_by(self.len);
+                for (line, found) in line.as_chunks_mut().0.iter_mut().zip(found).take(count) {
+                    *line = *found;
                 }
-                store(piece, target, row, start..end, &mut line[..end - start]);
+                store(piece, target, row, start..end, &mut line[within.clone()]);
             }
             start = end;
         }
@@ -308,8 +301,9 @@ impl<'a> Groups<'a> {
         Self { w, bytes: piece.src_bytes(w), row_bytes: row_bytes(piece.layout(w)), memory }
     }
 
-    /// A group with the first of these rows, and which rows of the group are among them.
-    fn next(&mut self, piece: &Piece<'_>, rows: Range<usize>) -> (&[u8], Range<usize>) {
+    /// Groups from that with the first of these rows on, at most [`COL_BLOCK`] rows, how many they are, and which of their rows
+    /// are among these.
+    fn next(&mut self, piece: &Piece<'_>, rows: Range<usize>) -> (&[u8], usize, Range<usize>) {
         let layout = piece.layout(self.w);
         let count = rows.len().min(ROWS);
         let (start, stride) = match piece.packed(self.w) {
@@ -317,9 +311,12 @@ impl<'a> Groups<'a> {
                 let row = view.first_row + rows.start;
                 if row < view.tensor.packed_rows() {
                     let within = row % ROWS;
-                    let group = &self.bytes[(row - within) * self.row_bytes..];
-                    let end = ROWS.min(within + rows.len());
-                    return (&group[..ROWS * self.row_bytes], within..end);
+                    let first = row - within;
+                    let packed = (view.tensor.packed_rows() - first).min(COL_BLOCK);
+                    let end = packed.min(within + rows.len());
+                    let count = end.div_ceil(ROWS);
+                    let groups = &self.bytes[first * self.row_bytes..];
+                    return (&groups[..count * ROWS * self.row_bytes], count, within..end);
                 }
                 (row * self.row_bytes, self.row_bytes)
             }
@@ -334,7 +331,7 @@ impl<'a> Groups<'a> {
         };
         let plain = &self.bytes[start..][..(count - 1) * stride + self.row_bytes];
         pack_rows(layout.dtype(), plain, stride, self.memory);
-        (self.memory, 0..count)
+        (self.memory, 1, 0..count)
     }
 }
 

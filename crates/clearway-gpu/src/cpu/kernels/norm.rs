@@ -35,6 +35,17 @@ pub(super) fn rms_norm_mul(piece: &mut Piece<'_>) {
 }
 
 #[inline(always)]
+pub(super) fn rms_norm_mul_add(piece: &mut Piece<'_>) {
+    let eps = piece.float(0);
+    each_row(piece, |piece, row, x| {
+        normalise(x, eps);
+        mul(piece, 1, row, x);
+        add(piece, 2, row, x);
+        piece.store_row(3, row, x);
+    });
+}
+
+#[inline(always)]
 pub(super) fn add_rms_norm(piece: &mut Piece<'_>) {
     let (eps, y) = (piece.float(0), piece.operand_count() - 1);
     let sum = (y == 3).then_some(2);

@@ -183,6 +183,17 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn int_max(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        both!(_mm256_max_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn fetch(self, memory: &[u8], behind: usize) {
+        // SAFETY: the instruction reads nothing that the program sees, whatever the address; every x86-64 machine has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(memory.as_ptr().wrapping_add(behind).cast()) };
+    }
+
+    #[inline(always)]
     fn cast(self, a: [__m256i; 2]) -> [__m256; 2] {
         both!(_mm256_castsi256_ps(a))
     }
@@ -228,6 +239,22 @@ impl Lanes for Avx2 {
         for ((out, a), larger) in out.iter_mut().zip(a).zip(larger) {
             let nan = op!(_mm256_cmp_ps::<_CMP_UNORD_Q>(a, a));
             *out = op!(_mm256_blendv_ps(larger, a, nan));
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn larger(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        both!(_mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn choose(self, by: [__m256; 2], a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        let mut out = b;
+        for (((out, by), a), b) in out.iter_mut().zip(by).zip(a).zip(b) {
+            let zero = op!(_mm256_setzero_ps());
+            let chosen = op!(_mm256_cmp_ps::<_CMP_GE_OQ>(by, zero));
+            *out = op!(_mm256_blendv_ps(b, a, chosen));
         }
         out
     }

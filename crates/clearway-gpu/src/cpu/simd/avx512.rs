@@ -190,6 +190,33 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn int_max(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_max_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn low_bytes(self, a: __m512i) -> [i8; 16] {
+        let bytes = op!(_mm512_cvtepi32_epi8(a));
+        bytemuck::cast(bytes)
+    }
+
+    #[inline(always)]
+    fn sum(self, a: __m512i) -> i32 {
+        op!(_mm512_reduce_add_epi32(a))
+    }
+
+    #[inline(always)]
+    fn largest_int(self, a: __m512i) -> i32 {
+        op!(_mm512_reduce_max_epi32(a))
+    }
+
+    #[inline(always)]
+    fn fetch(self, memory: &[u8], behind: usize) {
+        // SAFETY: the instruction reads nothing that the program sees, whatever the address; every x86-64 machine has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(memory.as_ptr().wrapping_add(behind).cast()) };
+    }
+
+    #[inline(always)]
     fn cast(self, a: __m512i) -> __m512 {
         op!(_mm512_castsi512_ps(a))
     }
@@ -234,6 +261,18 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn larger(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn choose(self, by: __m512, a: __m512, b: __m512) -> __m512 {
+        let zero = op!(_mm512_setzero_ps());
+        let chosen = op!(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(by, zero));
+        op!(_mm512_mask_mov_ps(b, chosen, a))
+    }
+
+    #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
         op!(_mm512_mul_ps(a, b))
     }
@@ -241,6 +280,11 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         op!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn scale(self, a: __m512, power: __m512) -> __m512 {
+        op!(_mm512_scalef_ps(a, power))
     }
 
     #[inline(always)]

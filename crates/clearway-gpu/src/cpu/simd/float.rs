@@ -19,6 +19,9 @@ pub(in crate::cpu) const GROUP: usize = 8;
 /// Elements of a group of rows that stay in the nearest cache while several inputs meet them.
 const BLOCK: usize = 512;
 
+/// Bytes that memory gives at once.
+const LINE: usize = 64;
+
 /// A number that a vector can be made of.
 pub(in crate::cpu) trait Element: Pod {
     /// Sixteen of them as f32.
@@ -126,8 +129,12 @@ fn few<L: Lanes, E: Element, const R: usize>(l: L, rows: &[&[E]; R], x: &[f32]) 
     let mut sums = [l.float(0.0); R];
     for (at, x) in whole.iter().enumerate() {
         let x = l.floats(x);
-        for (sum, row) in sums.iter_mut().zip(&vectors) {
-            *sum = l.mul_add(E::floats(l, &row[at]), x, *sum);
+        for ((sum, vectors), row) in sums.iter_mut().zip(&vectors).zip(rows) {
+            *sum = l.mul_add(E::floats(l, &vectors[at]), x, *sum);
+            if (at * size_of::<[E; LANES]>()).is_multiple_of(LINE) {
+                // The same place of the rows that come next, which lie behind these.
+                l.fetch(bytemuck::cast_slice(row), (R * row.len() + at * LANES) * size_of::<E>());
+            }
         }
     }
     if !rest.is_empty() {
@@ -154,7 +161,7 @@ fn many<L: Lanes, E: Element>(
     out: &mut [[f32; GROUP]],
 ) {
     let (weights, sums) = memory.split_at_mut(GROUP * BLOCK);
-    let sums: &mut [[[f32; LANES]; GROUP]] = sums.as_chunks_mut().0.as_chunks_mut().0;
+    let sums: &mut [Partial] = sums.as_chunks_mut().0.as_chunks_mut().0;
     let sums = &mut sums[..inputs.len()];
     for sums in sums.iter_mut() {
         *sums = [[0.0; LANES]; GROUP];
@@ -170,8 +177,18 @@ fn many<L: Lanes, E: Element>(
                 *weights = l.store(sixteen(l, row, at * LANES));
             }
         }
+        // What is decoded next: the same rows further on, or the rows behind them from their start on.
+        let lines = BLOCK * size_of::<E>() / LINE;
+        let turns = inputs.len().div_ceil(4);
+        let behind = if part.end < len { part.end } else { rows.len() * len } * size_of::<E>();
         let mut input = 0;
         while input < inputs.len() {
+            let turn = input / 4;
+            for row in rows {
+                for line in lines * turn / turns..lines * (turn + 1) / turns {
+                    l.fetch(bytemuck::cast_slice(row), behind + line * LINE);
+                }
+            }
             let mut parts: [&[f32]; 4] = [&[]; 4];
             for (part_of, x) in parts.iter_mut().zip(&inputs[input..]) {
                 *part_of = &x[part.clone()];
@@ -186,11 +203,45 @@ fn many<L: Lanes, E: Element>(
             };
         }
     }
+    let (out, sums) = match const { L::TILE >= 8 } {
+        true => fold_pairs(l, out, sums),
+        false => (out, &*sums),
+    };
     for (out, sums) in out.iter_mut().zip(sums) {
         for (out, sums) in out.iter_mut().zip(sums) {
             *out = fold(sums);
         }
     }
+}
+
+/// Partial sums of all rows for one input.
+type Partial = [[f32; LANES]; GROUP];
+
+/// Folds the partial sums of two inputs at a time, turned round so that a vector has one of each; what is left.
+#[inline(always)]
+fn fold_pairs<'o, 's, L: Lanes>(
+    l: L,
+    out: &'o mut [[f32; GROUP]],
+    sums: &'s [Partial],
+) -> (&'o mut [[f32; GROUP]], &'s [Partial]) {
+    let (pairs, rest) = sums.as_chunks::<2>();
+    let (out, out_rest) = out.split_at_mut(2 * pairs.len());
+    for (out, pair) in out.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+        let mut v = [l.float(0.0); LANES];
+        for (v, partial) in v.iter_mut().zip(pair.as_flattened()) {
+            *v = l.floats(partial);
+        }
+        let mut v = l.transpose(v);
+        // In the order of `fold`.
+        for half in [8, 4] {
+            for i in 0..half {
+                v[i] = l.add(v[i], v[i + half]);
+            }
+        }
+        let both = l.store(l.add(l.add(v[0], v[2]), l.add(v[1], v[3])));
+        out.as_flattened_mut().copy_from_slice(&both);
+    }
+    (out_rest, rest)
 }
 
 /// Adds the products of a block of all rows with that of `T` inputs, `R` rows at a time; gives `T`.
@@ -199,7 +250,7 @@ fn meet<L: Lanes, const R: usize, const T: usize>(
     l: L,
     weights: &[f32],
     inputs: [&[f32]; T],
-    sums: &mut [[[f32; LANES]; GROUP]],
+    sums: &mut [Partial],
 ) -> usize {
     let whole = inputs[0].len() / LANES;
     let mut vectors: [&[[f32; LANES]]; T] = [&[]; T];

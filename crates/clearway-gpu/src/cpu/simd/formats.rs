@@ -24,6 +24,8 @@ pub(super) trait Format {
     const OFFSET: i32;
     /// Largest quant.
     const TOP: usize;
+    /// Whether it takes so long to take a run apart that it is worth a place in memory where many tokens meet it.
+    const COSTLY: bool = true;
 
     /// Word `i` of the eight of a run: four quants of each row. Less 128 if [`TOP`](Self::TOP) is above 127
     /// and the machine wants them [signed](Lanes::SIGNED).
@@ -97,6 +99,7 @@ pub(super) struct Q4_0;
 impl Format for Q4_0 {
     const DTYPE: DType = DType::Q4_0;
     const OFFSET: i32 = 8;
+    const COSTLY: bool = false;
     const TOP: usize = 15;
 
     #[inline(always)]
@@ -116,6 +119,7 @@ impl Format for Q4_1 {
     const DTYPE: DType = DType::Q4_1;
     const AFFINE: bool = true;
     const OFFSET: i32 = 0;
+    const COSTLY: bool = false;
     const TOP: usize = 15;
 
     #[inline(always)]
@@ -171,6 +175,7 @@ pub(super) struct Q8_0;
 impl Format for Q8_0 {
     const DTYPE: DType = DType::Q8_0;
     const OFFSET: i32 = 128;
+    const COSTLY: bool = false;
     const TOP: usize = 255;
 
     #[inline(always)]
@@ -265,25 +270,28 @@ impl Format for Mxfp4 {
     }
 }
 
+/// A byte of each row as integers.
+#[inline(always)]
+fn bytes<L: Lanes>(l: L, block: &[u8], at: usize) -> L::Ints {
+    l.ints_u8(part(block, at))
+}
+
 /// Six-bit scale and minimum of a Q4_K or Q5_K block, whose twelve bytes are at `at`.
 #[inline(always)]
 fn scale_and_min<L: Lanes>(l: L, block: &[u8], at: usize, unit: usize) -> (L::Floats, L::Floats) {
-    // Those of all rows at a time, as bytes of one number.
-    const fn all(byte: u8) -> u128 {
-        u128::from_ne_bytes([byte; 16])
-    }
-    let rows = |byte: usize| u128::from_ne_bytes(*part(block, at + byte));
     let (scale, min) = if unit < 4 {
-        (rows(unit) & all(63), rows(unit + 4) & all(63))
+        let (scale, min) = (bytes(l, block, at + unit), bytes(l, block, at + unit + 4));
+        (l.int_and(scale, l.int(63)), l.int_and(min, l.int(63)))
     } else {
-        let (low, scale, min) = (rows(unit + 4), rows(unit - 4), rows(unit));
-        let top = |x: u128| (x >> 2) & all(0x30);
-        (low & all(15) | top(scale), (low >> 4) & all(15) | top(min))
+        let both = bytes(l, block, at + unit + 4);
+        let scale = l.int_and(bytes(l, block, at + unit - 4), l.int(0xc0));
+        let min = l.int_and(bytes(l, block, at + unit), l.int(0xc0));
+        let low = l.int_and(both, l.int(15));
+        (l.int_add(low, l.int_shr(scale, 2)), l.int_add(l.int_shr(both, 4), l.int_shr(min, 2)))
     };
-    let floats = |rows: u128| l.to_floats(l.ints_u8(&rows.to_ne_bytes()));
-    let d = l.mul(f16(l, block, 0), floats(scale));
+    let d = l.mul(f16(l, block, 0), l.to_floats(scale));
     let negative = l.mul(l.float(-1.0), f16(l, block, 2));
-    (d, l.mul(negative, floats(min)))
+    (d, l.mul(negative, l.to_floats(min)))
 }
 
 pub(super) struct Q4K;

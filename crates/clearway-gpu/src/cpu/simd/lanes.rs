@@ -5,6 +5,9 @@
 //! hold single instructions. Every implementation gives the same bits: integer sums are exact, and
 //! each float operation is one rounding.
 
+/// Adding it to a number rounds that to an integer, which is then in the lowest bits.
+pub(in crate::cpu) const ROUND: f32 = 12_582_912.0;
+
 /// Instructions for sixteen rows at a time.
 pub(in crate::cpu) trait Lanes: Copy {
     /// Four bytes for each row.
@@ -76,6 +79,35 @@ pub(in crate::cpu) trait Lanes: Copy {
     /// Sum.
     fn int_add(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
 
+    /// The larger of two.
+    fn int_max(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// The numbers, row by row.
+    #[inline(always)]
+    fn store_ints(self, a: Self::Ints) -> [i32; 16] {
+        self.store(self.cast(a)).map(|x| x.to_bits() as i32)
+    }
+    /// The lowest byte of each.
+    #[inline(always)]
+    fn low_bytes(self, a: Self::Ints) -> [i8; 16] {
+        self.store_ints(a).map(|x| x as i8)
+    }
+    /// Sum over all rows, which fits.
+    #[inline(always)]
+    fn sum(self, a: Self::Ints) -> i32 {
+        self.store_ints(a).into_iter().fold(0, i32::wrapping_add)
+    }
+    /// The largest of all rows.
+    #[inline(always)]
+    fn largest_int(self, a: Self::Ints) -> i32 {
+        self.store_ints(a).into_iter().fold(i32::MIN, i32::max)
+    }
+
+    /// Asks for the line of memory so many bytes behind the start, which need not belong to it. Nothing else.
+    #[inline(always)]
+    fn fetch(self, memory: &[u8], behind: usize) {
+        let _ = (memory, behind);
+    }
+
     /// The floats that have these bits.
     fn cast(self, a: Self::Ints) -> Self::Floats;
     /// Nearest floats.
@@ -92,10 +124,24 @@ pub(in crate::cpu) trait Lanes: Copy {
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The larger of two; NaN if either is.
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The larger of two; the second if either is NaN.
+    fn larger(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a` where `by` is 0 or more, `b` where it is negative or NaN.
+    fn choose(self, by: Self::Floats, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Product.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c` with one rounding.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// `a * 2^power` with one rounding, for magnitudes from 0.5 to 2 and whole powers from -190 to 60.
+    #[inline(always)]
+    fn scale(self, a: Self::Floats, power: Self::Floats) -> Self::Floats {
+        // Adding it leaves the integer in the lowest bits.
+        let shifted = self.bits(self.add(power, self.float(ROUND)));
+        // In two steps, since the power alone may be below those of normal numbers.
+        let exponent = self.int_add(shifted, self.int(64 + 127 - ROUND.to_bits() as i32));
+        let large = self.mul(a, self.cast(self.int_shl(exponent, 23)));
+        self.mul(large, self.float(f32::from_bits((127 - 64) << 23)))
+    }
     /// The numbers, row by row.
     fn store(self, a: Self::Floats) -> [f32; 16];
     /// Number `i` of vector `j` becomes number `j` of vector `i`.

@@ -28,7 +28,7 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 
-pub(super) use lanes::Lanes;
+pub(super) use lanes::{Lanes, ROUND};
 pub(super) use product::{RUN, Run, run_floats};
 
 use std::marker::PhantomData;
@@ -112,7 +112,7 @@ pub(super) struct Products {
     product: ProductFn,
 }
 
-type ProductFn = fn(Isa, &[u8], &[Run], &mut [[f32; ROWS]]);
+type ProductFn = fn(Isa, &[u8], usize, &[Run], &mut [[f32; ROWS]]);
 
 impl Products {
     /// The products of a type on this machine; `None` if it is not a block format.
@@ -129,9 +129,16 @@ impl Products {
         vectorise_as(self.isa, Round { rounding, x, lane, width, runs });
     }
 
-    /// Multiplies sixteen packed rows with rounded inputs, as many as `out` has elements.
-    pub(super) fn multiply(&self, group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-        (self.product)(self.isa, group, runs, out);
+    /// Multiplies `count` groups of sixteen packed rows, one behind the other, with rounded inputs. `out` has an element
+    /// for each group and input, those of a group together.
+    pub(super) fn multiply(
+        &self,
+        groups: &[u8],
+        count: usize,
+        runs: &[Run],
+        out: &mut [[f32; ROWS]],
+    ) {
+        (self.product)(self.isa, groups, count, runs, out);
     }
 }
 
@@ -162,8 +169,8 @@ impl Vectorised for Round<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self, _: L) {
-        product::round(self.rounding, self.x, self.lane, self.width, self.runs);
+    fn run<L: Lanes>(self, l: L) {
+        product::round(l, self.rounding, self.x, self.lane, self.width, self.runs);
     }
 }
 
@@ -184,9 +191,13 @@ macro_rules! by_format {
             DType::IQ4_NL => $function::<Iq4Nl>,
             DType::IQ4_XS => $function::<Iq4Xs>,
             DType::MXFP4 => $function::<Mxfp4>,
-            DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 => {
-                return None
-            }
+            DType::F32
+            | DType::F16
+            | DType::BF16
+            | DType::U32
+            | DType::A8
+            | DType::A16
+            | DType::C8 => return None,
         }
     };
 }
@@ -214,7 +225,8 @@ impl Products {
 /// What differs from format to format.
 fn parts<F: Format>() -> (Rounding, ProductFn) {
     struct Product<'a, F> {
-        group: &'a [u8],
+        groups: &'a [u8],
+        count: usize,
         runs: &'a [Run],
         out: &'a mut [[f32; ROWS]],
         format: PhantomData<F>,
@@ -224,11 +236,17 @@ fn parts<F: Format>() -> (Rounding, ProductFn) {
 
         #[inline(always)]
         fn run<L: Lanes>(self, l: L) {
-            product::product::<L, F>(l, self.group, self.runs, self.out);
+            product::product::<L, F>(l, self.groups, self.count, self.runs, self.out);
         }
     }
-    fn product<F: Format>(isa: Isa, group: &[u8], runs: &[Run], out: &mut [[f32; ROWS]]) {
-        vectorise_as(isa, Product::<F> { group, runs, out, format: PhantomData });
+    fn product<F: Format>(
+        isa: Isa,
+        groups: &[u8],
+        count: usize,
+        runs: &[Run],
+        out: &mut [[f32; ROWS]],
+    ) {
+        vectorise_as(isa, Product::<F> { groups, count, runs, out, format: PhantomData });
     }
     (Rounding { offset: F::OFFSET, halves: F::HALVES }, product::<F>)
 }

@@ -195,6 +195,11 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn int_max(self, a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        all!(vmaxq_s32(a, b))
+    }
+
+    #[inline(always)]
     fn cast(self, a: Self::Ints) -> Self::Floats {
         all!(vreinterpretq_f32_s32(a))
     }
@@ -239,6 +244,19 @@ impl Lanes for Neon {
     #[inline(always)]
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
         all!(vmaxq_f32(a, b))
+    }
+
+    #[inline(always)]
+    fn larger(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        let larger = all!(vcgtq_f32(a, b));
+        all!(vbslq_f32(larger, a, b))
+    }
+
+    #[inline(always)]
+    fn choose(self, by: Self::Floats, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        let zero = self.float(0.0);
+        let chosen = all!(vcgeq_f32(by, zero));
+        all!(vbslq_f32(chosen, a, b))
     }
 
     #[inline(always)]

@@ -59,7 +59,9 @@ const fn fields(dtype: DType) -> &'static [Field] {
         DType::Q6_K => const { &[field(4, 48), field(1, 16), field(2, 1)] },
         DType::IQ4_XS => const { &[field(2, 2), field(1, 4), field(4, 32)] },
         DType::MXFP4 => const { &[field(1, 1), field(4, 4)] },
-        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 => &[],
+        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 | DType::C8 => {
+            &[]
+        }
     }
 }
 

@@ -126,6 +126,11 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
+    fn int_max(self, a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        std::array::from_fn(|i| a[i].max(b[i]))
+    }
+
+    #[inline(always)]
     fn cast(self, a: Self::Ints) -> Self::Floats {
         a.map(|a| f32::from_bits(a as u32))
     }
@@ -164,6 +169,16 @@ impl Lanes for Scalar {
     #[inline(always)]
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
         std::array::from_fn(|i| if a[i] > b[i] || a[i].is_nan() { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn larger(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn choose(self, by: Self::Floats, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        std::array::from_fn(|i| if by[i] >= 0.0 { a[i] } else { b[i] })
     }
 
     #[inline(always)]

@@ -64,8 +64,49 @@ fn multiply(products: &Products, group: &[u8], tokens: &[Vec<f32>]) -> Vec<[f32;
     for (token, row) in tokens.iter().enumerate() {
         products.round(row, token, tokens.len(), &mut runs);
     }
-    products.multiply(group, &runs, &mut out);
+    products.multiply(group, 1, &runs, &mut out);
     out
+}
+
+#[test]
+fn groups_together_give_the_bits_of_each_alone() {
+    let mut random = Random(11);
+    for dtype in BLOCK_TYPES {
+        // Whole chunks of runs that are taken apart at a time, and a rest.
+        let cols = 11 * dtype.block_elems();
+        for (count, tokens) in [(2, 1), (3, 8), (4, 21)] {
+            let mut groups = Vec::new();
+            for _ in 0..count {
+                let plain = random.rows(dtype, cols);
+                let mut group = vec![0; plain.len()];
+                pack_rows(dtype, &plain, plain.len() / ROWS, &mut group);
+                groups.push(group);
+            }
+            let inputs: Vec<Vec<f32>> =
+                (0..tokens).map(|_| (0..cols).map(|_| random.float()).collect()).collect();
+            for isa in available() {
+                let products = Products::with(isa, dtype).unwrap();
+                let alone: Vec<[f32; ROWS]> =
+                    groups.iter().flat_map(|group| multiply(&products, group, &inputs)).collect();
+                let mut runs = vec![bytemuck::Zeroable::zeroed(); tokens * cols / RUN];
+                for (token, row) in inputs.iter().enumerate() {
+                    products.round(row, token, tokens, &mut runs);
+                }
+                let mut together = vec![[0.0; ROWS]; count * tokens];
+                products.multiply(&groups.concat(), count, &runs, &mut together);
+                assert_eq!(bits(&together), bits(&alone), "{dtype}, {isa:?}, {count} x {tokens}");
+                // And each token has the bits of itself alone.
+                for (token, input) in inputs.iter().enumerate() {
+                    let one = multiply(&products, &groups[0], std::slice::from_ref(input));
+                    assert_eq!(bits(&one), bits(&alone[token..=token]), "{dtype}, {isa:?}");
+                }
+            }
+        }
+    }
+}
+
+fn bits(rows: &[[f32; ROWS]]) -> Vec<u32> {
+    rows.as_flattened().iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]

@@ -155,6 +155,15 @@ fn compute(kind: Kind, operands: &[RefTensor], params: &[u32]) -> Result<Vec<Ref
             let normed = x.with(norm::rms(x, float(0)));
             one(elementwise::mul(&normed, &operands[1]))
         }
+        Kind::ExpertSumAdd => {
+            let sum = y.with(product::expert_sum(x, &operands[1]));
+            one(elementwise::add(&sum, &operands[2]))
+        }
+        Kind::RmsNormMulAdd => {
+            let normed = x.with(norm::rms(x, float(0)));
+            let weighted = x.with(elementwise::mul(&normed, &operands[1]));
+            one(elementwise::add(&weighted, &operands[2]))
+        }
         Kind::AddRmsNorm => {
             let sum = x.with(elementwise::add(x, &operands[1]));
             let normed = y.with(norm::rms(&sum, float(0)));

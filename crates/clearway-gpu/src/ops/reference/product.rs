@@ -15,7 +15,10 @@ pub(super) fn fused(
     let get = |slot| parts.operand(slot, operands.len()).map(|index| &operands[index]);
     let at = |slot| get(slot).unwrap_or(&operands[0]);
     let (x, result) = (at(Slot::Input), &operands[operands.len() - 1]);
-    let product = [x.rows(), at(Slot::Weight).rows()];
+    let product = match parts.is_of_experts() {
+        true => result.shape.clone(),
+        false => vec![x.rows(), at(Slot::Weight).rows()],
+    };
     let heads = [&[x.rows()], &result.shape[result.shape.len().saturating_sub(2)..]].concat();
     let (mut given, mut results) = (Vec::<RefTensor>::new(), Vec::new());
     for op in parts.plain_ops() {

@@ -120,7 +120,7 @@ pub(super) fn dense_bytes(spec: &OperandSpec, rng: &mut Rng) -> Result<Option<Ve
             let words = indices(&spec.fill, rows * cols, rng);
             Ok(Some(words.iter().flat_map(|word| word.to_ne_bytes()).collect()))
         }
-        _ if spec.dtype.is_quantised() && !spec.dtype.is_form() => {
+        _ if DType::ALL.contains(&spec.dtype) && spec.dtype.is_quantised() => {
             Ok(Some(blocks(spec.dtype, rows * cols, rng)))
         }
         _ => {

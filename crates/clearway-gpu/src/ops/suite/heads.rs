@@ -9,6 +9,7 @@ use crate::ops::reference::{RefTensor, reference};
 pub(super) struct Heads<'a> {
     product: Product,
     operands: &'a [RefTensor],
+    params: &'a [u32],
     /// Of the rotation; none where heads are not turned.
     turn: Option<&'a [u32]>,
 }
@@ -18,7 +19,7 @@ impl<'a> Heads<'a> {
     pub(super) fn of(kind: Kind, operands: &'a [RefTensor], params: &'a [u32]) -> Option<Self> {
         let product = kind.product().filter(|product| product.epilogue().heads())?;
         let turn = product.epilogue().rope.then(|| &params[product.rope_params()..]);
-        Some(Self { product, operands, turn })
+        Some(Self { product, operands, params, turn })
     }
 
     fn operand(&self, slot: Slot) -> Option<&'a RefTensor> {
@@ -45,8 +46,11 @@ impl<'a> Heads<'a> {
             _ => self.product(),
         };
         let operands: Vec<_> = in_front.slots().iter().map(operand).collect();
-        let results =
-            reference(Kind::Product(in_front), &operands, &params[..self.product.rope_params()]);
+        let results = reference(
+            Kind::Product(in_front),
+            &operands,
+            &params[..self.product.head_norm_param()],
+        );
         let results = results.map_err(|error| error.to_string())?;
         Ok(results.into_iter().next_back().map(|result| result.data).unwrap_or_default())
     }
@@ -56,6 +60,9 @@ impl<'a> Heads<'a> {
     pub(super) fn bounds(&self, mut product: Vec<f64>) -> Result<Vec<f64>, String> {
         let result = &self.operands[self.operands.len() - 1];
         let (heads, head) = (result.shape[1], result.cols());
+        if let Some(weight) = self.operand(Slot::HeadNormWeight) {
+            self.through_norm(&mut product, head, weight)?;
+        }
         if let Some(params) = self.turn {
             let (n_dims, neighbours) = (params[0] as usize, params[1] == 0);
             let magnitude = f64::from(f32::from_bits(params[4]).abs());
@@ -78,6 +85,27 @@ impl<'a> Heads<'a> {
         let cache = RefTensor { data: vec![0.0; result.data.len()], ..result.clone() };
         let written = reference(Kind::KvWrite, &[product, rows.clone(), cache], &[]);
         Ok(written.map_err(|error| error.to_string())?.remove(0).data)
+    }
+
+    /// Bounds of the product's elements as those of its normed heads: the root of a head is off by as much as its elements
+    /// together are.
+    fn through_norm(
+        &self,
+        bounds: &mut [f64],
+        head: usize,
+        weight: &RefTensor,
+    ) -> Result<(), String> {
+        let eps = f64::from(f32::from_bits(self.params[self.product.head_norm_param()]));
+        let values = self.product_of(self.operands, self.params)?;
+        let mean = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>() / head as f64;
+        for (bounds, values) in bounds.chunks_mut(head).zip(values.chunks(head)) {
+            let root = (mean(values) + eps).sqrt();
+            let spread = mean(bounds).sqrt() / root;
+            for ((bound, value), weight) in bounds.iter_mut().zip(values).zip(&weight.data) {
+                *bound = (*bound + value.abs() * spread) * weight.abs() / root;
+            }
+        }
+        Ok(())
     }
 
     /// How far the turn itself may be off, as a part of the pair's length.

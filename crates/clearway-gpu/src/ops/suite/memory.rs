@@ -1,6 +1,6 @@
 //! The bytes of a case: sentinels everywhere, inputs filled in, results found again.
 
-use clearway_graph::BindingRole;
+use clearway_graph::{BindingRole, DType};
 
 use super::fill::dense_bytes;
 use super::{OpCase, OperandSpec};
@@ -52,7 +52,7 @@ pub(super) fn read(spec: &OperandSpec, buffer: &[u8]) -> Result<Vec<f64>, String
     let mut values = Vec::new();
     for (start, end) in runs(spec) {
         let bytes = buffer.get(start..end).ok_or("an operand reaches outside its buffer")?;
-        if spec.dtype == clearway_graph::DType::U32 {
+        if spec.dtype == DType::U32 {
             let words = bytes.chunks_exact(4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
             out.extend(words.map(f64::from));
         } else {
@@ -71,7 +71,12 @@ pub(super) fn runs(spec: &OperandSpec) -> impl Iterator<Item = (usize, usize)> +
     let (cols, step) = (spec.cols(), spec.strides.last().copied().unwrap_or(1));
     let contiguous = step == 1 || cols == 1;
     let (runs, elems) = if contiguous { (1, cols) } else { (cols, 1) };
-    (0..spec.rows()).flat_map(move |row| {
+    // Scales of all rows lie behind the quants of all.
+    let (rows, elems) = match spec.dtype {
+        DType::C8 => (1, spec.rows() * cols),
+        _ => (spec.rows(), elems),
+    };
+    (0..rows).flat_map(move |row| {
         let first = row_start(spec, row);
         (0..runs).map(move |run| {
             let start = spec.offset as usize + (first + run * step) / block * size;
@@ -111,8 +116,6 @@ fn row_start(spec: &OperandSpec, mut row: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use clearway_graph::DType;
-
     use super::super::Fill;
     use super::*;
 

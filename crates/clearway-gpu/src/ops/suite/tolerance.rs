@@ -23,6 +23,8 @@
 //! - such a product whose heads are turned: for each pair the length of its two magnitudes, which no
 //!   element of it can be beyond however far it is turned. The limit of the rotation, which grows with
 //!   the angle as below, comes on top;
+//! - such a product whose heads are normed: what its elements may be off by, through the norm, and what the root of their
+//!   head may be off by for that;
 //! - a norm: the largest element of the result's row;
 //! - softmax and attention: that, times one more than the largest score, since the exponential turns
 //!   the rounding of a score into a relative error;
@@ -143,6 +145,8 @@ static TABLE: &[Row] = {
         (Kind::TopK,           None,  Moved,     0.0,        0),
         (Kind::Fill,           None,  Moved,     0.0,        0),
         (Kind::RmsNormMul,     None,  Row,       8.0 * ULP,  1),
+        (Kind::ExpertSumAdd,   None,  Magnitude, 8.0 * ULP,  1),
+        (Kind::RmsNormMulAdd,  None,  Row,       16.0 * ULP, 2),
         (Kind::AddRmsNorm,     None,  Row,       8.0 * ULP,  1),
         (Kind::AddRmsNormMul,  None,  Row,       8.0 * ULP,  2),
         (Kind::RopeKvWrite,    None,  Angle,     4.0 * ULP,  1),
@@ -194,8 +198,9 @@ fn of_product(product: Product, weights: Weights) -> Option<(Scale, f64, u32)> {
     };
     // A sum counts 8 units. A norm in front adds 8, and two values on the way.
     let (sum, before) = if product.is_normed() { (16.0, 2.0) } else { (8.0, 0.0) };
-    let Epilogue { add, rope, cache, norm: _ } = product.epilogue();
-    let parts = [add, rope, cache].into_iter().filter(|&part| part).count() as f64;
+    let Epilogue { add, head_norm, rope, cache, norm: _ } = product.epilogue();
+    let parts =
+        [add, head_norm, head_norm, rope, cache].into_iter().filter(|&part| part).count() as f64;
     // Errors in front of an activation count by its slope; the function itself adds 8 units.
     let (limit, stored) = match product.gate().activation() {
         None => (sum, before),
@@ -210,7 +215,9 @@ fn of_product(product: Product, weights: Weights) -> Option<(Scale, f64, u32)> {
         (0.0, 0.0)
     };
     let stored = stored + up_stored + parts;
-    Some((scale, (limit + up).ceil() * ULP, stored.ceil() as u32))
+    // A norm of heads adds 8.
+    let heads = if head_norm { 8.0 } else { 0.0 };
+    Some((scale, (limit + up + heads).ceil() * ULP, stored.ceil() as u32))
 }
 
 /// Relative error of rounding to a storage type, in either direction. Zero for types that hold what

@@ -31,7 +31,13 @@ impl<'a> Plain<'a> {
         let view = |slot| product.operand(slot, views.len()).map_or(views[0], |i| views[i]);
         let (x, y) = (views[0], views[views.len() - 1]);
         let (dtype, tokens) = (x.layout.dtype(), x.layout.rows());
-        let wide = Layout::new(dtype, &[tokens, view(Slot::Weight).layout.rows()])?;
+        let wide = match product.is_of_experts() {
+            true => {
+                let dims: Vec<usize> = y.layout.dims().iter().map(|&d| d as usize).collect();
+                Layout::new(dtype, &dims)?
+            }
+            false => Layout::new(dtype, &[tokens, view(Slot::Weight).layout.rows()])?,
+        };
         let heads = match y.layout.dims() {
             &[.., heads, head] if product.epilogue().heads() => {
                 Layout::new(dtype, &[tokens, heads as usize, head as usize])?

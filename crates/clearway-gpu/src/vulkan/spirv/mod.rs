@@ -20,11 +20,13 @@
 //! - A subgroup barrier orders the memory of the class `Subgroup`, which Vulkan does not have. It orders
 //!   workgroup memory instead.
 //!
-//! Modules with counters get their fences in a pass of their own ([`fences`]).
+//! Modules with counters get their fences in a pass of their own ([`fences`]), and those that are measured their readings of
+//! the clock ([`clock`]).
 //!
 //! Invariant: modules with another memory model come back bit for bit. Words that are no SPIR-V, or
 //! that use memory in a way this pass does not know, are an error.
 
+pub(super) mod clock;
 pub(super) mod fences;
 mod halves;
 mod words;

@@ -3,9 +3,12 @@
 // cache, or a multiple where there are more than MAX_SPLITS times as many. Teams of TEAM lanes take a row at a time, 8 elements to a
 // lane, and keep the softmax up as rows come, with scores as powers of two; the teams of a subgroup are joined by shuffles, the
 // subgroups in workgroup memory, and the splits by the workgroup that arrives last.
+// Scores of several rows and queries are summed over a team together: each exchange halves their number, and in the end every lane
+// has scores of its own and computes their weights alone.
 // A workgroup has all SHARE queries that use its head of the cache. Up to FEW splits leave most of the device idle: then each
 // query has a workgroup of its own, though they load the same rows.
-// Constants: HEAD, SHARE, FEW, SPLIT, MAX_SPLITS, WG, TEAM, SUBGROUP.
+// Constants: HEAD, SHARE, FEW, SPLIT, MAX_SPLITS, WG, TEAM, SUBGROUP. `eight` gives eight elements of the cache as floats; those of a
+// cache of 8 bits are still to be multiplied by their scales.
 const LOG2_E = 1.44269504;
 const TEAMS = WG / TEAM;
 const SUBGROUPS = WG / SUBGROUP;
@@ -14,13 +17,6 @@ const ENTRY = HEAD + 2u;
 
 var<workgroup> joined: array<f32, SUBGROUPS * SHARE * ENTRY>;
 var<workgroup> last: u32;
-
-fn eight(q: vec4<u32>) -> array<vec4<f32>, 2> {
-    return array<vec4<f32>, 2>(
-        vec4<f32>(unpack2x16float(q.x), unpack2x16float(q.y)),
-        vec4<f32>(unpack2x16float(q.z), unpack2x16float(q.w)),
-    );
-}
 
 // Rows that a token sees, the first of a split, rows of a split and how many splits there are.
 struct Range { begin: u32, end: u32, base: u32, span: u32, count: u32 }
@@ -54,12 +50,17 @@ fn write(token: u32, head: u32, d: u32, total: f32, weight: f32, highest: f32) {
 }
 
 //# piece attend
-// As many queries as `$share`, from `first_head` on.
+// As many queries as `$share`, from `first_head` on. A team has `$scores` scores at a time: those of `$unroll` rows for each of its queries,
+// padded to a power of two. A lane has `$per` of them in the end, and `$copies` lanes have the same.
 fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range) {
     let sequence = sequence_of(token);
     let kv_head = first_head / SHARE;
     let team = lid / TEAM;
     let lane = lid % TEAM;
+    // Lanes of a query, and the first lane of the team in its subgroup.
+    const LANES = $scores / $unroll;
+    const OF_QUERY = TEAM / LANES;
+    let first_lane = lid % SUBGROUP - lane;
 
     var q: array<vec4<f32>, 2u * $share>;
     for (var g = 0u; g < $share; g++) {
@@ -67,12 +68,11 @@ fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range)
         q[2u * g] = q_four(at);
         q[2u * g + 1u] = q_four(at + 4u);
     }
-    var largest: array<f32, $share>;
-    var sum: array<f32, $share>;
+    // Of the own query: the largest score, and the sum of the own weights.
+    var largest = LEAST;
+    var sum = 0.0;
     var out: array<vec4<f32>, 2u * $share>;
     for (var g = 0u; g < $share; g++) {
-        largest[g] = LEAST;
-        sum[g] = 0.0;
         out[2u * g] = vec4<f32>();
         out[2u * g + 1u] = vec4<f32>();
     }
@@ -81,60 +81,80 @@ fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range)
     let end_row = min(range.end, range.base + range.span);
     // All lanes of a subgroup take every turn, so that shuffles never meet a lane that left.
     for (var turn = range.base; turn < end_row; turn += $unroll * TEAMS) {
-        var k: array<vec4<u32>, $unroll>;
-        var v: array<vec4<u32>, $unroll>;
+        var k: array<$raw, $unroll>;
+        var v: array<$raw, $unroll>;$more_scales
         for (var i = 0u; i < $unroll; i++) {
             // Where there is no row to see, one that is seen anyway: what others hold is no business of this token,
             // and even without weight it would matter where it is NaN.
             let row = cache_row(sequence, min(max(turn + i * TEAMS + team, from_row), end_row - 1u));
             k[i] = b_k[(row * P.k.stride.y + kv_head * P.k.stride.z) / 8u + lane];
-            v[i] = b_v[(row * P.v.stride.y + kv_head * P.v.stride.z) / 8u + lane];
+            v[i] = b_v[(row * P.v.stride.y + kv_head * P.v.stride.z) / 8u + lane];$fetch_scales
         }
-        for (var g = 0u; g < $share; g++) {
-            var scores: array<f32, $unroll>;
-            var highest = largest[g];
-            for (var i = 0u; i < $unroll; i++) {
-                let keys = eight(k[i]);
-                var dots = dot(keys[0], q[2u * g]) + dot(keys[1], q[2u * g + 1u]);
-                for (var step = TEAM / 2u; step > 0u; step /= 2u) {
-                    dots += subgroupShuffleXor(dots, step);
-                }
-                var score = dots * argf(0u);
-                if (cap > 0.0) {
-                    score = soft_cap(score, cap);
-                }
-                let row = turn + i * TEAMS + team;
-                let seen = row >= from_row && row < end_row;
-                scores[i] = select(LEAST, score * LOG2_E, seen);
-                highest = max(highest, scores[i]);
+        var dots: array<f32, $scores>;
+        for (var i = 0u; i < $unroll; i++) {
+            let keys = eight(k[i]);
+            for (var g = 0u; g < $share; g++) {
+                dots[g * $unroll + i] = (dot(keys[0], q[2u * g]) + dot(keys[1], q[2u * g + 1u]))$of_key;
             }
-            let shrink = exp2(largest[g] - highest);
-            largest[g] = highest;
-            sum[g] *= shrink;
-            out[2u * g] *= shrink;
-            out[2u * g + 1u] *= shrink;
-            for (var i = 0u; i < $unroll; i++) {
-                // A query that has seen nothing has no weights, though all differences are 0.
-                let weight = select(exp2(scores[i] - highest), 0.0, scores[i] <= LEAST);
-                let values = eight(v[i]);
-                sum[g] += weight;
-                out[2u * g] = fma(vec4<f32>(weight), values[0], out[2u * g]);
-                out[2u * g + 1u] = fma(vec4<f32>(weight), values[1], out[2u * g + 1u]);
+        }
+        $folds
+        var highest = largest;
+        for (var r = 0u; r < $per; r++) {
+            var score = dots[r] * argf(0u);
+            if (cap > 0.0) {
+                score = soft_cap(score, cap);
+            }
+            let row = turn + (lane / $copies * $per + r) % $unroll * TEAMS + team;
+            let seen = row >= from_row && row < end_row;
+            dots[r] = select(LEAST, score * LOG2_E, seen);
+            highest = max(highest, dots[r]);
+        }
+        for (var step = OF_QUERY / 2u; step > 0u; step /= 2u) {
+            highest = max(highest, subgroupShuffleXor(highest, step));
+        }
+        let shrink = exp2(largest - highest);
+        largest = highest;
+        sum *= shrink;
+        for (var r = 0u; r < $per; r++) {
+            // A query that has seen nothing has no weights, though all differences are 0.
+            dots[r] = select(exp2(dots[r] - highest), 0.0, dots[r] <= LEAST);
+            sum += select(0.0, dots[r], lane % $copies == 0u);
+        }
+        if (subgroupAny(shrink != 1.0)) {
+            for (var g = 0u; g < $share; g++) {
+                let factor = subgroupShuffle(shrink, first_lane + g * OF_QUERY);
+                out[2u * g] *= factor;
+                out[2u * g + 1u] *= factor;
+            }
+        }
+        for (var i = 0u; i < $unroll; i++) {
+            let values = eight(v[i]);
+            for (var g = 0u; g < $share; g++) {
+                let score = g * $unroll + i;
+                let weight = vec4<f32>(subgroupShuffle(dots[score % $per], first_lane + score / $per * $copies)$of_value);
+                out[2u * g] = fma(weight, values[0], out[2u * g]);
+                out[2u * g + 1u] = fma(weight, values[1], out[2u * g + 1u]);
             }
         }
     }
     let subgroup = lid / SUBGROUP;
+    var highest = largest;
+    for (var step = TEAM; step < SUBGROUP; step *= 2u) {
+        highest = max(highest, subgroupShuffleXor(highest, step));
+    }
+    let factor = exp2(largest - highest);
+    var weight = sum * factor;
+    for (var step = OF_QUERY / 2u; step > 0u; step /= 2u) {
+        weight += subgroupShuffleXor(weight, step);
+    }
+    for (var step = TEAM; step < SUBGROUP; step *= 2u) {
+        weight += subgroupShuffleXor(weight, step);
+    }
     for (var g = 0u; g < $share; g++) {
-        var highest = largest[g];
+        let own = subgroupShuffle(factor, first_lane + g * OF_QUERY);
+        var low = out[2u * g] * own;
+        var high = out[2u * g + 1u] * own;
         for (var step = TEAM; step < SUBGROUP; step *= 2u) {
-            highest = max(highest, subgroupShuffleXor(highest, step));
-        }
-        let factor = exp2(largest[g] - highest);
-        var weight = sum[g] * factor;
-        var low = out[2u * g] * factor;
-        var high = out[2u * g + 1u] * factor;
-        for (var step = TEAM; step < SUBGROUP; step *= 2u) {
-            weight += subgroupShuffleXor(weight, step);
             low += subgroupShuffleXor(low, step);
             high += subgroupShuffleXor(high, step);
         }
@@ -145,7 +165,7 @@ fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range)
                 joined[at + lane * 8u + 4u + i] = high[i];
             }
         }
-        if (lid % SUBGROUP == 0u) {
+        if (lid % SUBGROUP == g * OF_QUERY) {
             joined[at + HEAD] = highest;
             joined[at + HEAD + 1u] = weight;
         }
@@ -192,23 +212,51 @@ fn attend_$name(lid: u32, token: u32, first_head: u32, split: u32, range: Range)
     storageBarrier();
     let start = ticket * MAX_SPLITS * ENTRY;
     for (var i = lid; i < $share * HEAD; i += WG) {
-        let g = i / HEAD;
+        let entry = start + i / HEAD * ENTRY;
         let d = i % HEAD;
-        var highest = LEAST;
-        for (var s = 0u; s < range.count; s++) {
-            highest = max(highest, b_scratch[start + s * ($share * ENTRY) + g * ENTRY + HEAD]);
+        var joint = vec3<f32>(LEAST, 0.0, 0.0); // the largest score, the sum of weights, and the own element
+        // Loads of eight splits are under way at a time.
+        for (var s = 0u; s < range.count; s += 8u) {
+            var scores: array<f32, 8>;
+            var weights: array<f32, 8>;
+            var sums: array<f32, 8>;
+            var most = joint.x;
+            for (var j = 0u; j < 8u; j++) {
+                let at = entry + min(s + j, range.count - 1u) * ($share * ENTRY);
+                scores[j] = b_scratch[at + HEAD];
+                weights[j] = b_scratch[at + HEAD + 1u];
+                sums[j] = b_scratch[at + d];
+            }
+            for (var j = 0u; j < 8u; j++) {
+                most = max(most, scores[j]);
+            }
+            joint = vec3<f32>(most, joint.yz * exp2(joint.x - most));
+            for (var j = 0u; j < 8u; j++) {
+                let factor = select(0.0, exp2(scores[j] - most), s + j < range.count);
+                joint.y = fma(weights[j], factor, joint.y);
+                joint.z = fma(sums[j], factor, joint.z);
+            }
         }
-        var total = 0.0;
-        var weight = 0.0;
-        for (var s = 0u; s < range.count; s++) {
-            let at = start + s * ($share * ENTRY) + g * ENTRY;
-            let factor = exp2(b_scratch[at + HEAD] - highest);
-            total = fma(b_scratch[at + d], factor, total);
-            weight = fma(b_scratch[at + HEAD + 1u], factor, weight);
-        }
-        write(token, first_head + g, d, total, weight, highest);
+        write(token, first_head + i / HEAD, d, joint.z, joint.y, joint.x);
     }
     if (lid == 0u) {
         atomicStore(&b_tickets[ticket], 0u);
     }
 }
+
+//# piece exchange
+        // Half of the scores go to the lane $mask away, which keeps the other half.
+        {
+            let is_upper = (lane & $masku) != 0u;
+            //# for j in $half
+            {
+                let given = select(dots[$ju + $halfu], dots[$ju], is_upper);
+                let kept = select(dots[$ju], dots[$ju + $halfu], is_upper);
+                dots[$ju] = kept + subgroupShuffleXor(given, $masku);
+            }
+            //# end
+        }
+
+//# piece sum
+        dots[0u] += subgroupShuffleXor(dots[0u], $masku);
+

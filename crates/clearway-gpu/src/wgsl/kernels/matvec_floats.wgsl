@@ -102,4 +102,5 @@ fn work(lid: u32, group: vec3<u32>) {
         }
         finish_row(t, factor, &sums, place, lid, &ends_early, expert);
     }
+    close_group(place, lid, vec4<f32>());
 }

@@ -33,8 +33,16 @@ fn x_quad(i: u32) -> vec4<u32> { return b_x[i]; }
 // What another dispatch has just written does not come from the cache of a processor, so teams share what the workgroup loads.
 var<workgroup> staged_x: array<vec4<u32>, X_QUADS>;
 fn stage_x(lid: u32) {
-    for (var i = lid; i < X_QUADS; i += WG) {
-        staged_x[i] = b_x[i];
+    // All loads under way before the first is stored.
+    const TURNS = (X_QUADS - 1u) / WG + 1u;
+    var loaded: array<vec4<u32>, TURNS>;
+    for (var i = 0u; i < TURNS; i++) {
+        loaded[i] = b_x[min(lid + i * WG, X_QUADS - 1u)];
+    }
+    for (var i = 0u; i < TURNS; i++) {
+        if (lid + i * WG < X_QUADS) {
+            staged_x[lid + i * WG] = loaded[i];
+        }
     }
     workgroupBarrier();
 }

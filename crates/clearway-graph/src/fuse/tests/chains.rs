@@ -255,7 +255,9 @@ fn reasons_name_dispatches_of_the_final_list() {
     list.output(wanted);
     list.output(y);
     let (graph, report) = list.fuse(&mut TestCatalog::new());
-    let [refused] = &report.refusals[..] else { panic!("{report}") };
+    // And the norm is of rows, not of heads.
+    let [refused, of_heads] = &report.refusals[..] else { panic!("{report}") };
+    assert_eq!(of_heads.rule, "matmul_head_norm");
     assert_eq!(refused.reason, Refusal::SecondReader { reader: DispatchId(3) });
     assert!(graph.dispatches().any(|d| d.id == DispatchId(3) && d.kind == Kind::RmsNormMul));
 }

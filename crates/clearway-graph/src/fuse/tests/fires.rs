@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::setup::{COLS, Setup, Step, layout, rules};
 use crate::fuse::{FuseReport, Place, RULES, Rule};
-use crate::op::CapturedOpKind as Kind;
+use crate::op::{CapturedOpKind as Kind, Gate};
 use crate::{ComputeGraph, Dispatch, DispatchId, Origin, TensorView};
 
 /// The kind of the fused dispatch and its bindings, written down from the op list.
@@ -15,6 +15,8 @@ fn expected(rule: &Rule, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
     let products = (rule.producer.product(), rule.consumer.product());
     let (kind, inputs, outputs) = match (rule.name, products) {
         ("rms_norm_mul", _) => (Kind::RmsNormMul, vec![p[0], setup.other()], vec![y]),
+        ("expert_sum_add", _) => (Kind::ExpertSumAdd, vec![p[0], p[1], setup.other()], vec![y]),
+        ("rms_norm_mul_add", _) => (Kind::RmsNormMulAdd, vec![p[0], p[1], setup.other()], vec![y]),
         ("silu_mul", _) => (Kind::SILU_MUL, vec![p[0], setup.other()], vec![y]),
         ("gelu_mul", _) => (Kind::GELU_MUL, vec![p[0], setup.other()], vec![y]),
         ("rope_kv_write", _) => (Kind::RopeKvWrite, vec![p[0], p[1], p[2], c[1]], vec![y]),
@@ -34,11 +36,18 @@ fn expected(rule: &Rule, setup: &Setup, kept: bool) -> (Kind, Vec<TensorView>) {
             rest.remove(setup.operand);
             (kind(name), [&p[..p.len() - 1], &rest].concat(), vec![y])
         }
+        // A gate takes in the second product: rows, weights of the gate, weights of the other, experts.
+        (name, (_, Some(product))) if matches!(product.gate(), Gate::Operand(_)) => {
+            let inputs = [&[p[0], c[1], p[1]], &c[2..c.len() - 2]].concat();
+            (kind(name), inputs, vec![y])
+        }
         // A product takes in the norm in front: its input and weight, then all of the product but its rows.
         (name, (None, Some(_))) => (kind(name), [&p[..2], &c[1..c.len() - 1]].concat(), vec![y]),
-        // A gate takes in the second product: rows, weights of the gate, weights of the other.
-        (name, (Some(_), Some(_))) => (kind(name), vec![p[0], c[1], p[1]], vec![y]),
-        (name, (None, None)) => panic!("a rule without a test: {name}"),
+        // An op takes in what is behind it, as a product does.
+        (name, (None, None)) if rule.producer == Kind::MatMulExperts => {
+            (kind(name), [&p[..3], &c[1..2]].concat(), vec![y])
+        }
+        (name, _) => panic!("a rule without a test: {name}"),
     };
     (kind, [inputs, outputs].concat())
 }
@@ -106,7 +115,7 @@ fn check_origins(
     if !kept {
         gone.insert(of_value(Setup::PRODUCER, setup.producer.views.len() as u16 - 1));
     }
-    gone.extend(rule.same.map(|same| of_value(Setup::PRODUCER, same.producer as u16)));
+    gone.extend(rule.same.iter().map(|same| of_value(Setup::PRODUCER, same.producer as u16)));
     assert_eq!(missing, gone);
 }
 
@@ -124,7 +133,11 @@ fn a_row_is_repeated_where_the_kernel_can() {
     for rule in rules() {
         let mut setup = Setup::of(rule);
         match rule.name {
-            "matmul_add" | "rms_norm_mul" | "add_rms_norm_then_mul" => {
+            "matmul_add"
+            | "rms_norm_mul"
+            | "rms_norm_mul_add"
+            | "expert_sum_add"
+            | "add_rms_norm_then_mul" => {
                 setup.consumer.views[1] = setup.buffer(layout(&[1, COLS]));
             }
             "norm_matmul_add" => setup.consumer.views[2] = setup.buffer(layout(&[COLS])),
@@ -197,8 +210,9 @@ fn the_producers_place_is_taken_where_the_consumers_is_too_late() {
         let mut setup = Setup::of(rule);
         // Overwrites what the producer reads and the consumer does not.
         let inputs = setup.producer.views.len() - 1;
-        let fill = Step::new(Kind::Fill, &[setup.producer.views[inputs - 1]]);
-        setup.between.push(fill);
+        let mut own = setup.producer.views[..inputs].iter().rev();
+        let own = *own.find(|view| !setup.consumer.views.contains(view)).unwrap();
+        setup.between.push(Step::new(Kind::Fill, &[own]));
         check_fused(rule, &setup, false);
         let (graph, report) = fuse(&setup);
         assert_eq!(graph.dispatches().next().unwrap().id, setup.consumer_id());

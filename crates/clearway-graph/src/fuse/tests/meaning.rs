@@ -73,6 +73,14 @@ fn compute(kind: Kind, params: &[u32], inputs: &[Contents], lens: &[usize]) -> V
             let normed = one(Kind::RmsNorm, params, from_ref(x), last);
             vec![one(Kind::MUL, &[], &[normed, w.clone()], last)]
         }
+        (Kind::ExpertSumAdd, [x, weights, c]) => {
+            let sum = one(Kind::ExpertSum, &[], &[x.clone(), weights.clone()], last);
+            vec![one(Kind::ADD, &[], &[sum, c.clone()], last)]
+        }
+        (Kind::RmsNormMulAdd, [x, w, c]) => {
+            let normed = one(Kind::RmsNormMul, params, &[x.clone(), w.clone()], last);
+            vec![one(Kind::ADD, &[], &[normed, c.clone()], last)]
+        }
         (Kind::SILU_MUL | Kind::GELU_MUL, [gate, up]) => {
             let activation = Activation::ALL.into_iter().find(|a| a.mul() == Some(kind)).unwrap();
             let gate = one(activation.op(), &[], from_ref(gate), last);

@@ -169,6 +169,12 @@ impl Model {
         self.value(Kind::Rope, &operands, full())
     }
 
+    fn head_norm(&mut self, x: TensorView) -> TensorView {
+        let weight = self.buffer(layout(&[COLS / 2]));
+        let normed = self.value(Kind::RmsNorm, &[as_heads(x)], full());
+        self.value(Kind::MUL, &[as_heads(normed), weight], full())
+    }
+
     fn kv_write(&mut self, x: TensorView) {
         let cache = *self.rng.pick(&self.caches).unwrap();
         let views = [as_heads(x), self.buffer(ids()), cache];
@@ -183,6 +189,9 @@ impl Model {
             let weight = self.buffer(layout(&[COLS]));
             let normed = self.value(Kind::RmsNorm, &[x], full());
             x = self.either_order(Kind::MUL, normed, weight);
+        }
+        if self.rng.chance(30) {
+            return self.experts(x);
         }
         for _ in 0..self.rng.within(1, 3) {
             let [w, u] = [(); 2].map(|()| self.buffer(layout(&[COLS, COLS])));
@@ -205,8 +214,24 @@ impl Model {
         }
     }
 
+    /// The experts that were chosen for each row, summed with a residual.
+    fn experts(&mut self, x: TensorView) {
+        let (chosen, residual) = (self.buffer(ids()), self.recent().0);
+        let [w, u, d] = [(); 3].map(|()| self.buffer(layout(&[COLS, COLS])));
+        let [gate, up] = [w, u].map(|w| self.value(Kind::MatMulExperts, &[x, w, chosen], full()));
+        let activation = self.rng.below(2) as usize;
+        let gate = self.value(Activation::ALL[activation].op(), &[gate], full());
+        let y = self.either_order(Kind::MUL, gate, up);
+        let y = self.value(Kind::MatMulExperts, &[y, d, chosen], full());
+        let weights = self.buffer(layout(&[ROWS, 2]));
+        let y = self.value(Kind::ExpertSum, &[y, weights], full());
+        self.either_order(Kind::ADD, residual, y);
+    }
+
     /// What becomes of queries, keys or values.
     fn heads(&mut self, product: TensorView) {
+        let normed = self.rng.chance(40);
+        let product = if normed { self.head_norm(product) } else { product };
         let rotated = self.rng.chance(60);
         let row = if rotated { self.rope(product) } else { product };
         if !rotated || self.rng.chance(50) {
@@ -223,7 +248,12 @@ impl Model {
         let view = self.graph.declare_value(layout);
         // Heads and rows are two shapes of one tensor.
         let result = match kind {
-            Kind::Rope | Kind::Attention => view.reinterpret(0, inputs[0].layout).unwrap(),
+            Kind::Rope | Kind::Attention | Kind::RmsNorm => {
+                view.reinterpret(0, inputs[0].layout).unwrap()
+            }
+            Kind::MUL if inputs[0].layout.rank() == 3 => {
+                view.reinterpret(0, inputs[0].layout).unwrap()
+            }
             _ => view,
         };
         Step::new(kind, &[inputs, &[result]].concat()).record(&mut self.graph, "");

@@ -85,7 +85,7 @@ fn not_refused(rule: &Rule) -> Vec<Spoil> {
     let heads = matches!(rule.consumer, Kind::Rope | Kind::KvWrite | Kind::RopeKvWrite);
     let cache = heads && rule.consumer != Kind::Rope;
     let gate = rule.consumer.product().is_some_and(|p| matches!(p.gate(), Gate::Operand(_)));
-    let behind_norm = rule.producer == Kind::RmsNormMul;
+    let behind_norm = rule.producer == Kind::RmsNormMul && rule.consumer != Kind::ADD;
     let alone = rule.consumer.map().is_some_and(|map| map.inputs() == MapInputs::One);
     let of_sum = matches!(rule.producer, Kind::ADD | Kind::AddRmsNorm);
     let all = [
@@ -247,6 +247,10 @@ fn spoil(how: Spoil, rule: &Rule, setup: &mut Setup) -> Expected {
                 setup.producer.views[1] = misfit;
             } else if matches!(rule.consumer, Kind::SILU_MUL | Kind::GELU_MUL) {
                 setup.consumer.views[1] = misfit;
+            } else if rule.consumer == Kind::RmsNormMul {
+                // The weight of a norm of heads is as wide as a head.
+                setup.consumer.views[1] = misfit;
+                return Refused(Refusal::Operand { operand, result: read_as });
             } else {
                 return Inapplicable;
             }

@@ -241,7 +241,7 @@ fn rules_that_repeat_read_one_result_by_one_operand() {
     let takes = |p: &&Product| p.is_normed() && !p.epilogue().heads();
     assert_eq!(repeating.len(), Product::all().iter().filter(takes).count());
     for rule in repeating {
-        assert_eq!((rule.operands.len(), rule.keeps(), rule.same), (1, false, None));
+        assert_eq!((rule.operands.len(), rule.keeps(), rule.same.len()), (1, false, 0));
         let contract = TestCatalog::contract(rule.producer, 3).unwrap();
         let graph = Setup::of(rule).record();
         let producer = graph.dispatches().next().unwrap();

@@ -93,7 +93,7 @@ impl Setup {
             setup.producer.views.push(view);
         }
         setup.producer.views.push(value);
-        for layout in inputs_of_consumer(rule.consumer) {
+        for layout in inputs_of_consumer(rule) {
             let view = setup.buffer(layout);
             setup.consumer.views.push(view);
         }
@@ -104,6 +104,7 @@ impl Setup {
         setup.producer.params.push(11);
         setup.consumer.params.push(22);
         let result = match rule.consumer {
+            _ if rule.reshaped && rule.consumer == Kind::RmsNormMul => heads(),
             Kind::KvWrite | Kind::RopeKvWrite => layout(&[32, 2, COLS / 2]),
             Kind::Rope => heads(),
             _ => layout(&[ROWS, COLS]),
@@ -115,7 +116,7 @@ impl Setup {
 
     /// Lets the consumer read what the producer reads, where the rule asks for that.
     pub(super) fn align(&mut self, rule: &Rule) {
-        if let Some(same) = rule.same {
+        for same in &rule.same {
             self.consumer.views[same.consumer] = self.producer.views[same.producer];
         }
     }
@@ -179,6 +180,7 @@ pub(super) fn layout(shape: &[usize]) -> Layout {
 fn full(kind: Kind) -> Layout {
     match kind {
         Kind::Rope => heads(),
+        Kind::Product(product) if product.epilogue().heads() => heads(),
         _ => layout(&[ROWS, COLS]),
     }
 }
@@ -195,16 +197,20 @@ fn ids() -> Layout {
 fn inputs_of_producer(kind: Kind) -> Vec<Layout> {
     match kind {
         Kind::Product(product) => inputs_of_product(product, 16),
+        Kind::MatMulExperts => vec![layout(&[ROWS, 16]), layout(&[COLS, 16]), ids()],
         Kind::ADD | Kind::AddRmsNorm => vec![full(kind), full(kind)],
         Kind::Rope => vec![full(kind), ids(), layout(&[2])],
         Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
+        Kind::ExpertSum => vec![full(kind), layout(&[ROWS, 2])],
         _ => vec![full(kind)],
     }
 }
 
-fn inputs_of_consumer(kind: Kind) -> Vec<Layout> {
+fn inputs_of_consumer(rule: &Rule) -> Vec<Layout> {
+    let kind = rule.consumer;
     match kind {
         Kind::RmsNorm => vec![full(kind)],
+        Kind::RmsNormMul if rule.reshaped => vec![heads(), layout(&[COLS / 2])],
         Kind::RmsNormMul => vec![full(kind), layout(&[COLS])],
         Kind::KvWrite => vec![heads(), ids()],
         Kind::Rope => vec![heads(), ids(), layout(&[2])],
@@ -227,7 +233,9 @@ fn inputs_of_product(product: Product, inner: usize) -> Vec<Layout> {
             Slot::Input => layout(&[ROWS, inner]),
             Slot::NormWeight => layout(&[inner]),
             Slot::Weight | Slot::UpWeight => layout(&[COLS, inner]),
+            Slot::Ids => ids(),
             Slot::Up | Slot::Addend => layout(&[ROWS, COLS]),
+            Slot::HeadNormWeight => layout(&[COLS / 2]),
             slot => panic!("no rule starts or ends with {slot:?}"),
         })
         .collect()

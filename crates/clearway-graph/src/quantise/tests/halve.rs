@@ -166,3 +166,101 @@ fn the_proof_lets_nobody_else_write_or_read_f16() {
         assert!(matches!(fault.problem, Problem::Rounded { .. }), "{fault}");
     }
 }
+
+/// A value of twice the rows, and its halves.
+fn in_two() -> (Setup, [TensorView; 2]) {
+    let setup = Setup::of(Layout::new(DType::F32, &[2 * ROWS, COLS]).unwrap());
+    let half = |at: u64| setup.value.reinterpret(at * rows(COLS).span_bytes(), rows(COLS)).unwrap();
+    let halves = [half(0), half(1)];
+    (setup, halves)
+}
+
+/// Attention that gives `result`.
+fn attend(setup: &mut Setup, result: TensorView) -> DispatchId {
+    let mut views: Vec<TensorView> = (0..4).map(|_| setup.buffer(result.layout)).collect();
+    views.push(result);
+    setup.dispatch(Kind::Attention, &views)
+}
+
+#[test]
+fn what_two_write_one_part_behind_another_is_f16() {
+    let (mut setup, [front, back]) = in_two();
+    // The order does not matter.
+    let writer = attend(&mut setup, back);
+    attend(&mut setup, front);
+    let value = setup.value;
+    let readers = vec![setup.product(Kind::MATMUL, value)];
+    let recorded = setup.graph.clone();
+    let report = halve(&mut setup);
+    let expected = QuantisedValue { buf_id: value.buf_id, writer, readers };
+    assert_eq!((report.halved, report.refusals), (vec![expected], vec![]));
+    assert_eq!(dtypes_of(&setup.graph, value), [DType::A16; 3]);
+    setup.graph.place_barriers();
+    let halved = setup.graph.clone();
+    verify(&recorded, &halved, None).unwrap();
+    // A part that stays as it was is found.
+    for at in [0, 1, 3] {
+        let mut spoilt = halved.clone();
+        let mut dispatch = (**spoilt.nodes()[at].dispatch().unwrap()).clone();
+        for view in dispatch.bindings.iter_mut().filter(|view| view.buf_id == value.buf_id) {
+            view.layout = Layout::new(DType::F32, &[view.layout.rows(), COLS]).unwrap();
+        }
+        spoilt.replace(at, dispatch);
+        let fault = verify(&recorded, &spoilt, None).unwrap_err();
+        let form = Problem::Altered { what: "form of a value" };
+        assert!(
+            fault.problem == form || matches!(fault.problem, Problem::Rounded { .. }),
+            "{fault}"
+        );
+    }
+}
+
+#[test]
+fn parts_that_are_not_all_or_not_alone_stay_f32() {
+    let refused = |setup: &mut Setup| halve(setup).refusals.remove(0).reason;
+    // The same part twice.
+    let (mut setup, [front, _]) = in_two();
+    [front, front].into_iter().for_each(|part| _ = attend(&mut setup, part));
+    setup.product(Kind::MATMUL, setup.value);
+    assert!(matches!(refused(&mut setup), Refusal::PartialWrite { .. }));
+    // Somebody else has written all of it before.
+    let (mut setup, halves) = in_two();
+    let from = setup.buffer(setup.value.layout);
+    let writer = setup.dispatch(Kind::SILU, &[from, setup.value]);
+    halves.into_iter().for_each(|part| _ = attend(&mut setup, part));
+    setup.product(Kind::MATMUL, setup.value);
+    assert_eq!(refused(&mut setup), Refusal::OtherWriter { writer });
+    // A product reads a part only.
+    let (mut setup, halves) = in_two();
+    halves.into_iter().for_each(|part| _ = attend(&mut setup, part));
+    setup.product(Kind::MATMUL, halves[1]);
+    assert!(matches!(refused(&mut setup), Refusal::Shape { .. }));
+    // A product stands between the two.
+    let (mut setup, [front, back]) = in_two();
+    attend(&mut setup, front);
+    let reader = setup.product(Kind::MATMUL, setup.value);
+    attend(&mut setup, back);
+    assert_eq!(refused(&mut setup), Refusal::SecondReader { reader });
+}
+
+#[test]
+fn the_proof_takes_no_part_from_somebody_who_gives_no_f16() {
+    let (mut setup, [front, back]) = in_two();
+    attend(&mut setup, front);
+    let from = setup.buffer(back.layout);
+    setup.dispatch(Kind::SILU, &[from, back]);
+    setup.product(Kind::MATMUL, setup.value);
+    let recorded = setup.graph.clone();
+    assert_eq!(halve(&mut setup).halved, []);
+    let mut spoilt = recorded.clone();
+    for at in 0..3 {
+        let mut dispatch = (**spoilt.nodes()[at].dispatch().unwrap()).clone();
+        for view in dispatch.bindings.iter_mut().filter(|v| v.buf_id == setup.value.buf_id) {
+            view.layout = view.layout.halved().unwrap();
+        }
+        spoilt.replace(at, dispatch);
+    }
+    spoilt.place_barriers();
+    let fault = verify(&recorded, &spoilt, None).unwrap_err();
+    assert!(matches!(fault.problem, Problem::Rounded { .. }), "{fault}");
+}

@@ -102,6 +102,15 @@ impl List {
         let result = match rule.fused {
             Kind::Product(product) => self.parts_of(product, kept, x),
             Kind::RmsNormMul => Some(self.normed(x)),
+            Kind::ExpertSumAdd => {
+                let weights = self.buffer(floats(&[self.rows, 2]));
+                let sum = self.op(Kind::ExpertSum, &[x, weights], self.full());
+                Some(self.with_buffer(Kind::ADD, sum))
+            }
+            Kind::RmsNormMulAdd => {
+                let normed = self.normed(x);
+                Some(self.with_buffer(Kind::ADD, normed))
+            }
             Kind::SILU_MUL | Kind::GELU_MUL => {
                 let activation = Activation::ALL.into_iter().find(|a| a.mul() == Some(rule.fused));
                 let gate = self.activated(activation.unwrap(), x);
@@ -133,12 +142,15 @@ impl List {
     /// another product.
     fn parts_of(&mut self, product: Product, kept: bool, x: TensorView) -> Option<TensorView> {
         let mut given: Vec<TensorView> = Vec::new();
+        // Two products of experts have the same.
+        let chosen = self.buffer_of(Slot::Ids);
         for op in product.plain_ops() {
             let heads = matches!(op.shape, PlainShape::Heads | PlainShape::Cache);
             let mut inputs = Vec::new();
             for input in &op.inputs {
                 inputs.push(match *input {
                     PlainInput::Slot(Slot::Input) => x,
+                    PlainInput::Slot(Slot::Ids) => chosen,
                     PlainInput::Slot(slot) => self.buffer_of(slot),
                     PlainInput::Op(earlier) if heads => {
                         given[earlier].reinterpret(0, self.heads()).unwrap()
@@ -167,8 +179,9 @@ impl List {
             Slot::Input | Slot::Up | Slot::Addend | Slot::Sum | Slot::Result => self.full(),
             // Of the layout of a tensor of one row.
             Slot::NormWeight | Slot::NextNormWeight => floats(&[1, COLS]),
+            Slot::HeadNormWeight => floats(&[1, COLS / 2]),
             Slot::Weight | Slot::UpWeight => floats(&[COLS, COLS]),
-            Slot::Positions | Slot::CacheRows => ids(self.rows),
+            Slot::Positions | Slot::CacheRows | Slot::Ids => ids(self.rows),
             Slot::Factors => floats(&[COLS / 4]),
             Slot::Cache => floats(&[64, 2, COLS / 2]),
         };
@@ -553,8 +566,8 @@ fn nothing_the_rules_make_has_more_members_than_are_looked_at() {
         let rules = RULES.iter().filter(|rule| rule.fused == kind);
         rules.map(|rule| most(rule.producer) + most(rule.consumer)).max().unwrap_or(1)
     }
-    assert_eq!(RULES.iter().map(|rule| most(rule.fused)).max(), Some(6));
-    const { assert!(6 <= super::super::derive::MOST_MEMBERS) };
+    assert_eq!(RULES.iter().map(|rule| most(rule.fused)).max(), Some(7));
+    const { assert!(7 <= super::super::derive::MOST_MEMBERS) };
 }
 
 #[test]

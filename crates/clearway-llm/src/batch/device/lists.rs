@@ -1,4 +1,4 @@
-//! The lists that a runner replays: decode steps, rows of prompts, copies of blocks.
+//! The lists that a runner replays: decode steps, with rows of prompts beside them or without, rows of prompts alone, copies of blocks.
 
 use clearway::{
     Bindings, Buffer, CompileOptions, DType, Executable, Layout, Ops, Recorder, TensorView, Upload,
@@ -8,13 +8,15 @@ use super::slots::{Advance, RING, WORDS};
 use crate::engine::choose::{self, Choice, DrawnBy};
 use crate::engine::{Engine, EngineError};
 use crate::model::{
-    ADAPTERS, BLOCKS, CACHE_ROWS, CacheLayout, Logits, ModelGraph, POSITIONS, SEQUENCES, TOKENS,
+    ADAPTERS, BLOCKS, CACHE_ROWS, CacheLayout, DECODE_BLOCKS, DecodeRows, Logits, ModelGraph,
+    POSITIONS, SEQUENCES, TOKENS, in_cache,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
 
-/// Sequences whose prompts are read by one list.
-pub(super) const TOGETHER: usize = 4;
+/// Sequences whose prompts are read by one list: the fewest and the most, and rows of the list for each of them between.
+const TOGETHER: std::ops::RangeInclusive<usize> = 4..=32;
+const ROWS_OF_EACH: usize = 8;
 
 /// What all lists of a runner share.
 pub(super) struct Tables {
@@ -24,6 +26,8 @@ pub(super) struct Tables {
     pub(super) pool: usize,
     /// Blocks of a sequence at most.
     pub(super) entries: usize,
+    /// The device has the same kernels whatever the number of rows.
+    pub(super) one_kernel: bool,
     /// Words of each slot, `u32[S * WORDS]`.
     pub(super) slots: Buffer,
     /// Blocks of each slot, `u32[S, entries]`.
@@ -39,6 +43,7 @@ impl Tables {
             block,
             pool: engine.context() / block,
             entries,
+            one_kernel: device.rows_are_independent(),
             slots: device.upload(&vec![0_u32; slots * WORDS])?,
             blocks: device.upload(&vec![0_u32; slots * entries])?,
             ring: device.alloc_host_visible(4 * (slots * (RING + 2)) as u64)?,
@@ -47,6 +52,15 @@ impl Tables {
 
     fn rows(&self) -> usize {
         self.pool * self.block
+    }
+
+    /// Sequences whose prompts are read by a list of so many rows. Kernels of attention are chosen for rows that are spread evenly
+    /// over so many, and those for runs of rows must stay the choice; where there is one kernel only, a table may be any size.
+    pub(super) fn together(&self, rows: usize) -> usize {
+        match self.one_kernel {
+            true => *TOGETHER.end(),
+            false => (rows / ROWS_OF_EACH).clamp(*TOGETHER.start(), *TOGETHER.end()),
+        }
     }
 
     fn slot_count(&self) -> usize {
@@ -108,31 +122,52 @@ impl Inputs {
     }
 }
 
-/// A decode step of so many rows.
-pub(super) struct DecodeList {
+/// Which steps a list does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct StepKey {
+    /// Rows of prompts, which come first and only fill the cache.
+    pub(super) read: usize,
+    /// Rows that decode.
+    pub(super) decode: usize,
+    /// How their tokens are chosen.
+    pub(super) choice: Choice,
+}
+
+/// A decode step of so many rows, with rows of prompts beside them or without: all weights are read once for both.
+pub(super) struct StepList {
     pub(super) graph: Executable,
     pub(super) inputs: Inputs,
-    /// The slot of each row.
+    /// The slot of each row that decodes.
     pub(super) rows: Buffer,
+    /// Blocks of the sequences whose prompts are read, where some are.
+    pub(super) blocks: Option<Buffer>,
     logits: TensorView,
 }
 
-impl DecodeList {
-    pub(super) fn new(
-        engine: &Engine,
-        tables: &Tables,
-        rows: usize,
-        choice: Choice,
-    ) -> Result<Self> {
+impl StepList {
+    pub(super) fn new(engine: &Engine, tables: &Tables, key: StepKey) -> Result<Self> {
         choose::register(engine.executor())?;
         let slots = tables.slot_count();
         super::slots::register(engine.executor(), slots, tables.block)?;
-        let layout =
-            CacheLayout::Blocks { block: tables.block, sequences: slots, entries: tables.entries };
-        let mut recorded = engine.record_in_blocks(rows, Logits::All, tables.rows(), layout)?;
-        let inputs = Inputs::new(engine, rows)?;
-        let of_rows = engine.executor().device().alloc(4 * rows as u64)?;
-        let mut bound = bind(engine, &recorded, &inputs, &tables.blocks)?;
+        let StepKey { read, decode: rows, choice } = key;
+        let device = engine.executor().device();
+        let (block, entries) = (tables.block, tables.entries);
+        let (sequences, logits, decode, blocks) = match read {
+            0 => (slots, Logits::All, None, None),
+            read => {
+                let readers = tables.together(read);
+                let decode = DecodeRows { rows, sequences: slots };
+                let blocks = device.upload(&vec![0_u32; readers * entries])?;
+                (readers, Logits::Tail(rows), Some(decode), Some(blocks))
+            }
+        };
+        let layout = CacheLayout::Blocks { block, sequences, entries };
+        let mut recorded =
+            engine.record_in_blocks(read + rows, logits, tables.rows(), (layout, decode))?;
+        let inputs = Inputs::new(engine, read + rows)?;
+        let of_rows = device.alloc(4 * rows as u64)?;
+        let of_readers = blocks.as_ref().unwrap_or(&tables.blocks);
+        let mut bound = bind(engine, &recorded, &inputs, [of_readers, &tables.blocks])?;
         let recorder = &mut recorded.recorder;
         let mut external = |name: &str, buffer: &Buffer, elems: usize| -> Result<TensorView> {
             let view = recorder.external(name, DType::U32, &[elems])?;
@@ -142,10 +177,14 @@ impl DecodeList {
         let slot_table = external("slots", &tables.slots, slots * WORDS)?;
         let rows_view = external("slot_rows", &of_rows, rows)?;
         let ring = external("ring", &tables.ring, slots * (RING + 2))?;
-        let found = |name: &str| find(&recorded, name);
+        // The rows that decode.
+        let own = Layout::new(DType::U32, &[rows])?;
+        let found = |name: &str| -> Result<TensorView> {
+            Ok(find(&recorded, name)?.reinterpret(4 * read as u64, own)?)
+        };
         let (tokens, positions) = (found(TOKENS)?, found(POSITIONS)?);
         let (sequences, cache_rows) = (found(SEQUENCES)?, found(CACHE_ROWS)?);
-        let blocks = found(BLOCKS)?;
+        let slot_blocks = find(&recorded, if read > 0 { DECODE_BLOCKS } else { BLOCKS })?;
 
         let graph = recorded.recorder.graph_mut();
         let table = slot_table.reinterpret(0, Layout::new(DType::U32, &[slots, WORDS])?)?;
@@ -155,7 +194,7 @@ impl DecodeList {
             ids,
             rows: rows_view,
             slots: slot_table,
-            blocks,
+            blocks: slot_blocks,
             tokens,
             positions,
             sequences,
@@ -164,9 +203,10 @@ impl DecodeList {
         };
         advance.record(graph, tables.block)?;
         // A step is done again from the host's copy of its slots. Kernels of several rows are not counted.
-        let options = CompileOptions { counters: rows == 1, ..engine.options().compile };
+        let counters = read + rows == 1;
+        let options = CompileOptions { counters, ..engine.options().compile };
         let graph = engine.executor().compile(graph, &bound, &options)?;
-        Ok(Self { graph, inputs, rows: of_rows, logits: recorded.logits })
+        Ok(Self { graph, inputs, rows: of_rows, blocks, logits: recorded.logits })
     }
 
     /// The logits of one row of the last step.
@@ -188,12 +228,13 @@ pub(super) struct ReadList {
 
 impl ReadList {
     pub(super) fn new(engine: &Engine, tables: &Tables, rows: usize) -> Result<Self> {
-        let entries = tables.entries;
-        let layout = CacheLayout::Blocks { block: tables.block, sequences: TOGETHER, entries };
-        let recorded = engine.record_in_blocks(rows, Logits::None, tables.rows(), layout)?;
+        let (entries, sequences) = (tables.entries, tables.together(rows));
+        let layout = CacheLayout::Blocks { block: tables.block, sequences, entries };
+        let logits = Logits::None;
+        let recorded = engine.record_in_blocks(rows, logits, tables.rows(), (layout, None))?;
         let inputs = Inputs::new(engine, rows)?;
-        let blocks = engine.executor().device().upload(&vec![0_u32; TOGETHER * entries])?;
-        let bound = bind(engine, &recorded, &inputs, &blocks)?;
+        let blocks = engine.executor().device().upload(&vec![0_u32; sequences * entries])?;
+        let bound = bind(engine, &recorded, &inputs, [&blocks, &tables.blocks])?;
         let options = &engine.options().compile;
         let graph = engine.executor().compile(recorded.graph(), &bound, options)?;
         Ok(Self { graph, inputs, blocks })
@@ -222,13 +263,14 @@ impl CopyList {
         let (heads, head) = (shape.kv_heads, shape.cache_head());
         let parts = |layer| shape.cache_parts().iter().map(move |part| cache(layer, part));
         for name in (0..shape.layers).flat_map(parts) {
-            let dtype = engine.options().cache_dtype;
+            let dtype = in_cache(engine.options().cache_dtype);
             let cache = ops.external(&name, dtype, &[tables.rows(), heads, head])?;
             let rows = Layout::new(dtype, &[tables.rows(), heads * head])?;
             let picked = ops.gather(cache.reinterpret(0, rows)?, from_view, 1.0)?;
-            let picked = match dtype {
-                DType::F32 => picked,
-                dtype => ops.copy(picked, dtype)?,
+            // What was read from 8 bits rounds to the same bits.
+            let (picked, dtype) = match dtype {
+                DType::F32 | DType::C8 => (picked, DType::F32),
+                dtype => (ops.copy(picked, dtype)?, dtype),
             };
             let picked = picked.reinterpret(0, Layout::new(dtype, &[block, heads, head])?)?;
             ops.kv_write(picked, to_view, cache)?;
@@ -258,7 +300,7 @@ fn bind(
     engine: &Engine,
     recorded: &ModelGraph,
     inputs: &Inputs,
-    blocks: &Buffer,
+    [blocks, decode_blocks]: [&Buffer; 2],
 ) -> Result<Bindings> {
     let mut bound = Bindings::new();
     for external in recorded.externals() {
@@ -268,6 +310,7 @@ fn bind(
             SEQUENCES => &inputs.sequences,
             CACHE_ROWS => &inputs.cache_rows,
             BLOCKS => blocks,
+            DECODE_BLOCKS => decode_blocks,
             ADAPTERS => inputs.adapters.as_ref().ok_or(EngineError::NotOnDevice)?,
             name => engine.buffer(name)?,
         };

@@ -3,7 +3,9 @@
 //! | module | what it does |
 //! |---|---|
 //! | `slots` | a slot as words, and the kernel that ends a step |
-//! | `lists` | decode steps, rows of prompts, copies of blocks: compiled once, replayed |
+//! | `lists` | decode steps, rows of prompts, both at once, copies of blocks: compiled once, replayed |
+//!
+//! A work of one step with rows of prompts is one list of both (`StepList`), unless rows are pinned.
 //!
 //! The host has a copy of every slot. It is up to date when all work is finished, and only then it is written to the device:
 //! a work that carries changes waits for the one before it. A work without any continues where the last one stopped, and
@@ -18,7 +20,7 @@ use std::ops::Range;
 use clearway::{GpuError, NO_INDEX, Ticket};
 use rustc_hash::FxHashMap;
 
-use self::lists::{CopyList, DecodeList, ReadList, Row, TOGETHER, Tables};
+use self::lists::{CopyList, ReadList, Row, StepKey, StepList, Tables};
 use self::slots::{FAILED, RING, RUNNING, WORDS};
 use super::runner::{Change, Chosen, Limits, Read, Runner, Slot, SlotTokens, Work};
 use crate::engine::choose::Choice;
@@ -29,6 +31,11 @@ type Result<T> = std::result::Result<T, EngineError>;
 /// Numbers of rows that decode steps are compiled for. Between them a step has rows that do nothing.
 const DECODE_ROWS: [usize; 18] =
     [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+/// As [`DECODE_ROWS`], beside rows of prompts on a device that multiplies many rows at once: few more cost nothing there, and there
+/// are as many lists as pairs of numbers.
+const DECODE_ROWS_BESIDE: [usize; 6] = [8, 16, 32, 64, 128, 256];
+/// The fewest rows of prompts beside them there.
+const READ_ROWS_BESIDE: usize = 32;
 /// Numbers of rows that prompts are read in.
 const READ_ROWS: [usize; 14] = [8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
 /// Rows of prompts that are read at once where rows are pinned.
@@ -65,7 +72,7 @@ pub struct DeviceRunner {
     slots: Vec<slots::Slot>,
     /// Blocks of each slot, as the device has them.
     blocks: Vec<u32>,
-    decode: FxHashMap<(usize, Choice), DecodeList>,
+    steps: FxHashMap<StepKey, StepList>,
     read: FxHashMap<usize, ReadList>,
     copy: Option<CopyList>,
     /// Decode work on the device.
@@ -73,9 +80,18 @@ pub struct DeviceRunner {
     /// Works that are done and were not asked for yet.
     done: VecDeque<Vec<SlotTokens>>,
     /// What the device's decode inputs hold: the list and its slots, if nothing changed since.
-    ready: Option<((usize, Choice), Vec<Slot>)>,
+    ready: Option<(StepKey, Vec<Slot>)>,
     /// Why work under way was lost while the next was started.
     lost: Option<EngineError>,
+    /// Works that were one list of rows of prompts and a step.
+    mixed: u64,
+}
+
+/// Rows of prompts that one list reads, and their sequences.
+#[derive(Default)]
+struct Batch {
+    rows: Vec<Row>,
+    sequences: Vec<Slot>,
 }
 
 /// The smallest range that holds all that was added: one write is faster than many short ones.
@@ -93,7 +109,7 @@ impl Touched {
 }
 
 struct UnderWay {
-    key: (usize, Choice),
+    key: StepKey,
     ticket: Ticket,
     slots: Vec<Slot>,
     steps: usize,
@@ -125,14 +141,20 @@ impl DeviceRunner {
             blocks: vec![0; slots * entries],
             engine,
             tables,
-            decode: FxHashMap::default(),
+            steps: FxHashMap::default(),
             read: FxHashMap::default(),
             copy: None,
             under_way: VecDeque::new(),
             done: VecDeque::new(),
             ready: None,
             lost: None,
+            mixed: 0,
         })
+    }
+
+    /// Works so far that were one list of rows of prompts and a step.
+    pub fn mixed(&self) -> u64 {
+        self.mixed
     }
 
     /// The engine.
@@ -146,7 +168,7 @@ impl DeviceRunner {
     /// What the device reports.
     pub fn prepare(&mut self, rows: usize, sampling: &crate::engine::Sampling) -> Result<()> {
         let choice = Choice::of(sampling).unwrap_or(Choice::Greedy);
-        self.decode_list((self.decode_rows(rows), choice)).map(|_| ())
+        self.step_list(StepKey { read: 0, decode: self.decode_rows(rows), choice }).map(|_| ())
     }
 
     fn decode_rows(&self, rows: usize) -> usize {
@@ -154,12 +176,12 @@ impl DeviceRunner {
         DECODE_ROWS.into_iter().find(|&some| some >= rows).unwrap_or(rows)
     }
 
-    fn decode_list(&mut self, key: (usize, Choice)) -> Result<&mut DecodeList> {
-        let list = match self.decode.remove(&key) {
+    fn step_list(&mut self, key: StepKey) -> Result<&mut StepList> {
+        let list = match self.steps.remove(&key) {
             Some(list) => list,
-            None => DecodeList::new(&self.engine, &self.tables, key.0, key.1)?,
+            None => StepList::new(&self.engine, &self.tables, key)?,
         };
-        Ok(self.decode.entry(key).or_insert(list))
+        Ok(self.steps.entry(key).or_insert(list))
     }
 
     /// Where a position of a slot lies in the cache.
@@ -215,29 +237,29 @@ impl DeviceRunner {
         Ok(self.tables.slots.write_slice(at, &words)?)
     }
 
-    /// Reads rows of prompts, as many at once as a list holds.
-    fn read_prompts(&mut self, reads: &[Read]) -> Result<()> {
+    /// Rows of prompts, as many at once as a list holds.
+    fn batches(&self, reads: &[Read]) -> Vec<Batch> {
         let most = match self.options.deterministic {
             true => PINNED_READ,
             false => self.limits().chunk,
         };
-        let mut batch: Vec<Row> = Vec::new();
-        let mut sequences: Vec<Slot> = Vec::new();
+        // Where many sequences share a list, it is one with room for them, whether its rows are used or not.
+        let sequences = self.tables.together(most);
+        let mut done: Vec<Batch> = Vec::new();
+        let mut batch = Batch::default();
         for read in reads {
             for (index, &token) in read.tokens.iter().enumerate() {
-                let is_new = !sequences.contains(&read.slot);
-                if batch.len() == most || (is_new && sequences.len() == TOGETHER) {
-                    self.read_batch(&batch, &sequences)?;
-                    batch.clear();
-                    sequences.clear();
+                let is_new = !batch.sequences.contains(&read.slot);
+                if batch.rows.len() == most || (is_new && batch.sequences.len() == sequences) {
+                    done.push(std::mem::take(&mut batch));
                 }
-                let known = sequences.iter().position(|&slot| slot == read.slot);
+                let known = batch.sequences.iter().position(|&slot| slot == read.slot);
                 let sequence = known.unwrap_or_else(|| {
-                    sequences.push(read.slot);
-                    sequences.len() - 1
+                    batch.sequences.push(read.slot);
+                    batch.sequences.len() - 1
                 });
                 let position = read.position + index;
-                batch.push(Row {
+                batch.rows.push(Row {
                     token,
                     position: position as u32,
                     sequence: sequence as u32,
@@ -246,40 +268,61 @@ impl DeviceRunner {
                 });
             }
         }
-        if batch.is_empty() { Ok(()) } else { self.read_batch(&batch, &sequences) }
+        if !batch.rows.is_empty() {
+            done.push(batch);
+        }
+        done
     }
 
-    fn read_batch(&mut self, batch: &[Row], sequences: &[Slot]) -> Result<()> {
-        let pinned = self.options.deterministic.then_some(PINNED_READ);
-        let fitting = READ_ROWS.into_iter().find(|&rows| rows >= batch.len());
-        let rows = pinned.or(fitting).unwrap_or(batch.len());
+    /// Rows of the list that reads a batch: room for its rows and for its sequences.
+    fn read_rows(&self, batch: &Batch) -> usize {
+        if self.options.deterministic {
+            return PINNED_READ;
+        }
+        let fits = |rows: &usize| {
+            *rows >= batch.rows.len() && self.tables.together(*rows) >= batch.sequences.len()
+        };
+        READ_ROWS.into_iter().find(fits).unwrap_or(batch.rows.len())
+    }
+
+    /// The blocks of the sequences of a batch.
+    fn table(&self, batch: &Batch) -> Vec<u32> {
+        let entries = self.tables.entries;
+        let blocks = |&slot: &Slot| &self.blocks[slot * entries..(slot + 1) * entries];
+        batch.sequences.iter().flat_map(blocks).copied().collect()
+    }
+
+    fn read_batch(&mut self, batch: &Batch) -> Result<()> {
+        let rows = self.read_rows(batch);
+        let table = self.table(batch);
         let list = match self.read.remove(&rows) {
             Some(list) => list,
             None => ReadList::new(&self.engine, &self.tables, rows)?,
         };
         let list = self.read.entry(rows).or_insert(list);
-        let mut padded = batch.to_vec();
+        let mut padded = batch.rows.clone();
         padded.resize(rows, Row::NONE);
         list.inputs.write(&padded)?;
-        let entries = self.tables.entries;
-        let table: Vec<u32> = sequences
-            .iter()
-            .flat_map(|&slot| &self.blocks[slot * entries..(slot + 1) * entries])
-            .copied()
-            .collect();
         list.blocks.write_slice(0, &table)?;
         list.graph.start(1)?;
         Ok(())
     }
 
-    /// The list for a step of these slots.
-    fn key(&self, slots: &[Slot]) -> (usize, Choice) {
+    /// The list for a step of these slots, with rows of prompts beside them or without.
+    fn key(&self, slots: &[Slot], beside: Option<&Batch>) -> StepKey {
         let choices = slots.iter().filter_map(|&slot| self.slots[slot].choice);
         let choice = choices.fold(Choice::Greedy, Choice::and);
-        (self.decode_rows(slots.len()), choice)
+        let decode = self.decode_rows(slots.len());
+        let Some(batch) = beside else { return StepKey { read: 0, decode, choice } };
+        let read = self.read_rows(batch);
+        if self.tables.one_kernel {
+            return StepKey { read, decode, choice };
+        }
+        let coarse = DECODE_ROWS_BESIDE.into_iter().find(|&rows| rows >= slots.len());
+        StepKey { read: read.max(READ_ROWS_BESIDE), decode: coarse.unwrap_or(decode), choice }
     }
 
-    fn write_rows(&mut self, key: (usize, Choice), slots: &[Slot]) -> Result<()> {
+    fn write_rows(&mut self, key: StepKey, slots: &[Slot], beside: Option<&Batch>) -> Result<()> {
         let row = |&slot: &Slot| {
             let state = &self.slots[slot];
             match state.state {
@@ -293,12 +336,18 @@ impl DeviceRunner {
                 _ => Row::NONE,
             }
         };
-        let mut rows: Vec<Row> = slots.iter().map(row).collect();
-        rows.resize(key.0, Row::NONE);
+        let mut rows = beside.map_or_else(Vec::new, |batch| batch.rows.clone());
+        rows.resize(key.read, Row::NONE);
+        rows.extend(slots.iter().map(row));
+        rows.resize(key.read + key.decode, Row::NONE);
         let mut of_rows: Vec<u32> = slots.iter().map(|&slot| slot as u32).collect();
-        of_rows.resize(key.0, NO_INDEX);
-        let list = self.decode_list(key)?;
+        of_rows.resize(key.decode, NO_INDEX);
+        let table = beside.map(|batch| self.table(batch));
+        let list = self.step_list(key)?;
         list.inputs.write(&rows)?;
+        if let (Some(table), Some(blocks)) = (table, &list.blocks) {
+            blocks.write_slice(0, &table)?;
+        }
         Ok(list.rows.write_slice(0, &of_rows)?)
     }
 
@@ -309,7 +358,7 @@ impl DeviceRunner {
             self.done.push_back(Vec::new());
             return Ok(());
         }
-        match self.decode_list(work.key)?.graph.finish(work.ticket) {
+        match self.step_list(work.key)?.graph.finish(work.ticket) {
             Err(clearway::Error::Gpu(GpuError::Stalled { .. })) => {
                 self.again(work)?;
                 return self.absorb();
@@ -353,22 +402,23 @@ impl DeviceRunner {
         let mut slots = Touched::default();
         work.slots.iter().for_each(|&slot| slots.add(slot..slot + 1));
         self.write_slots(slots)?;
-        self.write_rows(work.key, &work.slots)?;
+        // Lists that can stall have no rows of prompts.
+        self.write_rows(work.key, &work.slots, None)?;
         let behind = std::mem::take(&mut self.under_way);
         for work in std::iter::once(work).chain(behind) {
-            let ticket = self.decode_list(work.key)?.graph.start(work.steps)?;
+            let ticket = self.step_list(work.key)?.graph.start(work.steps)?;
             self.under_way.push_back(UnderWay { ticket, ..work });
         }
         Ok(())
     }
 
     /// Chooses the token of a slot whose sampling the device does not do.
-    fn choose(&mut self, key: (usize, Choice), row: usize, slot: Slot) -> Result<SlotTokens> {
+    fn choose(&mut self, key: StepKey, row: usize, slot: Slot) -> Result<SlotTokens> {
         let mut result = SlotTokens { slot, tokens: Vec::new(), failed: false };
         if self.slots[slot].state != RUNNING {
             return Ok(result);
         }
-        let logits = self.decode_list(key)?.logits(row)?;
+        let logits = self.step_list(key)?.logits(row)?;
         let state = &mut self.slots[slot];
         let Some(sampler) = &mut state.sampler else { return Ok(result) };
         match sampler.sample(&logits, &state.history) {
@@ -397,10 +447,12 @@ impl Runner for DeviceRunner {
             steps: if far { FAR_STEPS } else { NEAR_STEPS },
             ahead: if far { 2 } else { 1 },
             adapters: self.engine.adapters().len(),
+            mixed: !self.options.deterministic,
         }
     }
 
     fn start(&mut self, work: &Work) -> Result<()> {
+        let mut key = self.key(&work.decode, None);
         let continues = work.changes.is_empty()
             && work.read.is_empty()
             && self.ready.as_ref().is_some_and(|(_, slots)| *slots == work.decode);
@@ -414,18 +466,27 @@ impl Runner for DeviceRunner {
             }
             self.ready = None;
             self.apply(&work.changes)?;
-            let key = self.key(&work.decode);
-            if !work.decode.is_empty() {
-                self.write_rows(key, &work.decode)?;
-                self.ready = Some((key, work.decode.clone()));
+            let mut batches = self.batches(&work.read);
+            if !work.decode.is_empty() && work.steps > 0 {
+                // Rows of prompts and a step are one list; more steps do not fit it.
+                let mixes = self.limits().mixed && work.steps == 1;
+                let beside = if mixes { batches.pop() } else { None };
+                let beside = beside.as_ref();
+                key = self.key(&work.decode, beside);
+                self.write_rows(key, &work.decode, beside)?;
+                match beside {
+                    Some(_) => self.mixed += 1,
+                    None => self.ready = Some((key, work.decode.clone())),
+                }
             }
-            self.read_prompts(&work.read)?;
+            for batch in &batches {
+                self.read_batch(batch)?;
+            }
         }
-        let key = self.key(&work.decode);
         let steps = if work.decode.is_empty() { 0 } else { work.steps };
         let ticket = match steps {
             0 => Ticket::default(),
-            steps => self.decode_list(key)?.graph.start(steps)?,
+            steps => self.step_list(key)?.graph.start(steps)?,
         };
         self.under_way.push_back(UnderWay { key, ticket, slots: work.decode.clone(), steps });
         Ok(())

@@ -56,6 +56,8 @@ pub enum Decided {
         rows: usize,
         /// How many steps.
         steps: usize,
+        /// Tokens of prompts that are read in the same step: weights are read once for both.
+        beside: usize,
         /// How long that takes by the measurements, in microseconds.
         expected_us: u64,
     },
@@ -114,10 +116,11 @@ impl Decision {
                 field("tokens", tokens);
                 field("last", last);
             }
-            Decided::Decode { rows, steps, expected_us } => {
+            Decided::Decode { rows, steps, beside, expected_us } => {
                 field("what", &"\"decode\"");
                 field("rows", rows);
                 field("steps", steps);
+                field("beside", beside);
                 field("expected_us", expected_us);
             }
             Decided::Stalled { sequence } => {

@@ -92,11 +92,8 @@ impl Scheduler {
             (0, 0) => {}
             (0, read) => self.times.chunk_took(read, time),
             (steps, 0) => self.times.step_took(rows, time / steps as u32),
-            (steps, read) => {
-                let step = self.times.step(rows).unwrap_or_default() * steps as u32;
-                // Steps vary; a chunk is not for nothing.
-                self.times.chunk_took(read, time.saturating_sub(step).max(time / 8));
-            }
+            // A chunk is read beside one step.
+            (_, read) => self.times.beside_took(read, time),
         }
     }
 

@@ -12,10 +12,11 @@
 //! **A sequence** waits, has a slot and reads its text, decodes, ends. It joins at the next work and leaves when it is done.
 //! All tokens of its text but the last are read; the last is the input of its first decode step.
 //!
-//! **Time.** While somebody decodes, a work is one step and a chunk of prompts that takes at most
-//! [`Policy::read_share`] steps. Where nobody decodes, chunks are as large as the device allows. Several steps make a work
+//! **Time.** While somebody decodes, a work is one step and a chunk of prompts that adds at most
+//! [`Policy::read_share`] steps to it. Where nobody decodes, chunks are as large as the device allows. Several steps make a work
 //! only while nobody waits, and then they take at most [`Policy::patience`]. While nobody reads tokens as they come
-//! ([`Request::patient`]), chunks are as large as the device allows, and works are long.
+//! ([`Request::patient`]), chunks are as large as the device allows, nobody decodes before all have read, and works are
+//! long.
 //!
 //! **Memory.** A sequence gets blocks for the steps of a work when that work is planned, so it never has more than one block
 //! beyond what the works under way can write. Where there is no block, the sequence of the lowest rank loses its own and
@@ -52,7 +53,7 @@ pub type SequenceId = u64;
 /// What the scheduler weighs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
-    /// A chunk of prompts that is read beside a decode step takes at most so many steps of time.
+    /// A chunk of prompts that is read beside a decode step adds at most so many steps of time to it.
     pub read_share: f64,
     /// Works under way take at most so long each while several sequences run.
     pub patience: Duration,
@@ -103,6 +104,8 @@ pub struct Load {
 pub struct Counts {
     /// Works.
     pub works: u64,
+    /// Works in which rows of prompts and a step were one.
+    pub mixed: u64,
     /// Decode steps.
     pub steps: u64,
     /// Tokens of prompts that were read, those that were read again included.

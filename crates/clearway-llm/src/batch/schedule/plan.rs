@@ -25,6 +25,9 @@ struct Plan {
     published: Vec<Block>,
     read: usize,
     host: bool,
+    /// Nobody decodes while somebody reads. Where only whole texts count, steps of few rows are a waste: those who have read wait
+    /// for the others.
+    reads_alone: bool,
 }
 
 impl Scheduler {
@@ -44,8 +47,15 @@ impl Scheduler {
         let mut plan = Plan::default();
         self.open_read();
         let steps = self.steps();
-        self.decode(steps, &mut plan, now);
+        plan.reads_alone = self.all_patient() && self.any_running(|s| s.unread() > 0);
+        if !plan.reads_alone {
+            self.decode(steps, &mut plan, now);
+        }
         self.read(&mut plan, now);
+        if plan.touched.is_empty() && plan.reads_alone {
+            // Who wants to read has no memory: the others go on and give theirs back.
+            self.decode(steps, &mut plan, now);
+        }
         if plan.touched.is_empty() {
             return None;
         }
@@ -385,12 +395,15 @@ impl Scheduler {
         }
         let least = LEAST_CHUNK.max(self.limits.block).min(most);
         self.unmeasured += 1;
-        let Some(step) = self.times.step(plan.rows.len()) else { return least };
-        if self.unmeasured > self.policy.measure_every && !plan.rows.is_empty() {
+        let step = self.times.step(plan.rows.len());
+        // Without a step that is measured chunks cannot grow: where prompts never end, one has to be planned.
+        let due = step.is_none() || self.unmeasured > self.policy.measure_every;
+        if due && !plan.rows.is_empty() {
             self.unmeasured = 0;
             return 0;
         }
-        self.times.tokens_within(step.mul_f64(self.policy.read_share), least, most)
+        let Some(step) = step else { return least };
+        self.times.tokens_within(step.mul_f64(1.0 + self.policy.read_share), least, most)
     }
 
     /// Reads up to `tokens` tokens of a sequence; how many.
@@ -435,7 +448,7 @@ impl Scheduler {
         plan.published.extend(sequence.publish(end, pool));
         let last = end == to_read;
         self.decide(now, Decided::Read { sequence: id, position: read, tokens: end - read, last });
-        if last && has * size > end {
+        if last && has * size > end && !plan.reads_alone {
             // Its first step is part of the same work.
             if let Some(sequence) = self.sequences.get_mut(&id) {
                 sequence.open_if_read();
@@ -451,7 +464,7 @@ impl Scheduler {
 
     /// Books a work as started.
     fn start(&mut self, plan: Plan, steps: usize, now: Duration) -> Work {
-        let Plan { mut work, mut rows, touched, published, read, host } = plan;
+        let Plan { mut work, mut rows, touched, published, read, host, .. } = plan;
         self.started += 1;
         let number = self.started;
         for id in &touched {
@@ -467,15 +480,19 @@ impl Scheduler {
         // A slot that is due fewer tokens has its end there.
         work.steps = rows.iter().map(|row| row.due).max().unwrap_or(0).min(steps);
         let step = self.times.step(rows.len()).unwrap_or_default();
-        let chunk =
-            if read > 0 { self.times.chunk(read).unwrap_or_default() } else { Duration::ZERO };
-        let expected = step * work.steps as u32 + chunk;
+        let expected = match (read, work.steps) {
+            (0, steps) => step * steps as u32,
+            (read, 0) => self.times.chunk(read).unwrap_or_default(),
+            (read, _) => self.times.beside(read).unwrap_or_default().max(step),
+        };
+        let beside = if self.limits.mixed && work.steps == 1 { read } else { 0 };
         self.counts.works += 1;
+        self.counts.mixed += u64::from(beside > 0);
         self.counts.steps += work.steps as u64;
         self.counts.read += read as u64;
         let expected_us = u64::try_from(expected.as_micros()).unwrap_or(u64::MAX);
         let (count, steps) = (rows.len(), work.steps);
-        self.log.push(now, number, Decided::Decode { rows: count, steps, expected_us });
+        self.log.push(now, number, Decided::Decode { rows: count, steps, beside, expected_us });
         self.under_way.push_back(Started {
             number,
             at: now,

@@ -2,6 +2,10 @@
 //!
 //! Steps are measured by how many rows they had and chunks by how many tokens, in classes of a factor of two. Medians of the
 //! last few count, so that one slow work changes nothing. A class that was not measured for long is measured again.
+//!
+//! A chunk beside a step has classes of its own, and the time of both together counts. On a device that reads weights once for both, a
+//! chunk adds nothing up to some size and much beyond it, so what it adds says little about a larger one. The whole divided by the tokens only
+//! falls with their number: a chunk that is chosen by that takes no longer than expected.
 
 use std::time::Duration;
 
@@ -17,10 +21,14 @@ const STALE: u64 = 512;
 pub(super) struct Times {
     /// Seconds of a step.
     steps: [Class; CLASSES],
-    /// Seconds of a token of a chunk.
-    chunks: [Class; CLASSES],
+    /// Seconds of a token of a chunk that is read alone.
+    chunks: Chunks,
+    /// Seconds of a step and a chunk beside it, for each token of the chunk.
+    beside: Chunks,
     count: u64,
 }
+
+type Chunks = [Class; CLASSES];
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
@@ -60,11 +68,18 @@ impl Times {
         self.steps[class_of(rows)].push(time.as_secs_f64(), self.count);
     }
 
-    /// A chunk of `tokens` tokens took so long.
+    /// A chunk of `tokens` tokens took so long, alone.
     pub(super) fn chunk_took(&mut self, tokens: usize, time: Duration) {
         self.count += 1;
         let tokens = tokens.max(1);
         self.chunks[class_of(tokens)].push(time.as_secs_f64() / tokens as f64, self.count);
+    }
+
+    /// A step and a chunk of `tokens` tokens beside it took so long.
+    pub(super) fn beside_took(&mut self, tokens: usize, time: Duration) {
+        self.count += 1;
+        let tokens = tokens.max(1);
+        self.beside[class_of(tokens)].push(time.as_secs_f64() / tokens as f64, self.count);
     }
 
     /// How long a step of `rows` rows takes, by the measured class that is nearest; `None` before the first.
@@ -77,18 +92,17 @@ impl Times {
         (0..CLASSES).find_map(near).map(Duration::from_secs_f64)
     }
 
-    /// How long a chunk of `tokens` tokens takes; `None` before the first.
+    /// How long a chunk of `tokens` tokens takes alone; `None` before the first.
     pub(super) fn chunk(&self, tokens: usize) -> Option<Duration> {
-        let class = class_of(tokens);
-        let near = |away: usize| {
-            let above = self.chunks.get(class + away).and_then(Class::median);
-            above.or_else(|| class.checked_sub(away).and_then(|at| self.chunks[at].median()))
-        };
-        let of_token = (0..CLASSES).find_map(near)?;
-        Some(Duration::from_secs_f64(of_token * tokens as f64))
+        of_chunk(&self.chunks, tokens)
     }
 
-    /// Tokens of a chunk that takes at most `time`: between `least` and `most`.
+    /// How long a step and a chunk of `tokens` tokens beside it take; `None` before the first.
+    pub(super) fn beside(&self, tokens: usize) -> Option<Duration> {
+        of_chunk(&self.beside, tokens)
+    }
+
+    /// Tokens of a chunk that takes at most `time` together with the step beside it: between `least` and `most`.
     pub(super) fn tokens_within(&self, time: Duration, least: usize, most: usize) -> usize {
         let time = time.as_secs_f64();
         let fresh = |class: &Class| self.count - class.last <= STALE;
@@ -96,7 +110,7 @@ impl Times {
         // The smallest class above that was measured does not fit.
         let mut below = usize::MAX;
         for class in (0..CLASSES).rev() {
-            let measured = self.chunks[class];
+            let measured = self.beside[class];
             let Some(of_token) = measured.median().filter(|_| fresh(&measured)) else { continue };
             let fit = (time / of_token.max(1e-12)).min(1e9) as usize;
             if fit >= 1 << class {
@@ -108,6 +122,17 @@ impl Times {
         }
         wanted.clamp(least.min(most), most)
     }
+}
+
+/// What a chunk of `tokens` tokens takes by the measured class that is nearest.
+fn of_chunk(chunks: &Chunks, tokens: usize) -> Option<Duration> {
+    let class = class_of(tokens);
+    let near = |away: usize| {
+        let above = chunks.get(class + away).and_then(Class::median);
+        above.or_else(|| class.checked_sub(away).and_then(|at| chunks[at].median()))
+    };
+    let of_token = (0..CLASSES).find_map(near)?;
+    Some(Duration::from_secs_f64(of_token * tokens as f64))
 }
 
 #[cfg(test)]
@@ -141,14 +166,17 @@ mod tests {
         for _ in 0..40 {
             let tokens = times.tokens_within(budget, 16, 1024);
             sizes.push(tokens);
-            times.chunk_took(tokens, truth(tokens));
+            times.beside_took(tokens, truth(tokens));
         }
         assert_eq!(sizes[0], 16);
         let over = sizes.iter().filter(|&&tokens| truth(tokens) > budget.mul_f64(1.3)).count();
         assert!(over <= 1, "{sizes:?}");
         assert!(sizes[39] >= 150, "{sizes:?}");
-        // Full chunks that were read while nobody waited say nothing about small ones.
+        // Chunks that were read while nobody waited say nothing about those beside steps.
         times.chunk_took(1024, truth(1024));
+        times.chunk_took(100, ms(0.001));
+        assert_eq!(times.chunk(100), Some(ms(0.001)));
+        assert!(times.beside(100).is_some_and(|time| time > ms(1.0)));
         assert!(times.tokens_within(budget, 16, 1024) >= 150);
         // A budget that nothing fits gives the least.
         assert_eq!(times.tokens_within(ms(0.1), 16, 1024), 16);
@@ -157,14 +185,14 @@ mod tests {
     #[test]
     fn a_class_with_one_bad_measurement_is_measured_again_after_a_while() {
         let mut times = Times::default();
-        times.chunk_took(32, ms(1.0));
-        times.chunk_took(64, ms(500.0));
+        times.beside_took(32, ms(1.0));
+        times.beside_took(64, ms(500.0));
         assert!(times.tokens_within(ms(10.0), 16, 256) <= 64);
         let mut largest = 0;
         for _ in 0..STALE + 20 {
             let tokens = times.tokens_within(ms(10.0), 16, 256);
             largest = largest.max(tokens);
-            times.chunk_took(tokens, ms(1.0));
+            times.beside_took(tokens, ms(1.0));
         }
         assert!(largest > 128, "{largest}");
     }

@@ -147,6 +147,8 @@ numbers! {
     failed,
     /// Works so far.
     works,
+    /// Works so far in which rows of prompts and a step were one.
+    mixed_works,
     /// Decode steps so far.
     steps,
     /// Tokens of prompts that were read so far.
@@ -231,6 +233,7 @@ impl Stats {
     pub(super) fn stand(&self, load: &Load, counts: &Counts) {
         let Atomics { waiting, reading, decoding, under_way, .. } = &self.numbers;
         let Atomics { blocks, blocks_in_use, blocks_cached, .. } = &self.numbers;
+        let Atomics { mixed_works, .. } = &self.numbers;
         let Atomics { works, steps, prompt_tokens, cached_tokens, generated_tokens, .. } =
             &self.numbers;
         let Atomics { preempted, copied_blocks, block_queries, block_hits, evicted, .. } =
@@ -244,6 +247,7 @@ impl Stats {
             (blocks_in_use, load.blocks_in_use as u64),
             (blocks_cached, load.blocks_cached as u64),
             (works, counts.works),
+            (mixed_works, counts.mixed),
             (steps, counts.steps),
             (prompt_tokens, counts.read),
             (cached_tokens, counts.cached),

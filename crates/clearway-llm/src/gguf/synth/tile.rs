@@ -119,7 +119,7 @@ fn scales(dtype: DType) -> &'static [(usize, f32)] {
         DType::IQ4_NL => &[(0, 2.9e-4)],
         DType::IQ4_XS => &[(0, 1.57e-5)],
         DType::F32 | DType::F16 | DType::BF16 | DType::U32 => &[],
-        DType::MXFP4 | DType::A8 | DType::A16 => &[],
+        DType::MXFP4 | DType::A8 | DType::A16 | DType::C8 => &[],
     }
 }
 

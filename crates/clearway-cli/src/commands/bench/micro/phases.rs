@@ -4,14 +4,14 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clearway::vulkan::{Meeting, ResidentChain};
 use clearway::{
     BindingContract, BindingRole, Buffer, CompileOptions, CustomKernel, DType, Executable,
     GraphExecutor, KernelContract, Layout, Ops, TensorView, Upload, quant,
 };
 
-use super::{Line, REPLAYS, push};
+use super::{Figure, Line, REPLAYS, numbers, push, warm_up};
 
 /// Rows and columns: the width of SmolLM2-135M and of Llama-1B.
 const SIZES: [usize; 2] = [576, 2048];
@@ -21,7 +21,7 @@ const WEIGHTS: u64 = 512 << 20;
 /// What the chain may take to read its weights, and what one round of replays may take.
 const READ_NS: f64 = 8e6;
 const ROUND_S: f64 = 0.05;
-/// Rounds of replays; the shortest counts.
+/// Rounds of replays.
 const ROUNDS: usize = 6;
 /// By how much rows may differ, as a part of the largest number. Sums in another order and shortened numbers
 /// differ by a tenth of this; a single number from the phase before by dozens of times as much.
@@ -72,7 +72,7 @@ pub(super) fn measure(
         let chain = Chain::new(executor, n, phases(n, bandwidth))?;
         let what = format!("{n}x{n} f16 phase");
         let (mut list, y) = chain.list(executor)?;
-        let time = chain.time(&mut list)?;
+        let time = chain.time(executor, &mut list)?;
         let expected = list.read::<f32>(y)?;
         push(lines, &format!("{what}, barriers of the list"), &key(n, "list"), Ok(time), "us");
         for meeting in MEETINGS {
@@ -144,8 +144,8 @@ impl Chain {
         executor: &GraphExecutor,
         meeting: Meeting,
         expected: &[f32],
-    ) -> Result<(Option<Shape>, std::result::Result<f64, String>)> {
-        let mut best = (None, Err("no shape fits".to_owned()));
+    ) -> Result<(Option<Shape>, std::result::Result<Figure, String>)> {
+        let mut best = (None, Err::<Figure, _>("no shape fits".to_owned()));
         for shape in SHAPES {
             let kernel = match OneKernel::new(executor, self, shape, meeting) {
                 Ok(Some(kernel)) => Ok(kernel),
@@ -154,11 +154,11 @@ impl Chain {
                 Err(error) => Err(format!("{error:#}")),
             };
             let time = match kernel {
-                Ok(mut kernel) => self.checked_time(&mut kernel, expected)?,
+                Ok(mut kernel) => self.checked_time(executor, &mut kernel, expected)?,
                 Err(reason) => Err(reason),
             };
             match (&time, &best.1) {
-                (Ok(time), Ok(least)) if time >= least => {}
+                (Ok(time), Ok(least)) if time.best >= least.best => {}
                 (Ok(_), _) => best = (Some(shape), time),
                 // Larger ones are no more resident than this one, and have no effect on smaller ones.
                 (Err(reason), Ok(_)) if reason == NOT_RESIDENT => break,
@@ -172,20 +172,22 @@ impl Chain {
     /// The time of a kernel whose first and last run give the row that is expected.
     fn checked_time(
         &self,
+        executor: &GraphExecutor,
         kernel: &mut OneKernel,
         expected: &[f32],
-    ) -> Result<std::result::Result<f64, String>> {
+    ) -> Result<std::result::Result<Figure, String>> {
         kernel.list.run()?;
         if let Err(reason) = kernel.outcome(expected)? {
             return Ok(Err(reason));
         }
-        let time = self.time(&mut kernel.list)?;
+        let time = self.time(executor, &mut kernel.list)?;
         Ok(kernel.outcome(expected)?.map(|()| time))
     }
 
     /// Microseconds of a phase where many replays follow one another. Time stamps between the groups of
     /// a list would cost more than what is to be measured.
-    fn time(&self, list: &mut Executable) -> Result<f64> {
+    fn time(&self, executor: &GraphExecutor, list: &mut Executable) -> Result<Figure> {
+        warm_up(&**executor.device(), list)?;
         let mut seconds = |times: usize| -> Result<f64> {
             let started = Instant::now();
             list.run_many(times)?;
@@ -193,11 +195,10 @@ impl Chain {
         };
         let once = seconds(1)?;
         let times = ((ROUND_S / once) as usize).clamp(1, REPLAYS);
-        let mut least = f64::INFINITY;
-        for _ in 0..ROUNDS {
-            least = least.min(seconds(times)?);
-        }
-        Ok(least * 1e6 / self.phases as f64)
+        let phase = |seconds: f64| seconds * 1e6 / self.phases as f64;
+        let rounds: Vec<f64> =
+            (0..ROUNDS).map(|_| seconds(times).map(phase)).collect::<Result<_>>()?;
+        Figure::of_times(rounds).context("nothing was timed")
     }
 }
 
@@ -263,19 +264,6 @@ impl OneKernel {
 /// Elements by which the weights of a phase lie behind those of the one before in the numbers they are
 /// taken from.
 const STEP: usize = 40;
-
-/// Numbers between -1 and 1, always the same. Rows whose length is a power of two must not resemble one another,
-/// as they would with the usual congruences, so every number is mixed (SplitMix64).
-fn numbers(count: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    let next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed >> 40) as f32 / 8_388_608.0 - 1.0
-    };
-    std::iter::repeat_with(next).take(count).collect()
-}
 
 /// The largest difference as a part of the largest number; infinite where there is something that is no
 /// number.

@@ -1,16 +1,17 @@
 //! Causal grouped-query attention over a KV cache.
 //!
-//! Rows of the cache are taken in chunks of [`CHUNK`] and these in blocks of [`KEYS`], both from multiples
-//! of their size on, wherever a token's window starts. Inside a chunk the softmax is kept up as blocks
-//! come ([`pass`]); chunks are put together in their order ([`Summary`]). So the order of a sum depends
-//! on positions alone, and a token gets the same bits alone and among others.
+//! Rows of the cache are taken in chunks of [`CHUNK`], from multiples of it on, wherever a token's window starts.
+//! Each chunk has a softmax of its own ([`pass`]); chunks are put together in their order ([`Softmax`]). So the order
+//! of a sum depends on positions alone, and a token gets the same bits alone and among others.
 //!
-//! Many tokens are cut into blocks of tokens. A few are cut along the cache, so that all workers share a
+//! Many tokens are cut into blocks of tokens, and these by key-value heads. A few are cut along the cache, so that all workers share a
 //! long text: each part takes chunks through the cache and leaves a summary of each, and the piece that
 //! joins them goes through the summaries. Parts are of equal size whatever the position is.
 
-mod block;
+mod narrow;
 mod pass;
+mod row;
+mod wide;
 
 use std::ops::Range;
 
@@ -19,14 +20,15 @@ use half::{bf16, f16};
 
 use super::math;
 use crate::cpu::piece::misuse;
-use crate::cpu::simd::float::Element;
+use crate::cpu::simd::float::{Element, LANES, sixteen};
 use crate::cpu::simd::{Lanes, Vectorised, vectorise};
 use crate::cpu::{Grid, Piece};
-use block::KEYS;
+use crate::quant;
 use pass::{Pass, QUERIES};
+use row::{Chunks, Row};
 
 /// Rows of the cache that are summed on their own.
-const CHUNK: usize = 4 * KEYS;
+const CHUNK: usize = 128;
 
 /// Queries of one key-value head up to which the cache is cut instead of the tokens.
 const FEW_QUERIES: usize = 32;
@@ -37,9 +39,8 @@ const MOST_PARTS: usize = 32;
 /// Most floats that parts may leave behind.
 const MOST_JOINT_FLOATS: usize = 16 << 20;
 
-/// Most pieces to cut tokens into, and fewest queries of a head in each of them.
-const MOST_PIECES: usize = 64;
-const QUERIES_OF_PIECE: usize = 48;
+/// Most pieces to cut tokens of several sequences into, for each key-value head.
+const MOST_PIECES: usize = 16;
 
 /// Constant of the op: rows of a block.
 const BLOCK: usize = 3;
@@ -111,12 +112,13 @@ pub(super) fn grid(views: &[TensorView], params: &[u32]) -> Grid {
     let grid = match sizes.parts() {
         Some((parts, each)) => Grid::joint(rows, parts, each * sizes.unit()),
         None => {
-            let few = match sizes.block {
-                0 => QUERIES_OF_PIECE.div_ceil(sizes.group()),
-                _ => 1,
+            let most = (QUERIES / sizes.group()).max(1);
+            let tokens = match sizes.block {
+                0 => most,
+                // They may be of as many sequences.
+                _ => sizes.tokens.div_ceil(MOST_PIECES).min(most),
             };
-            let tokens = sizes.tokens.div_ceil(MOST_PIECES).max(few);
-            Grid::rows(rows, tokens * sizes.heads)
+            Grid::runs(rows, tokens * sizes.heads, sizes.heads, sizes.group())
         }
     };
     grid.with_scratch(Pass::floats(sizes.head, sizes.value))
@@ -145,27 +147,61 @@ impl Vectorised for Attention<'_, '_> {
     fn run<L: Lanes>(self, l: L) {
         let Self { piece, sinks } = self;
         match piece.layout(1).dtype() {
-            DType::F32 => attend::<L, f32>(l, piece, sinks),
-            DType::F16 => attend::<L, f16>(l, piece, sinks),
-            DType::BF16 => attend::<L, bf16>(l, piece, sinks),
-            _ => misuse("the cache holds no plain floats"),
+            DType::F32 => attend::<L, &[f32]>(l, piece, sinks),
+            DType::F16 => attend::<L, &[f16]>(l, piece, sinks),
+            DType::BF16 => attend::<L, &[bf16]>(l, piece, sinks),
+            DType::C8 => attend::<L, Chunks<'_>>(l, piece, sinks),
+            _ => misuse("the cache holds no floats"),
         }
     }
 }
 
 #[inline(always)]
-fn attend<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, sinks: Option<usize>) {
+fn attend<'a, L: Lanes, S: Store<'a>>(l: L, piece: &mut Piece<'a>, sinks: Option<usize>) {
     match Sizes::of(piece).parts() {
-        None => attend_tokens::<L, T>(l, piece, sinks),
-        Some((parts, each)) if piece.index() < parts => attend_part::<L, T>(l, piece, parts, each),
-        Some((parts, each)) => join(piece, parts, each, sinks),
+        None => attend_tokens::<L, S>(l, piece, sinks),
+        Some((parts, each)) if piece.index() < parts => attend_part::<L, S>(l, piece, parts, each),
+        Some((parts, each)) => join(l, piece, parts, each, sinks),
+    }
+}
+
+/// How the elements of a cache lie: the same type holds all of them and one row.
+trait Store<'a>: Row {
+    /// All elements of an operand.
+    fn of(piece: &Piece<'a>, operand: usize) -> Self;
+
+    /// So many elements from `first` on.
+    fn part(self, first: usize, count: usize) -> Self;
+}
+
+impl<'a, T: Element> Store<'a> for &'a [T] {
+    fn of(piece: &Piece<'a>, operand: usize) -> Self {
+        piece.src(operand)
+    }
+
+    #[inline(always)]
+    fn part(self, first: usize, count: usize) -> Self {
+        &self[first..][..count]
+    }
+}
+
+impl<'a> Store<'a> for Chunks<'a> {
+    fn of(piece: &Piece<'a>, operand: usize) -> Self {
+        let (quants, scales) = piece.src_chunks(operand);
+        Self { quants, scales }
+    }
+
+    #[inline(always)]
+    fn part(self, first: usize, count: usize) -> Self {
+        let scales = self.scales.part(first / quant::cache::CHUNK, count / quant::cache::CHUNK);
+        Self { quants: &self.quants[first..][..count], scales }
     }
 }
 
 /// Keys or values of the cache.
 #[derive(Clone, Copy)]
-struct Cache<'a, T> {
-    elems: &'a [T],
+struct Cache<'a, S> {
+    elems: S,
     row: usize,
     head: usize,
     cols: usize,
@@ -175,9 +211,9 @@ struct Cache<'a, T> {
     last: usize,
 }
 
-impl<'a, T: Element> Cache<'a, T> {
+impl<'a, S: Store<'a>> Cache<'a, S> {
     fn new(piece: &Piece<'a>, operand: usize) -> Self {
-        let (layout, elems) = (piece.layout(operand), piece.src(operand));
+        let (layout, elems) = (piece.layout(operand), S::of(piece, operand));
         let [_, row, head, _] = layout.strides4().map(|stride| stride as usize);
         if piece.declared(operand).start != 0 {
             misuse("the whole cache is declared");
@@ -195,12 +231,12 @@ impl<'a, T: Element> Cache<'a, T> {
 
     /// One head of a row: the only place that knows where rows lie.
     #[inline(always)]
-    fn row(&self, row: usize, kv_head: usize) -> &'a [T] {
+    fn row(&self, row: usize, kv_head: usize) -> S {
         let row = match self.block {
             0 => row,
             block => (self.blocks[row / block] as usize).min(self.last) * block + row % block,
         };
-        &self.elems[row * self.row + kv_head * self.head..][..self.cols]
+        self.elems.part(row * self.row + kv_head * self.head, self.cols)
     }
 }
 
@@ -233,75 +269,113 @@ fn chunks(piece: &Piece<'_>, tokens: Range<usize>, cache_rows: usize) -> Range<u
     start / CHUNK..end.div_ceil(CHUNK)
 }
 
-/// Softmax over a part of the cache: the largest score, the sum of `exp(score - max)`, and beside it the
-/// weighted sum of values.
-#[derive(Clone, Copy)]
-struct Summary {
-    max: f32,
-    sum: f32,
+/// Elements of a head with zeros behind them, so that there are whole vectors.
+const fn padded(head: usize) -> usize {
+    head.next_multiple_of(LANES)
 }
 
-impl Summary {
-    const NOTHING: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+/// Softmax of sixteen queries over a part of the cache: the largest score, and the sum of `exp(score - max)`. Beside
+/// it is a weighted sum of values for each query.
+#[derive(Clone, Copy)]
+struct Softmax {
+    max: [f32; LANES],
+    sum: [f32; LANES],
+}
+
+impl Softmax {
+    const NOTHING: Self = Self { max: [f32::NEG_INFINITY; LANES], sum: [0.0; LANES] };
+
+    /// From sums, and maxima that need not know of scores that are NaN.
+    #[inline(always)]
+    fn of(max: &[f32; LANES], sum: &[f32; LANES]) -> Self {
+        let mut softmax = Self { max: *max, sum: *sum };
+        for (max, sum) in softmax.max.iter_mut().zip(sum) {
+            *max = if sum.is_nan() { *sum } else { *max };
+        }
+        softmax
+    }
 
     /// What a head starts with: its sink, where there are any, whose value is nothing.
-    fn start(piece: &Piece<'_>, sinks: Option<usize>, head: usize) -> Self {
-        let sink = sinks.map(|operand| piece.src_row::<f32>(operand, 0)[head]);
-        sink.map_or(Self::NOTHING, |score| Self { max: score, sum: 1.0 })
-    }
-
-    /// Adds what the next chunk gave.
-    #[inline(always)]
-    fn add(&mut self, values: &mut [f32], next: Self, next_values: &[f32]) {
-        if next.max == f32::NEG_INFINITY {
-            return;
-        }
-        let max = if next.max > self.max || next.max.is_nan() { next.max } else { self.max };
-        let (old, new) = (math::exp(self.max - max), math::exp(next.max - max));
-        self.sum = self.sum * old + next.sum * new;
-        self.max = max;
-        for (value, next) in values.iter_mut().zip(next_values) {
-            *value = *value * old + next * new;
+    fn start(&mut self, piece: &Piece<'_>, sinks: Option<usize>, head: usize, lane: usize) {
+        if let Some(operand) = sinks {
+            self.max[lane] = piece.src_row::<f32>(operand, 0)[head];
+            self.sum[lane] = 1.0;
         }
     }
 
-    /// The weighted mean of the values. A query that sees nothing gives zeros.
+    /// Adds what the next chunk gave. The values of both are to be multiplied by what it returns.
     #[inline(always)]
-    fn finish(self, values: &mut [f32]) {
-        if self.sum != 0.0 {
-            values.iter_mut().for_each(|value| *value /= self.sum);
-        }
+    fn add<L: Lanes>(&mut self, l: L, next: &Self) -> (L::Floats, L::Floats) {
+        let (old, new) = (l.floats(&self.max), l.floats(&next.max));
+        let max = l.max(old, new);
+        // Where nothing was seen yet, any other number does: all sums are zero.
+        let base = l.choose(l.add(max, l.float(f32::MAX)), max, l.float(0.0));
+        let less = l.mul(base, l.float(-1.0));
+        let old = math::exp_lanes(l, l.add(old, less));
+        let new = math::exp_lanes(l, l.add(new, less));
+        self.max = l.store(max);
+        self.sum = l.store(sum_scaled(l, &self.sum, old, &next.sum, new));
+        (old, new)
     }
 }
 
-/// A block of tokens, head by head through all of the cache they see.
+/// `a * old + b * new`.
 #[inline(always)]
-fn attend_tokens<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, sinks: Option<usize>) {
+fn sum_scaled<L: Lanes>(
+    l: L,
+    a: &[f32; LANES],
+    old: L::Floats,
+    b: &[f32; LANES],
+    new: L::Floats,
+) -> L::Floats {
+    l.mul_add(l.floats(a), old, l.mul(l.floats(b), new))
+}
+
+/// Adds the values of a query in the next chunk to those of chunks before it, whose row has whole vectors.
+#[inline(always)]
+fn add_scaled<L: Lanes>(l: L, total: &mut [f32], old: f32, next: &[f32], new: f32) {
+    let (old, new) = (l.float(old), l.float(new));
+    for (at, total) in total.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        let next = l.store(sixteen(l, next, at * LANES));
+        *total = l.store(sum_scaled(l, total, old, &next, new));
+    }
+}
+
+/// The weighted mean from a weighted sum of values. A query that sees nothing gives zeros.
+#[inline(always)]
+fn finish(sum: f32, values: &mut [f32]) {
+    if sum != 0.0 {
+        values.iter_mut().for_each(|value| *value /= sum);
+    }
+}
+
+/// A block of tokens, with the heads of one key-value head, through all of the cache they see.
+#[inline(always)]
+fn attend_tokens<'a, L: Lanes, S: Store<'a>>(l: L, piece: &mut Piece<'a>, sinks: Option<usize>) {
     let sizes = Sizes::of(piece);
     let mut pass = Pass::take(piece);
-    let (keys, values) = (Cache::<T>::new(piece, 1), Cache::<T>::new(piece, 2));
+    let (keys, values) = (Cache::<S>::new(piece, 1), Cache::<S>::new(piece, 2));
     let (first, end) = (piece.rows().start / sizes.heads, piece.rows().end / sizes.heads);
     let tokens_of_pass = (QUERIES / sizes.group()).max(1);
-    for kv_head in 0..sizes.kv_heads {
-        let heads = kv_head * sizes.group()..(kv_head + 1) * sizes.group();
-        let mut start = first;
-        while start < end {
-            // Tokens of one sequence go together.
-            let own = sequence(piece, start);
-            let most = end.min(start + tokens_of_pass);
-            let run = (start..most).take_while(|&token| sequence(piece, token) == own).count();
-            let tokens = start..start + run;
-            start = tokens.end;
-            let (keys, values) = (keys.of(piece, own), values.of(piece, own));
-            // More heads than a pass holds take several.
-            for heads in heads.clone().step_by(QUERIES).map(|h| h..heads.end.min(h + QUERIES)) {
-                pass.start::<L>(piece, tokens.clone(), heads, sizes, sinks);
-                for chunk in chunks(piece, tokens.clone(), sizes.cache_rows) {
-                    pass.chunk(l, keys, values, kv_head, chunk);
-                    pass.add();
-                }
-                pass.store(piece);
+    let heads = piece.run();
+    let kv_head = heads.start / sizes.group();
+    let mut start = first;
+    while start < end {
+        // Tokens of one sequence go together.
+        let own = sequence(piece, start);
+        let most = end.min(start + tokens_of_pass);
+        let run = (start..most).take_while(|&token| sequence(piece, token) == own).count();
+        let tokens = start..start + run;
+        start = tokens.end;
+        let (keys, values) = (keys.of(piece, own), values.of(piece, own));
+        // More heads than a pass holds take several.
+        for heads in heads.clone().step_by(QUERIES).map(|h| h..heads.end.min(h + QUERIES)) {
+            pass.start(l, piece, tokens.clone(), heads, sizes, sinks);
+            for chunk in chunks(piece, tokens.clone(), sizes.cache_rows) {
+                pass.chunk(l, keys, values, kv_head, chunk);
+                pass.add(l);
             }
+            pass.store(l, piece);
         }
     }
 }
@@ -309,12 +383,12 @@ fn attend_tokens<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, sinks: Optio
 /// All tokens through a part of the cache. Chunks follow each other, and in each the heads, so that a part
 /// reads a run of the cache.
 #[inline(always)]
-fn attend_part<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, parts: usize, each: usize) {
+fn attend_part<'a, L: Lanes, S: Store<'a>>(l: L, piece: &mut Piece<'a>, parts: usize, each: usize) {
     let sizes = Sizes::of(piece);
     let summaries = piece.take_joint();
     let mut pass = Pass::take(piece);
     let own = sequence(piece, 0);
-    let [keys, values] = [1, 2].map(|operand| Cache::<T>::new(piece, operand).of(piece, own));
+    let [keys, values] = [1, 2].map(|operand| Cache::<S>::new(piece, operand).of(piece, own));
     let chunks = chunks(piece, 0..sizes.tokens, sizes.cache_rows);
     let (part, units) = (piece.index(), chunks.len() * sizes.kv_heads);
     let units = part * units / parts..(part + 1) * units / parts;
@@ -323,35 +397,54 @@ fn attend_part<L: Lanes, T: Element>(l: L, piece: &mut Piece<'_>, parts: usize, 
         let (chunk, kv_head) = (chunks.start + unit / sizes.kv_heads, unit % sizes.kv_heads);
         let heads = kv_head * sizes.group()..(kv_head + 1) * sizes.group();
         // Sinks come in where parts are put together.
-        pass.start::<L>(piece, 0..sizes.tokens, heads, sizes, None);
+        pass.start(l, piece, 0..sizes.tokens, heads, sizes, None);
         pass.chunk(l, keys, values, kv_head, chunk);
-        pass.summarise(summaries);
+        pass.summarise(l, summaries);
     }
 }
 
-/// Puts the summaries of all parts together.
+/// Puts the summaries of all parts together, for up to sixteen queries of a key-value head at a time.
 #[inline(always)]
-fn join(piece: &mut Piece<'_>, parts: usize, each: usize, sinks: Option<usize>) {
+fn join<L: Lanes>(l: L, piece: &mut Piece<'_>, parts: usize, each: usize, sinks: Option<usize>) {
     let sizes = Sizes::of(piece);
     let summaries = &*piece.take_joint();
-    let scratch = piece.take_scratch();
-    let values = &mut scratch[..sizes.value];
+    let padded = padded(sizes.value);
+    let totals = &mut piece.take_scratch()[..LANES * padded];
     let units = chunks(piece, 0..sizes.tokens, sizes.cache_rows).len() * sizes.kv_heads;
-    for row in 0..sizes.tokens * sizes.heads {
-        let (token, head) = (row / sizes.heads, row % sizes.heads);
-        let (kv_head, query) = (head / sizes.group(), token * sizes.group() + head % sizes.group());
-        let mut total = Summary::start(piece, sinks, head);
-        values.fill(0.0);
+    let queries = sizes.tokens * sizes.group();
+    for (kv_head, first) in
+        (0..sizes.kv_heads).flat_map(|head| (0..queries).step_by(LANES).map(move |q| (head, q)))
+    {
+        let queries = first..queries.min(first + LANES);
+        let head = |query: usize| kv_head * sizes.group() + query % sizes.group();
+        let mut total = Softmax::NOTHING;
+        for (lane, query) in queries.clone().enumerate() {
+            total.start(piece, sinks, head(query), lane);
+        }
+        totals.fill(0.0);
         for unit in (kv_head..units).step_by(sizes.kv_heads) {
             // The last part that starts at this unit or before it.
             let part = ((unit + 1) * parts - 1) / units;
             let slot = part * each + unit - part * units / parts;
-            let found = &summaries[slot * sizes.unit()..][query * sizes.summary()..];
-            if let [max, sum, next @ ..] = &found[..sizes.summary()] {
-                total.add(values, Summary { max: *max, sum: *sum }, next);
+            let found = &summaries[slot * sizes.unit()..][..sizes.unit()];
+            let found = found[first * sizes.summary()..].chunks_exact(sizes.summary());
+            let mut next = Softmax::NOTHING;
+            for (lane, found) in found.clone().take(queries.len()).enumerate() {
+                (next.max[lane], next.sum[lane]) = (found[0], found[1]);
+            }
+            let (old, new) = total.add(l, &next);
+            let factors = l.store(old).into_iter().zip(l.store(new)).take(queries.len());
+            for ((values, found), (old, new)) in
+                totals.chunks_exact_mut(padded).zip(found).zip(factors)
+            {
+                add_scaled(l, values, old, &found[2..], new);
             }
         }
-        total.finish(values);
-        piece.store_row(piece.operand_count() - 1, row, values);
+        let rows = queries.zip(total.sum).zip(totals.chunks_exact_mut(padded));
+        for ((query, sum), values) in rows {
+            let (row, values) = (query / sizes.group() * sizes.heads, &mut values[..sizes.value]);
+            finish(sum, values);
+            piece.store_row(piece.operand_count() - 1, row + head(query), values);
+        }
     }
 }

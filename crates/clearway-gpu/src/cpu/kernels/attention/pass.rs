@@ -1,19 +1,28 @@
 //! Queries of one key-value head on their way through a chunk of the cache.
+//!
+//! Many queries lie in vectors ([`wide`]), a few meet vectors of keys ([`narrow`]). Both do the same to each
+//! query in the same order, so that the bits of a result do not depend on how many queries there are.
 
 use std::ops::Range;
 
-use super::block::{self, KEYS, padded};
-use super::{CHUNK, Cache, Sizes, Summary, seen};
+use super::narrow::{self, KEYS};
+use super::wide::{self, Seen, Wide, by_vectors};
+use super::{CHUNK, Cache, Sizes, Softmax, Store, add_scaled, finish, padded, seen, sum_scaled};
 use crate::cpu::Piece;
-use crate::cpu::kernels::math;
 use crate::cpu::simd::Lanes;
-use crate::cpu::simd::float::{Element, LANES};
+use crate::cpu::simd::float::LANES;
 
 /// Queries that go through the cache together.
-pub(super) const QUERIES: usize = 64;
+pub(super) const QUERIES: usize = 96;
 
-/// A row of scores for each query.
-type Scores = [[f32; KEYS]];
+/// Vectors of them.
+const VECTORS: usize = QUERIES / LANES;
+
+/// Fewest queries that lie in vectors.
+const FEWEST_WIDE: usize = 12;
+
+/// Most vectors of queries whose scores are there at a time.
+const WIDEST: usize = 3;
 
 pub(super) struct Pass<'a> {
     scale: f32,
@@ -23,33 +32,24 @@ pub(super) struct Pass<'a> {
     value: usize,
     /// Rows of the output, one for each query.
     rows: [usize; QUERIES],
-    /// Rows of the cache each query sees.
+    /// Rows of the cache each query sees, those that all queries of a vector see, and those that any does.
     seen: [Range<usize>; QUERIES],
-    /// What each query has found in this chunk: maxima and sums of groups of queries.
-    found: [Found; QUERIES / LANES],
-    /// What each has found in the chunks before it.
-    total: [Summary; QUERIES],
+    all: [Range<usize>; VECTORS],
+    any: [Range<usize>; VECTORS],
+    /// What each query has found in this chunk, and in those before it.
+    found: [Softmax; VECTORS],
+    total: [Softmax; VECTORS],
     len: usize,
-    /// Queries as [`block::interleave`] lays them, tile by tile.
+    /// Queries: `P` vectors of each element, or as [`narrow::interleave`] lays them, tile by tile.
     queries: &'a mut [f32],
-    /// Weighted sums of value rows, of this chunk and of those before it.
+    /// Weighted sums of value rows, of this chunk and of those before it: `P` vectors of each element, or query by query.
     outputs: &'a mut [f32],
     totals: &'a mut [f32],
-    scores: &'a mut Scores,
-    /// A block of the cache.
+    /// Scores of some vectors of queries, or of a few queries.
+    scores: &'a mut [f32],
+    /// Keys and values of a chunk, or of a block of it.
     keys: &'a mut [f32],
     values: &'a mut [f32],
-}
-
-/// Summaries of sixteen queries.
-#[derive(Clone, Copy)]
-struct Found {
-    max: [f32; LANES],
-    sum: [f32; LANES],
-}
-
-impl Found {
-    const NOTHING: Self = Self { max: [f32::NEG_INFINITY; LANES], sum: [0.0; LANES] };
 }
 
 /// Does work with several queries at a time, as many as the machine has registers for.
@@ -84,7 +84,7 @@ impl<'a> Pass<'a> {
     /// Floats of scratch.
     pub(super) fn floats(head: usize, value: usize) -> usize {
         let (head, value) = (padded(head), padded(value));
-        QUERIES * (head + 2 * value + KEYS) + KEYS * (head + value)
+        QUERIES * (head + 2 * value) + WIDEST * LANES * CHUNK + CHUNK * (head + value)
     }
 
     pub(super) fn take(piece: &mut Piece<'a>) -> Self {
@@ -92,8 +92,8 @@ impl<'a> Pass<'a> {
         let (queries, rest) = piece.take_scratch().split_at_mut(QUERIES * padded(head));
         let (outputs, rest) = rest.split_at_mut(QUERIES * padded(value));
         let (totals, rest) = rest.split_at_mut(QUERIES * padded(value));
-        let (scores, rest) = rest.split_at_mut(QUERIES * KEYS);
-        let (keys, values) = rest.split_at_mut(KEYS * padded(head));
+        let (scores, rest) = rest.split_at_mut(WIDEST * LANES * CHUNK);
+        let (keys, values) = rest.split_at_mut(CHUNK * padded(head));
         Self {
             scale: piece.float(0),
             softcap: piece.float(2),
@@ -101,233 +101,354 @@ impl<'a> Pass<'a> {
             value,
             rows: [0; QUERIES],
             seen: [const { 0..0 }; QUERIES],
-            found: [Found::NOTHING; QUERIES / LANES],
-            total: [Summary::NOTHING; QUERIES],
+            all: [const { 0..0 }; VECTORS],
+            any: [const { 0..0 }; VECTORS],
+            found: [Softmax::NOTHING; VECTORS],
+            total: [Softmax::NOTHING; VECTORS],
             len: 0,
             queries,
             outputs,
             totals,
-            scores: scores.as_chunks_mut().0,
+            scores,
             keys,
-            values,
+            values: &mut values[..CHUNK * padded(value)],
         }
+    }
+
+    fn is_wide(&self) -> bool {
+        self.len >= FEWEST_WIDE
+    }
+
+    fn vectors(&self) -> usize {
+        self.len.div_ceil(LANES)
     }
 
     /// Starts with some heads of some tokens, at most [`QUERIES`] together.
     #[inline(always)]
     pub(super) fn start<L: Lanes>(
         &mut self,
+        l: L,
         piece: &Piece<'_>,
         tokens: Range<usize>,
         heads: Range<usize>,
         sizes: Sizes,
         sinks: Option<usize>,
     ) {
-        let padded = padded(self.head);
         self.len = 0;
+        self.total.fill(Softmax::NOTHING);
         for token in tokens {
             let seen = seen(piece, token, sizes.cache_rows);
             for head in heads.clone() {
                 self.rows[self.len] = token * sizes.heads + head;
                 self.seen[self.len] = seen.clone();
-                self.total[self.len] = Summary::start(piece, sinks, head);
+                self.total[self.len / LANES].start(piece, sinks, head, self.len % LANES);
                 self.len += 1;
             }
         }
+        if self.is_wide() {
+            self.lay_wide(l, piece)
+        } else {
+            self.lay_narrow::<L>(piece)
+        }
+        let floats = self.vectors() * LANES * padded(self.value);
+        self.totals[..floats].fill(0.0);
+    }
+
+    #[inline(always)]
+    fn lay_narrow<L: Lanes>(&mut self, piece: &Piece<'_>) {
+        let padded = padded(self.head);
         let mut query = 0;
         while query < self.len {
             query += by_tile!(L, self.len - query, T => {
-                // There are no keys yet: queries of the tile lie there row by row first.
-                let rows = &mut self.keys[..T * padded];
-                for (row, elems) in self.rows[query..].iter().zip(rows.chunks_exact_mut(padded)) {
-                    let (elems, rest) = elems.split_at_mut(self.head);
-                    piece.load_row(0, *row, elems);
-                    rest.fill(0.0);
-                }
-                block::interleave::<T>(rows, &mut self.queries[query * padded..]);
+                let rows = load_rows(piece, &self.rows[query..][..T], self.head, self.keys);
+                narrow::interleave::<T>(rows, &mut self.queries[query * padded..]);
                 T
             });
         }
-        self.totals[..self.len * block::padded(self.value)].fill(0.0);
+    }
+
+    #[inline(always)]
+    fn lay_wide<L: Lanes>(&mut self, l: L, piece: &Piece<'_>) {
+        let head = padded(self.head);
+        let mut at = 0;
+        while at < self.vectors() {
+            at += by_vectors!(L, self.vectors() - at, (P, _T) => {
+                let wide = wide::<P>(&mut self.queries[at * LANES * head..], head);
+                for vector in 0..P {
+                    let queries = (at + vector) * LANES..self.len.min((at + vector + 1) * LANES);
+                    // There are no keys yet: queries lie there row by row first.
+                    self.keys[..LANES * head].fill(0.0);
+                    let rows = &self.rows[queries.clone()];
+                    load_rows(piece, rows, self.head, self.keys);
+                    wide::transpose::<L, P>(l, &self.keys[..LANES * head], vector, wide);
+                    let ranges = self.seen[queries].iter();
+                    let some = ranges.clone().filter(|seen| !seen.is_empty());
+                    self.any[at + vector] = some.clone().map(|seen| seen.start).min().unwrap_or(0)
+                        ..some.map(|seen| seen.end).max().unwrap_or(0);
+                    self.all[at + vector] = ranges.clone().map(|seen| seen.start).max().unwrap_or(0)
+                        ..ranges.map(|seen| seen.end).min().unwrap_or(0);
+                }
+                P
+            });
+        }
     }
 
     /// Takes all queries through a chunk.
     #[inline(always)]
-    pub(super) fn chunk<L: Lanes, T: Element>(
+    pub(super) fn chunk<'c, L: Lanes, S: Store<'c>>(
         &mut self,
         l: L,
-        keys: Cache<'_, T>,
-        values: Cache<'_, T>,
+        keys: Cache<'c, S>,
+        values: Cache<'c, S>,
         kv_head: usize,
         chunk: usize,
     ) {
-        self.found.fill(Found::NOTHING);
-        self.outputs[..self.len * padded(self.value)].fill(0.0);
         let chunk = chunk * CHUNK..(chunk + 1) * CHUNK;
         let parts = self.seen[..self.len].iter().map(|seen| common(seen, &chunk));
         let parts = parts.filter(|part| !part.is_empty());
-        let start = parts.clone().map(|part| part.start).min().unwrap_or(0);
-        let end = parts.map(|part| part.end).max().unwrap_or(0);
-        for first in (start / KEYS * KEYS..end).step_by(KEYS) {
-            let block = first.max(start)..end.min(first + KEYS);
-            let mut rows: [&[T]; KEYS] = [&[]; KEYS];
-            for row in block.clone() {
-                rows[row - first] = keys.row(row, kv_head);
+        let start = parts.clone().map(|part| part.start).min().unwrap_or(chunk.start);
+        let end = parts.map(|part| part.end).max().unwrap_or(chunk.start);
+        if self.is_wide() {
+            for (cache, out) in [(keys, &mut *self.keys), (values, &mut *self.values)] {
+                let mut rows = [S::EMPTY; CHUNK];
+                for (row, line) in (start..end).zip(&mut rows) {
+                    *line = cache.row(row, kv_head);
+                }
+                wide::load(l, &rows[..end - start], start - chunk.start, out);
             }
-            block::load_keys(l, &rows, self.keys);
-            for row in block.clone() {
-                rows[row - first] = values.row(row, kv_head);
-            }
-            block::load_values(l, &rows, self.values);
-            self.block(l, first);
+            self.chunk_wide(l, chunk.start);
+        } else {
+            self.chunk_narrow(l, keys, values, kv_head, start..end, chunk.start);
         }
     }
 
-    /// All queries with the rows of a block that they see.
     #[inline(always)]
-    fn block<L: Lanes>(&mut self, l: L, first: usize) {
+    fn chunk_wide<L: Lanes>(&mut self, l: L, first: usize) {
         let (head, value) = (padded(self.head), padded(self.value));
-        let mut parts = [(0, 0); QUERIES];
-        let mut query = 0;
-        while query < self.len {
-            let (queries, scores) = (&self.queries[query * head..], &mut self.scores[query..]);
-            query += by_tile!(L, self.len - query, T => {
-                block::scores::<L, T>(l, queries, self.keys, scores);
-                T
+        let chunk = first..first + CHUNK;
+        let mut at = 0;
+        while at < self.vectors() {
+            at += by_vectors!(L, self.vectors() - at, (P, T) => {
+                let queries = &*wide::<P>(&mut self.queries[at * LANES * head..], head);
+                let outputs = wide::<P>(&mut self.outputs[at * LANES * value..], value);
+                let scores = wide::<P>(self.scores, CHUNK);
+                let vectors = at..at + P;
+                let all = self.all[vectors.clone()].iter();
+                let whole = all.into_iter().all(|all| common(all, &chunk) == chunk);
+                let mut rows = 0..CHUNK;
+                let mut hidden = None;
+                if !whole {
+                    let any = self.any[vectors.clone()].iter().map(|any| common(any, &chunk));
+                    let any = any.filter(|any| !any.is_empty());
+                    rows = any.clone().map(|any| any.start - first).min().unwrap_or(0)
+                        ..any.map(|any| any.end - first).max().unwrap_or(0);
+                    hidden = Some(Seen::new(&self.seen[..self.len], at, &chunk));
+                }
+                let mut maxima = [[f32::NEG_INFINITY; LANES]; P];
+                for row in (rows.start / T * T..rows.end).step_by(T) {
+                    let (keys, scale) = (&*self.keys, self.scale);
+                    wide::scores::<L, P, T>(l, queries, keys, row, scale, &mut maxima, scores);
+                }
+                if hidden.is_some() || self.softcap > 0.0 {
+                    maxima = wide::mask(l, rows.clone(), hidden.as_ref(), self.softcap, scores);
+                }
+                let (base, nothing) = wide::base(&maxima);
+                let sums = wide::weigh(l, rows.clone(), &base, scores);
+                if nothing {
+                    // Rows without any weight are not touched, whatever their values are.
+                    let seen = || Seen::new(&self.seen[..self.len], at, &chunk);
+                    hidden.get_or_insert_with(seen).hide(&maxima);
+                }
+                let found = self.found[vectors].iter_mut().zip(maxima.iter().zip(&sums));
+                for (found, (max, sum)) in found {
+                    *found = Softmax::of(max, sum);
+                }
+                let panels = self.values.as_chunks::<LANES>().0.as_chunks::<CHUNK>().0;
+                for (panel, out) in panels.iter().zip(outputs.chunks_exact_mut(LANES)) {
+                    let rows = rows.clone();
+                    match &hidden {
+                        None => wide::sum_values::<L, P, T>(l, rows, None, scores, panel, out),
+                        some => wide::sum_values::<L, P, T>(l, rows, some.as_ref(), scores, panel, out),
+                    }
+                }
+                P
             });
         }
-        for (query, part) in parts.iter_mut().enumerate().take(self.len) {
-            let seen = common(&self.seen[query], &(first..first + KEYS));
+    }
+
+    #[inline(always)]
+    fn chunk_narrow<'c, L: Lanes, S: Store<'c>>(
+        &mut self,
+        l: L,
+        keys: Cache<'c, S>,
+        values: Cache<'c, S>,
+        kv_head: usize,
+        rows: Range<usize>,
+        first: usize,
+    ) {
+        let (head, value) = (padded(self.head), padded(self.value));
+        let (block_keys, block_values) =
+            (&mut self.keys[..KEYS * head], &mut self.values[..KEYS * value]);
+        let scores = self.scores.as_chunks_mut::<CHUNK>().0;
+        let blocks = (rows.start / KEYS * KEYS..rows.end).step_by(KEYS);
+        for block in blocks.clone() {
+            narrow::load_keys(l, &lines(keys, kv_head, &rows, block), block_keys);
+            let mut query = 0;
+            while query < self.len {
+                let (queries, scores) = (&self.queries[query * head..], &mut scores[query..]);
+                query += by_tile!(L, self.len - query, T => {
+                    narrow::scores::<L, T>(l, queries, block_keys, block - first, scores);
+                    T
+                });
+            }
+        }
+        let mut parts = [(0, 0); LANES];
+        for (part, seen) in parts.iter_mut().zip(&self.seen[..self.len]) {
+            let seen = common(seen, &(first..first + CHUNK));
             if !seen.is_empty() {
                 *part = (seen.start - first, seen.end - first);
             }
         }
-        for group in 0..self.len.div_ceil(LANES) {
-            self.weigh(l, group, &mut parts);
-        }
-        query = 0;
-        while query < self.len {
-            // Queries that see the same rows go together; others must not meet rows they do not see.
-            let same = parts[query..self.len].iter().take_while(|part| **part == parts[query]);
-            let (weights, outputs) = (&self.scores[query..], &mut self.outputs[query * value..]);
-            query += by_tile!(L, same.count(), T => {
-                block::add_values::<L, T>(l, weights, parts[query], self.values, outputs);
-                T
-            });
-        }
-    }
-
-    /// Turns scores of sixteen queries, each of which sees a part of the block, into weights, and brings what was summed before
-    /// to their scale. The part of a query becomes empty if nothing in it can have any weight.
-    #[inline(always)]
-    fn weigh<L: Lanes>(&mut self, l: L, group: usize, parts: &mut [(usize, usize); QUERIES]) {
-        let first = group * LANES;
-        let count = LANES.min(self.len - first);
-        let scores = &mut self.scores[first..first + count];
-        let parts = &mut parts[first..first + count];
-        let mut maxima = [l.float(f32::NEG_INFINITY); LANES];
-        for ((scores, part), max) in scores.iter_mut().zip(&*parts).zip(&mut maxima) {
-            for vector in scores.as_chunks_mut::<LANES>().0 {
-                *vector = l.store(l.mul(l.floats(vector), l.float(self.scale)));
-            }
-            if self.softcap > 0.0 {
-                for score in scores.iter_mut() {
-                    *score = math::soft_cap(*score, self.softcap);
-                }
-            }
-            if *part != (0, KEYS) {
-                scores[..part.0].fill(f32::NEG_INFINITY);
-                scores[part.1..].fill(f32::NEG_INFINITY);
-            }
-            for vector in scores.as_chunks::<LANES>().0 {
-                *max = l.max(*max, l.floats(vector));
+        let parts = &mut parts[..self.len];
+        self.found[0] = narrow::weigh(l, self.scale, self.softcap, parts, scores);
+        self.outputs[..self.len * value].fill(0.0);
+        for block in blocks {
+            narrow::load_values(l, &lines(values, kv_head, &rows, block), block_values);
+            let at = block - first;
+            let mut query = 0;
+            while query < self.len {
+                // Queries that see the same rows go together; others must not meet rows they do not see.
+                let part = parts[query];
+                let same = parts[query..].iter().take_while(|other| **other == part);
+                let (weights, outputs) = (&scores[query..], &mut self.outputs[query * value..]);
+                let part = (part.0.clamp(at, at + KEYS) - at, part.1.clamp(at, at + KEYS) - at);
+                query += by_tile!(L, same.count(), T => {
+                    narrow::add_values::<L, T>(l, weights, at / KEYS, part, block_values, outputs);
+                    T
+                });
             }
         }
-        // From one query in each vector to one in each lane.
-        let mut max = l.float(f32::NEG_INFINITY);
-        for lane in l.transpose(maxima) {
-            max = l.max(max, lane);
-        }
-        let found = &mut self.found[group];
-        let before = found.max;
-        found.max = l.store(l.max(l.floats(&before), max));
-        // Where nothing was seen yet, any other number does: all weights are zero.
-        let base = found.max.map(|max| if max == f32::NEG_INFINITY { 0.0 } else { max });
-        let shrink = exp_of_difference(l, l.floats(&before), &base);
-        let mut sums = [l.float(0.0); LANES];
-        for ((scores, base), sum) in scores.iter_mut().zip(base).zip(&mut sums) {
-            for vector in scores.as_chunks_mut::<LANES>().0 {
-                let weights = math::exp_lanes(l, l.add(l.floats(vector), l.float(-base)));
-                *vector = l.store(weights);
-                *sum = l.add(*sum, weights);
-            }
-        }
-        let mut sum = l.float(0.0);
-        for lane in l.transpose(sums) {
-            sum = l.add(sum, lane);
-        }
-        found.sum = l.store(l.mul_add(l.floats(&found.sum), shrink, sum));
-        let padded = padded(self.value);
-        let outputs = self.outputs[first * padded..].chunks_exact_mut(padded);
-        let queries = l.store(shrink).into_iter().zip(found.max).zip(parts).zip(outputs);
-        for (((shrink, max), part), output) in queries {
-            if max == f32::NEG_INFINITY {
-                *part = (0, 0);
-            } else if shrink != 1.0 {
-                for vector in output.as_chunks_mut::<LANES>().0 {
-                    *vector = l.store(l.mul(l.floats(vector), l.float(shrink)));
-                }
-            }
-        }
-    }
-
-    /// What a query has found in this chunk.
-    #[inline(always)]
-    fn found(&self, query: usize) -> Summary {
-        let Found { max, sum } = &self.found[query / LANES];
-        Summary { max: max[query % LANES], sum: sum[query % LANES] }
     }
 
     /// Adds what the chunk gave to what those before it gave.
     #[inline(always)]
-    pub(super) fn add(&mut self) {
-        let padded = padded(self.value);
-        for query in 0..self.len {
-            let row = query * padded..(query + 1) * padded;
-            let (found, output) = (self.found(query), &self.outputs[row.clone()]);
-            self.total[query].add(&mut self.totals[row], found, output);
+    pub(super) fn add<L: Lanes>(&mut self, l: L) {
+        let value = padded(self.value);
+        if !self.is_wide() {
+            let (old, new) = self.total[0].add(l, &self.found[0]);
+            let (old, new) = (l.store(old), l.store(new));
+            let rows = self.totals.chunks_exact_mut(value).zip(self.outputs.chunks_exact(value));
+            for ((total, output), (old, new)) in rows.take(self.len).zip(old.into_iter().zip(new)) {
+                add_scaled(l, total, old, output, new);
+            }
+            return;
+        }
+        let mut at = 0;
+        while at < self.vectors() {
+            at += by_vectors!(L, self.vectors() - at, (P, _T) => {
+                let mut factors = [(l.float(0.0), l.float(0.0)); P];
+                let pairs = self.total[at..].iter_mut().zip(&self.found[at..]);
+                for (factors, (total, found)) in factors.iter_mut().zip(pairs) {
+                    *factors = total.add(l, found);
+                }
+                let totals = wide::<P>(&mut self.totals[at * LANES * value..], value);
+                let outputs = wide::<P>(&mut self.outputs[at * LANES * value..], value);
+                for (totals, outputs) in totals.iter_mut().zip(outputs) {
+                    for ((total, output), (old, new)) in totals.iter_mut().zip(outputs).zip(factors) {
+                        *total = l.store(sum_scaled(l, total, old, output, new));
+                    }
+                }
+                P
+            });
         }
     }
 
     /// Stores what all chunks gave.
     #[inline(always)]
-    pub(super) fn store(&mut self, piece: &mut Piece<'_>) {
+    pub(super) fn store<L: Lanes>(&mut self, l: L, piece: &mut Piece<'_>) {
         let padded = padded(self.value);
-        for (query, total) in self.total.iter().enumerate().take(self.len) {
-            let values = &mut self.totals[query * padded..][..self.value];
-            total.finish(values);
-            piece.store_row(piece.operand_count() - 1, self.rows[query], values);
+        for vector in 0..self.vectors() {
+            self.lay_rows(l, vector, false);
+            let queries = self.rows[vector * LANES..self.len].iter().zip(self.total[vector].sum);
+            for ((row, sum), values) in queries.zip(self.values.chunks_exact_mut(padded)) {
+                let values = &mut values[..self.value];
+                finish(sum, values);
+                piece.store_row(piece.operand_count() - 1, *row, values);
+            }
         }
     }
 
     /// Leaves what the chunk gave for the piece that joins the parts.
     #[inline(always)]
-    pub(super) fn summarise(&self, summaries: &mut [f32]) {
-        let outputs = self.outputs.chunks_exact(padded(self.value)).take(self.len);
-        for ((query, output), out) in
-            outputs.enumerate().zip(summaries.chunks_exact_mut(2 + self.value))
-        {
-            let found = self.found(query);
-            (out[0], out[1]) = (found.max, found.sum);
-            out[2..].copy_from_slice(&output[..self.value]);
+    pub(super) fn summarise<L: Lanes>(&mut self, l: L, summaries: &mut [f32]) {
+        let (size, padded) = (2 + self.value, padded(self.value));
+        for vector in 0..self.vectors() {
+            self.lay_rows(l, vector, true);
+            let Softmax { max, sum } = self.found[vector];
+            let summaries =
+                summaries[vector * LANES * size..self.len * size].chunks_exact_mut(size);
+            let rows = self.values.chunks_exact(padded).zip(max.into_iter().zip(sum));
+            for (out, (values, (max, sum))) in summaries.zip(rows) {
+                (out[0], out[1]) = (max, sum);
+                out[2..].copy_from_slice(&values[..self.value]);
+            }
+        }
+    }
+
+    /// Lays the outputs or totals of a vector of queries row by row where values are.
+    #[inline(always)]
+    fn lay_rows<L: Lanes>(&mut self, l: L, vector: usize, outputs: bool) {
+        let (value, vectors, is_wide) = (padded(self.value), self.vectors(), self.is_wide());
+        let from = if outputs { &mut *self.outputs } else { &mut *self.totals };
+        if !is_wide {
+            let rows = LANES * value;
+            self.values[..rows].copy_from_slice(&from[..rows]);
+            return;
+        }
+        let mut at = 0;
+        while at < vectors {
+            at += by_vectors!(L, vectors - at, (P, _T) => {
+                if (at..at + P).contains(&vector) {
+                    let from = wide::<P>(&mut from[at * LANES * value..], value);
+                    wide::untranspose(l, from, vector - at, self.values);
+                }
+                P
+            });
         }
     }
 }
 
-/// `e^(x - base)`.
+/// Floats as `P` vectors of each of `len` elements.
 #[inline(always)]
-fn exp_of_difference<L: Lanes>(l: L, x: L::Floats, base: &[f32; LANES]) -> L::Floats {
-    math::exp_lanes(l, l.mul_add(l.floats(base), l.float(-1.0), x))
+fn wide<const P: usize>(floats: &mut [f32], len: usize) -> &mut [Wide<P>] {
+    &mut floats.as_chunks_mut::<LANES>().0.as_chunks_mut::<P>().0[..len]
+}
+
+/// Loads rows of queries, with zeros behind each.
+#[inline(always)]
+fn load_rows<'b>(piece: &Piece<'_>, rows: &[usize], head: usize, out: &'b mut [f32]) -> &'b [f32] {
+    let out = &mut out[..rows.len() * padded(head)];
+    for (row, elems) in rows.iter().zip(out.chunks_exact_mut(padded(head))) {
+        let (elems, rest) = elems.split_at_mut(head);
+        piece.load_row(0, *row, elems);
+        rest.fill(0.0);
+    }
+    out
+}
+
+/// Rows of a block that are among `rows`; the others are empty.
+#[inline(always)]
+fn lines<'c, S: Store<'c>>(
+    cache: Cache<'c, S>,
+    kv_head: usize,
+    rows: &Range<usize>,
+    block: usize,
+) -> [S; KEYS] {
+    let mut lines = [S::EMPTY; KEYS];
+    for row in common(rows, &(block..block + KEYS)) {
+        lines[row - block] = cache.row(row, kv_head);
+    }
+    lines
 }
 
 fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {

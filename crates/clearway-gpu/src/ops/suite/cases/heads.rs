@@ -23,7 +23,7 @@ struct Size {
 }
 
 #[rustfmt::skip] // a table reads by columns
-const SIZES: [Size; 12] = [
+const SIZES: [Size; 14] = [
     Size { tokens: 1, inner: (1, [1, 1]),    heads: 1, head: 2,   n_dims: 2,   start: 0 },
     Size { tokens: 1, inner: (576, [18, 3]), heads: 3, head: 64,  n_dims: 64,  start: 17 },
     Size { tokens: 2, inner: (32, [2, 2]),   heads: 2, head: 8,   n_dims: 4,   start: 3 },
@@ -36,6 +36,9 @@ const SIZES: [Size; 12] = [
     Size { tokens: 9, inner: (33, [2, 1]),   heads: 1, head: 16,  n_dims: 16,  start: 7 },
     Size { tokens: 2, inner: (16, [1, 1]),   heads: 5, head: 4,   n_dims: 4,   start: 0 },
     Size { tokens: 1, inner: (64, [2, 1]),   heads: 1, head: 128, n_dims: 128, start: 4000 },
+    // Heads that take more than one workgroup.
+    Size { tokens: 8, inner: (256, [8, 1]),  heads: 2, head: 320, n_dims: 64,  start: 9 },
+    Size { tokens: 1, inner: (256, [8, 1]),  heads: 2, head: 640, n_dims: 640, start: 30 },
 ];
 
 pub(super) fn add(list: &mut List) {
@@ -46,14 +49,46 @@ pub(super) fn add(list: &mut List) {
             for (index, size) in SIZES.iter().enumerate() {
                 let step = index + number + turn;
                 if step.is_multiple_of(3) {
-                    add_size(list, dtype, weight, size, step / 3);
+                    let cache = ACTIVATIONS[step / 3 / 2 % 2];
+                    add_size(list, [dtype, weight, cache], size, step / 3, |_| true);
                 }
             }
         }
     }
 }
 
-fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: usize) {
+#[rustfmt::skip] // a table reads by columns
+const ROUNDED_CACHES: [Size; 6] = [
+    Size { tokens: 1, inner: (576, [18, 3]),   heads: 3, head: 64,  n_dims: 64,  start: 17 },
+    Size { tokens: 2, inner: (256, [9, 2]),    heads: 2, head: 96,  n_dims: 96,  start: 3 },
+    Size { tokens: 1, inner: (1024, [64, 8]),  heads: 4, head: 128, n_dims: 128, start: 4000 },
+    Size { tokens: 5, inner: (256, [8, 1]),    heads: 2, head: 64,  n_dims: 32,  start: 0 },
+    Size { tokens: 8, inner: (512, [16, 2]),   heads: 1, head: 256, n_dims: 256, start: 100 },
+    Size { tokens: 3, inner: (256, [8, 1]),    heads: 5, head: 32,  n_dims: 32,  start: 9 },
+];
+
+/// Products that write caches of 8 bits.
+pub(super) fn add_rounded_caches(list: &mut List) {
+    for (number, weight) in WEIGHTS.into_iter().enumerate() {
+        for (turn, dtype) in ACTIVATIONS.into_iter().enumerate() {
+            for (index, size) in ROUNDED_CACHES.iter().enumerate() {
+                let step = index + number + turn;
+                if step.is_multiple_of(2) {
+                    let types = [dtype, weight, DType::C8];
+                    add_size(list, types, size, step / 2, |product| product.epilogue().cache);
+                }
+            }
+        }
+    }
+}
+
+fn add_size(
+    list: &mut List,
+    [dtype, weight, cache]: [DType; 3],
+    size: &Size,
+    index: usize,
+    wanted: impl Fn(&Product) -> bool,
+) {
     let &Size { tokens, inner: (plain, blocks), heads, head, n_dims, start } = size;
     let k = if weight.is_quantised() { inner(weight, blocks) } else { plain };
     let even = index.is_multiple_of(2);
@@ -63,11 +98,12 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
     let positions = input(DType::U32, &[tokens], Fill::Positions { start });
     let factors = if index.is_multiple_of(3) { NO_FACTORS } else { FACTORS };
     let factors = input(DType::F32, &[n_dims as usize / 2], factors);
-    let turn = [&[EPS], &rotation(index, n_dims, u32::from(even))[..]].concat();
+    let turn = rotation(index, n_dims, u32::from(even));
 
     let y = output(dtype, &[tokens, heads, head]);
     let rows = tokens + 5;
-    let with_heads = Product::all().iter().filter(|product| product.epilogue().heads());
+    let with_heads =
+        Product::all().iter().filter(|product| product.epilogue().heads() && wanted(product));
     for (&product, place) in with_heads.zip(index..) {
         // Half of the sizes with a bias or residual, which alternate.
         let epilogue = product.epilogue();
@@ -76,7 +112,7 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
         }
         let addend: &[usize] =
             if place % 4 == 1 { &[heads * head] } else { &[tokens, heads * head] };
-        let cache = normal(ACTIVATIONS[index / 2 % 2], &[rows, heads, head]);
+        let cache = normal(cache, &[rows, heads, head]);
         // Now and then two tokens go to one row.
         let to = match place % 4 {
             3 => Fill::Ids { below: tokens.div_ceil(2) as u32 },
@@ -86,6 +122,7 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
             Slot::NormWeight => g.clone(),
             Slot::Weight => w.clone(),
             Slot::Addend => normal(if even { DType::F32 } else { dtype }, addend),
+            Slot::HeadNormWeight => normal(if even { DType::F32 } else { dtype }, &[head]),
             Slot::Positions => positions.clone(),
             Slot::Factors => factors.clone(),
             Slot::CacheRows => input(DType::U32, &[tokens], to.clone()),
@@ -94,8 +131,9 @@ fn add_size(list: &mut List, dtype: DType, weight: DType, size: &Size, index: us
             _ => x.clone(),
         };
         let operands: Vec<_> = product.slots().iter().map(operand).collect();
-        let params = &turn[usize::from(!product.is_normed())..];
-        let params = if epilogue.rope { params } else { &params[..params.len() - 5] };
-        list.push_strided_and(Kind::Product(product), &operands, params, place);
+        let norms = usize::from(product.is_normed()) + usize::from(epilogue.head_norm);
+        let turn = if epilogue.rope { &turn[..] } else { &[] };
+        let params = [&[EPS; 2][..norms], turn].concat();
+        list.push_strided_and(Kind::Product(product), &operands, &params, place);
     }
 }

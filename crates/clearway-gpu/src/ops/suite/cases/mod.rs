@@ -13,6 +13,7 @@ use clearway_graph::{CapturedOpKind as Kind, DType};
 
 use super::fill::Fill;
 use super::{OpCase, OperandSpec};
+use crate::quant;
 use crate::random::Rng;
 
 /// Every case, with the values of its inputs drawn from `seed`. The list itself, its shapes and
@@ -29,6 +30,9 @@ pub fn cases(seed: u64) -> Vec<OpCase> {
     halved::add(&mut list);
     positional::add_other_values(&mut list);
     select::add_groups(&mut list);
+    positional::add_rounded_caches(&mut list);
+    heads::add_rounded_caches(&mut list);
+    rounded::add_rounded_caches(&mut list);
     list.cases
 }
 
@@ -137,7 +141,10 @@ fn dense_strides(shape: &[usize]) -> Vec<usize> {
 
 /// Bytes that every offset of a type must be a multiple of: a block, as a slice of rows has it.
 fn unit(spec: &OperandSpec) -> u64 {
-    spec.dtype.block_bytes() as u64
+    match spec.dtype {
+        DType::C8 => quant::alignment(spec.dtype),
+        dtype => dtype.block_bytes() as u64,
+    }
 }
 
 fn own_buffers(operands: &mut [OperandSpec]) {
@@ -155,6 +162,10 @@ fn shift(operands: &mut [OperandSpec]) {
 
 /// Makes a dense operand a slice of something wider.
 fn widen(spec: &mut OperandSpec) {
+    // Where the scales lie follows from the whole tensor.
+    if spec.dtype == DType::C8 {
+        return;
+    }
     let pad = if spec.dtype.is_quantised() { spec.dtype.block_elems() } else { 3 };
     let mut stride = 1;
     for dim in (0..spec.shape.len()).rev() {
@@ -171,6 +182,6 @@ fn one_buffer(operands: &mut [OperandSpec]) {
         let blocks = spec.shape.iter().product::<usize>() / spec.dtype.block_elems();
         spec.buffer = 0;
         spec.offset = start;
-        end = start + blocks as u64 * unit(spec);
+        end = start + blocks as u64 * spec.dtype.block_bytes() as u64;
     }
 }

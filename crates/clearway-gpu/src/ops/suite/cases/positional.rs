@@ -174,15 +174,20 @@ pub(super) fn sinks(heads: usize) -> OperandSpec {
     input(DType::F32, &[heads], Fill::Normal { mean: 1.0, deviation: 2.0 })
 }
 
+/// Attention of these operands, without sinks and with them.
+fn attend(list: &mut List, operands: [OperandSpec; 5], params: &[u32], index: usize) {
+    list.push_strided_and(Kind::Attention, &operands, params, index);
+    let [q, k, v, positions, y] = operands;
+    let heads = q.shape[1];
+    let operands = [q, k, v, positions, sinks(heads), y];
+    list.push_strided_and(Kind::AttentionSinks, &operands, params, index);
+}
+
 fn attention(list: &mut List) {
     for q in ACTIVATIONS {
         for kv in ACTIVATIONS {
             for (index, heads) in ATTENTION.iter().enumerate() {
-                let operands = heads.operands(q, kv, Fill::NORMAL);
-                list.push_strided_and(Kind::Attention, &operands, &heads.params(), index);
-                let [q, k, v, positions, y] = operands;
-                let operands = [q, k, v, positions, sinks(heads.heads), y];
-                list.push_strided_and(Kind::AttentionSinks, &operands, &heads.params(), index);
+                attend(list, heads.operands(q, kv, Fill::NORMAL), &heads.params(), index);
             }
             // Scores so far apart that all but one row vanish.
             let steep = Fill::Normal { mean: 0.0, deviation: 40.0 };
@@ -214,27 +219,36 @@ const IN_BLOCKS: [(Heads, u32, usize, u32); 9] = [
 fn attention_in_blocks(list: &mut List) {
     for q in ACTIVATIONS {
         for kv in ACTIVATIONS {
-            for (index, &(heads, block, entries, run)) in IN_BLOCKS.iter().enumerate() {
-                let [q, k, v, positions, y] = heads.operands(q, kv, Fill::NORMAL);
-                let sequences = (heads.tokens.div_ceil(run as usize) - 1).max(1);
-                let in_cache = heads.cache_rows as u32 / block;
-                let blocks = match index % 3 {
-                    2 => Fill::IdsBeyond { below: in_cache },
-                    _ => Fill::Ids { below: in_cache },
-                };
-                let of_token = input(DType::U32, &[heads.tokens], Fill::Runs { run });
-                let table = input(DType::U32, &[sequences, entries], blocks);
-                let [scale, window, cap, ..] = heads.params();
-                let params = [scale, window, cap, block];
-                let operands = [q, k, v, positions, of_token, table, y];
-                list.push_strided_and(Kind::Attention, &operands, &params, index);
-                let [q, k, v, positions, of_token, table, y] = operands;
-                let sinks = sinks(heads.heads);
-                let operands = [q, k, v, positions, of_token, table, sinks, y];
-                list.push_strided_and(Kind::AttentionSinks, &operands, &params, index);
+            for (index, case) in IN_BLOCKS.iter().enumerate() {
+                attend_in_blocks(list, case, [q, kv], index);
             }
         }
     }
+}
+
+/// Attention over blocks, without sinks and with them, of queries and caches of these types.
+fn attend_in_blocks(
+    list: &mut List,
+    &(heads, block, entries, run): &(Heads, u32, usize, u32),
+    [q, kv]: [DType; 2],
+    index: usize,
+) {
+    let [q, k, v, positions, y] = heads.operands(q, kv, Fill::NORMAL);
+    let sequences = (heads.tokens.div_ceil(run as usize) - 1).max(1);
+    let in_cache = heads.cache_rows as u32 / block;
+    let blocks = match index % 3 {
+        2 => Fill::IdsBeyond { below: in_cache },
+        _ => Fill::Ids { below: in_cache },
+    };
+    let of_token = input(DType::U32, &[heads.tokens], Fill::Runs { run });
+    let table = input(DType::U32, &[sequences, entries], blocks);
+    let [scale, window, cap, ..] = heads.params();
+    let params = [scale, window, cap, block];
+    let operands = [q, k, v, positions, of_token, table, y];
+    list.push_strided_and(Kind::Attention, &operands, &params, index);
+    let [q, k, v, positions, of_token, table, y] = operands;
+    let operands = [q, k, v, positions, of_token, table, sinks(heads.heads), y];
+    list.push_strided_and(Kind::AttentionSinks, &operands, &params, index);
 }
 
 /// Tokens, heads, heads of the cache, sizes of heads of keys and of values, rows, first position, window.
@@ -308,6 +322,61 @@ fn attention_interleaved(list: &mut List) {
             let rows = Fill::DistinctIds { below: heads.cache_rows as u32 };
             let positions = OperandSpec { buffer: 1, ..input(DType::U32, &[tokens], rows) };
             list.push_as_is(Kind::KvWrite, &[x, positions, cache], &[]);
+        }
+    }
+}
+
+/// Caches of 8 bits: written, turned and written, looked at, and picked from.
+pub(super) fn add_rounded_caches(list: &mut List) {
+    // Tokens, heads, head size, cache rows.
+    let sizes = [
+        (1, 1, 32, 4),
+        (1, 4, 64, 33),
+        (2, 3, 96, 9),
+        (7, 8, 64, 7),
+        (33, 3, 32, 127),
+        (33, 4, 128, 256),
+        (3, 1, 256, 5),
+    ];
+    for x in ACTIVATIONS {
+        for (index, &(t, h, d, rows)) in sizes.iter().enumerate() {
+            let operands = [
+                normal(x, &[t, h, d]),
+                input(DType::U32, &[t], cache_rows(index, rows)),
+                normal(DType::C8, &[rows, h, d]),
+            ];
+            list.push_everywhere(Kind::KvWrite, &operands, &[]);
+            // No operand of it is of type `x`.
+            if x == DType::F32 {
+                let operands = [
+                    normal(DType::C8, &[rows, h * d]),
+                    input(DType::U32, &[t], Fill::IdsBeyond { below: rows as u32 }),
+                    output(DType::F32, &[t, h * d]),
+                ];
+                list.push_strided_and(Kind::Gather, &operands, &[1.0_f32.to_bits()], index);
+            }
+        }
+        for (index, &(t, h, d, n_dims, start)) in HEADS.iter().enumerate() {
+            for mode in [0, 1].into_iter().filter(|_| d.is_multiple_of(32)) {
+                let rows = t + 5;
+                let operands = [
+                    normal(x, &[t, h, d]),
+                    input(DType::U32, &[t], Fill::Positions { start }),
+                    input(DType::F32, &[n_dims as usize / 2], FACTORS),
+                    input(DType::U32, &[t], cache_rows(index, rows)),
+                    normal(DType::C8, &[rows, h, d]),
+                ];
+                let params = rotation(index, n_dims, mode);
+                let place = Place::cycle(index + mode as usize);
+                list.push(Kind::RopeKvWrite, &operands, &params, place);
+            }
+        }
+        let rounded = |heads: &&Heads| heads.head.is_multiple_of(32);
+        for (index, heads) in ATTENTION.iter().filter(rounded).enumerate() {
+            attend(list, heads.operands(x, DType::C8, Fill::NORMAL), &heads.params(), index);
+        }
+        for (index, case) in IN_BLOCKS.iter().enumerate().filter(|(_, case)| rounded(&&case.0)) {
+            attend_in_blocks(list, case, [x, DType::C8], index);
         }
     }
 }

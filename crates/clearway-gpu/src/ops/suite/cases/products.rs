@@ -200,6 +200,10 @@ fn expert_sum(list: &mut List) {
                 output(dtype, &[t, n]),
             ];
             list.push_everywhere(Kind::ExpertSum, &operands, &[]);
+            let [x, weights, y] = operands;
+            let c = if used % 4 == 2 { &[n][..] } else { &[t, n] };
+            let operands = [x, weights, normal(if n % 2 == 0 { DType::F32 } else { dtype }, c), y];
+            list.push_everywhere(Kind::ExpertSumAdd, &operands, &[]);
         }
     }
 }

@@ -86,14 +86,39 @@ fn both(list: &mut List, weight: DType, [rows, k, n]: [usize; 3], index: usize) 
     let reading = || quantising().filter(|product| product.may_read_quantised());
     push(list, pick(reading(), index), ends(DType::A8), weight, index);
     push(list, pick(reading(), index + 1), ends(DType::F32), weight, index);
-    let of_operand = |product: &Product| product.slots().contains(&Slot::Up);
+    let of_operand =
+        |product: &Product| product.slots().contains(&Slot::Up) && !product.is_of_experts();
     let of_operand = Product::all().iter().copied().filter(of_operand);
     push(list, pick(of_operand, index), ends(DType::F32), weight, index);
+}
+
+/// Heads of products of rounded rows that write caches of 8 bits.
+pub(super) fn add_rounded_caches(list: &mut List) {
+    let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantised());
+    for (number, weight) in types.enumerate() {
+        for (index, &(blocks, n)) in SIZES.iter().enumerate().skip(number % 2).step_by(2) {
+            let k = inner(weight, blocks);
+            let rows = if k < 256 { 1 } else { ROWS[(number + index) % ROWS.len()] };
+            let head = [64, 128, 32, 96, 256][(number + index) % 5];
+            heads_of(list, [weight, DType::C8], [rows, k, n.min(5), head], number + index);
+        }
+    }
 }
 
 /// Heads of products of rounded rows.
 fn turned(list: &mut List, weight: DType, [rows, k, heads]: [usize; 3], index: usize) {
     let head = [64, 16, 6, 128][index % 4];
+    heads_of(list, [weight, DType::F16], [rows, k, heads, head], index);
+}
+
+/// Products of rounded rows whose heads are turned, written to a cache, or both; with a cache of 8 bits only those that write
+/// it.
+fn heads_of(
+    list: &mut List,
+    [weight, cache]: [DType; 2],
+    [rows, k, heads, head]: [usize; 4],
+    index: usize,
+) {
     let n_dims = if index.is_multiple_of(3) { head / 2 / 2 * 2 } else { head };
     let (x, w) = (normal(DType::A8, &[rows, k]), normal(weight, &[heads * head, k]));
     let positions = input(DType::U32, &[rows], Fill::Positions { start: 97 });
@@ -101,21 +126,28 @@ fn turned(list: &mut List, weight: DType, [rows, k, heads]: [usize; 3], index: u
     let factors = input(DType::F32, &[n_dims / 2], factors);
     let turn = rotation(index, n_dims as u32, (index % 2) as u32);
     let to = input(DType::U32, &[rows], Fill::Ids { below: 3 });
-    let reads = |product: &&Product| product.epilogue().heads() && product.may_read_quantised();
+    let reads = |product: &&Product| {
+        let epilogue = product.epilogue();
+        let wanted = if cache == DType::C8 { epilogue.cache } else { epilogue.heads() };
+        wanted && product.may_read_quantised()
+    };
     for &product in Product::all().iter().filter(reads) {
         let operand = |&slot: &Slot| match slot {
             Slot::Weight => w.clone(),
             Slot::Addend => normal(DType::F32, &[heads * head]),
+            Slot::HeadNormWeight => normal(DType::F32, &[head]),
             Slot::Positions => positions.clone(),
             Slot::Factors => factors.clone(),
             Slot::CacheRows => to.clone(),
             Slot::Result => output(DType::F32, &[rows, heads, head]),
-            Slot::Cache => normal(DType::F16, &[3, heads, head]),
+            Slot::Cache => normal(cache, &[3, heads, head]),
             _ => x.clone(),
         };
         let operands: Vec<_> = product.slots().iter().map(operand).collect();
-        let params = if product.epilogue().rope { &turn[..] } else { &[] };
-        list.push_strided_and(Kind::Product(product), &operands, params, index);
+        let turn = if product.epilogue().rope { &turn[..] } else { &[] };
+        let norm = if product.epilogue().head_norm { &[EPS][..] } else { &[] };
+        let params = [norm, turn].concat();
+        list.push_strided_and(Kind::Product(product), &operands, &params, index);
     }
 }
 

@@ -114,6 +114,8 @@ fn norms(list: &mut List) {
             }
 
             let residual = if index % 5 == 4 { normal(weights, row) } else { full };
+            let operands = [x.clone(), w.clone(), residual.clone(), y.clone()];
+            list.push_everywhere(Kind::RmsNormMulAdd, &operands, &[EPS]);
             let sum = [x, residual];
             let place = Place::cycle(index + 1);
             let outputs = [y.clone(), y.clone()];

@@ -116,6 +116,8 @@ fn top_k(list: &mut List) {
         (33, 127, 33),
         (2, 576, 40),
         (1, 9000, 64),
+        (2, 40000, 40),
+        (1, 40000, 160),
     ];
     for dtype in ACTIVATIONS {
         for (rows, cols, k) in sizes {

@@ -1,7 +1,4 @@
 // A pair of elements of a head to a team: TURNED of them turn, the others stay as they are.
-fn element(pair: u32, r: u32) -> u32 {
-    return select(2u * pair + r, pair + r * TURNED, pair < TURNED && !NEIGHBOURS);
-}
 fn pair_of(place: u32, team: u32) -> u32 { return (place * TEAMS + team) % (HEAD / 2u); }
 fn head_of(place: u32, team: u32) -> u32 { return (place * TEAMS + team) / (HEAD / 2u); }
 fn weight_row(place: u32, team: u32, r: u32) -> u32 {
