@@ -81,9 +81,9 @@ fn clients_that_misbehave_harm_nobody() {
     assert_eq!(server.client.post("/v1/completions", &json!({ "prompt": "a" })).status, 200);
 }
 
-/// More requests at once than may wait.
+/// More requests at once than may wait. Their texts are long, so that few have ended when the last one comes.
 fn crowd(server: &Running, count: &Count) {
-    let body = json!({ "prompt": "Once upon", "max_tokens": 8, "ignore_eos": true }).to_string();
+    let body = json!({ "prompt": "Once upon", "max_tokens": 400, "ignore_eos": true }).to_string();
     let streams: Vec<TcpStream> = (0..40)
         .map(|_| {
             let mut stream = server.client.open();
