@@ -125,43 +125,31 @@ pub(super) fn grid(views: &[TensorView], params: &[u32]) -> Grid {
 }
 
 pub(super) fn attention(piece: &mut Piece<'_>) {
-    vectorise(Attention { piece, sinks: None });
+    attention_with(piece, None);
 }
 
 /// The same with a score for each head that has no value; they come in front of the result.
 pub(super) fn attention_sinks(piece: &mut Piece<'_>) {
     let sinks = Some(piece.operand_count() - 2);
-    vectorise(Attention { piece, sinks });
+    attention_with(piece, sinks);
 }
 
-struct Attention<'p, 'a> {
-    piece: &'p mut Piece<'a>,
-    /// Operand with the sinks.
-    sinks: Option<usize>,
-}
-
-impl Vectorised for Attention<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
-        let Self { piece, sinks } = self;
-        match piece.layout(1).dtype() {
-            DType::F32 => attend::<L, &[f32]>(l, piece, sinks),
-            DType::F16 => attend::<L, &[f16]>(l, piece, sinks),
-            DType::BF16 => attend::<L, &[bf16]>(l, piece, sinks),
-            DType::C8 => attend::<L, Chunks<'_>>(l, piece, sinks),
-            _ => misuse("the cache holds no floats"),
-        }
+/// `sinks` is the operand with the sinks.
+fn attention_with(piece: &mut Piece<'_>, sinks: Option<usize>) {
+    match piece.layout(1).dtype() {
+        DType::F32 => attend::<&[f32]>(piece, sinks),
+        DType::F16 => attend::<&[f16]>(piece, sinks),
+        DType::BF16 => attend::<&[bf16]>(piece, sinks),
+        DType::C8 => attend::<Chunks<'_>>(piece, sinks),
+        _ => misuse("the cache holds no floats"),
     }
 }
 
-#[inline(always)]
-fn attend<'a, L: Lanes, S: Store<'a>>(l: L, piece: &mut Piece<'a>, sinks: Option<usize>) {
+fn attend<'a, S: Store<'a>>(piece: &mut Piece<'a>, sinks: Option<usize>) {
     match Sizes::of(piece).parts() {
-        None => attend_tokens::<L, S>(l, piece, sinks),
-        Some((parts, each)) if piece.index() < parts => attend_part::<L, S>(l, piece, parts, each),
-        Some((parts, each)) => join(l, piece, parts, each, sinks),
+        None => attend_tokens::<S>(piece, sinks),
+        Some((parts, each)) if piece.index() < parts => attend_part::<S>(piece, parts, each),
+        Some((parts, each)) => vectorise(Join { piece, parts, each, sinks }),
     }
 }
 
@@ -350,8 +338,7 @@ fn finish(sum: f32, values: &mut [f32]) {
 }
 
 /// A block of tokens, with the heads of one key-value head, through all of the cache they see.
-#[inline(always)]
-fn attend_tokens<'a, L: Lanes, S: Store<'a>>(l: L, piece: &mut Piece<'a>, sinks: Option<usize>) {
+fn attend_tokens<'a, S: Store<'a>>(piece: &mut Piece<'a>, sinks: Option<usize>) {
     let sizes = Sizes::of(piece);
     let mut pass = Pass::take(piece);
     let (keys, values) = (Cache::<S>::new(piece, 1), Cache::<S>::new(piece, 2));
@@ -370,20 +357,19 @@ fn attend_tokens<'a, L: Lanes, S: Store<'a>>(l: L, piece: &mut Piece<'a>, sinks:
         let (keys, values) = (keys.of(piece, own), values.of(piece, own));
         // More heads than a pass holds take several.
         for heads in heads.clone().step_by(QUERIES).map(|h| h..heads.end.min(h + QUERIES)) {
-            pass.start(l, piece, tokens.clone(), heads, sizes, sinks);
+            pass.start(piece, tokens.clone(), heads, sizes, sinks);
             for chunk in chunks(piece, tokens.clone(), sizes.cache_rows) {
-                pass.chunk(l, keys, values, kv_head, chunk);
-                pass.add(l);
+                pass.chunk(keys, values, kv_head, chunk);
+                pass.add();
             }
-            pass.store(l, piece);
+            pass.store(piece);
         }
     }
 }
 
 /// All tokens through a part of the cache. Chunks follow each other, and in each the heads, so that a part
 /// reads a run of the cache.
-#[inline(always)]
-fn attend_part<'a, L: Lanes, S: Store<'a>>(l: L, piece: &mut Piece<'a>, parts: usize, each: usize) {
+fn attend_part<'a, S: Store<'a>>(piece: &mut Piece<'a>, parts: usize, each: usize) {
     let sizes = Sizes::of(piece);
     let summaries = piece.take_joint();
     let mut pass = Pass::take(piece);
@@ -397,9 +383,25 @@ fn attend_part<'a, L: Lanes, S: Store<'a>>(l: L, piece: &mut Piece<'a>, parts: u
         let (chunk, kv_head) = (chunks.start + unit / sizes.kv_heads, unit % sizes.kv_heads);
         let heads = kv_head * sizes.group()..(kv_head + 1) * sizes.group();
         // Sinks come in where parts are put together.
-        pass.start(l, piece, 0..sizes.tokens, heads, sizes, None);
-        pass.chunk(l, keys, values, kv_head, chunk);
-        pass.summarise(l, summaries);
+        pass.start(piece, 0..sizes.tokens, heads, sizes, None);
+        pass.chunk(keys, values, kv_head, chunk);
+        pass.summarise(summaries);
+    }
+}
+
+struct Join<'p, 'a> {
+    piece: &'p mut Piece<'a>,
+    parts: usize,
+    each: usize,
+    sinks: Option<usize>,
+}
+
+impl Vectorised for Join<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        join(l, self.piece, self.parts, self.each, self.sinks);
     }
 }
 

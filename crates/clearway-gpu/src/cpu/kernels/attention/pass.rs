@@ -2,15 +2,19 @@
 //!
 //! Many queries lie in vectors ([`wide`]), a few meet vectors of keys ([`narrow`]). Both do the same to each
 //! query in the same order, so that the bits of a result do not depend on how many queries there are.
+//!
+//! Each step is compiled for every set of instructions on its own ([`vectorise`]), and only those that read the cache for
+//! every type of it: as one function for each type they took minutes to compile.
 
 use std::ops::Range;
 
 use super::narrow::{self, KEYS};
+use super::row::Row;
 use super::wide::{self, Seen, Wide, by_vectors};
 use super::{CHUNK, Cache, Sizes, Softmax, Store, add_scaled, finish, padded, seen, sum_scaled};
 use crate::cpu::Piece;
-use crate::cpu::simd::Lanes;
 use crate::cpu::simd::float::LANES;
+use crate::cpu::simd::{Lanes, Vectorised, vectorise};
 
 /// Queries that go through the cache together.
 pub(super) const QUERIES: usize = 96;
@@ -124,10 +128,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Starts with some heads of some tokens, at most [`QUERIES`] together.
-    #[inline(always)]
-    pub(super) fn start<L: Lanes>(
+    pub(super) fn start(
         &mut self,
-        l: L,
         piece: &Piece<'_>,
         tokens: Range<usize>,
         heads: Range<usize>,
@@ -145,11 +147,7 @@ impl<'a> Pass<'a> {
                 self.len += 1;
             }
         }
-        if self.is_wide() {
-            self.lay_wide(l, piece)
-        } else {
-            self.lay_narrow::<L>(piece)
-        }
+        vectorise(Lay { pass: self, piece });
         let floats = self.vectors() * LANES * padded(self.value);
         self.totals[..floats].fill(0.0);
     }
@@ -194,10 +192,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Takes all queries through a chunk.
-    #[inline(always)]
-    pub(super) fn chunk<'c, L: Lanes, S: Store<'c>>(
+    pub(super) fn chunk<'c, S: Store<'c>>(
         &mut self,
-        l: L,
         keys: Cache<'c, S>,
         values: Cache<'c, S>,
         kv_head: usize,
@@ -214,11 +210,13 @@ impl<'a> Pass<'a> {
                 for (row, line) in (start..end).zip(&mut rows) {
                     *line = cache.row(row, kv_head);
                 }
-                wide::load(l, &rows[..end - start], start - chunk.start, out);
+                let first = start - chunk.start;
+                vectorise(Load { rows: &rows[..end - start], first, chunk: out });
             }
-            self.chunk_wide(l, chunk.start);
+            vectorise(ChunkWide { pass: self, first: chunk.start });
         } else {
-            self.chunk_narrow(l, keys, values, kv_head, start..end, chunk.start);
+            let (rows, first) = (start..end, chunk.start);
+            vectorise(ChunkNarrow { pass: self, keys, values, kv_head, rows, first });
         }
     }
 
@@ -331,8 +329,12 @@ impl<'a> Pass<'a> {
     }
 
     /// Adds what the chunk gave to what those before it gave.
+    pub(super) fn add(&mut self) {
+        vectorise(Add { pass: self });
+    }
+
     #[inline(always)]
-    pub(super) fn add<L: Lanes>(&mut self, l: L) {
+    fn add_with<L: Lanes>(&mut self, l: L) {
         let value = padded(self.value);
         if !self.is_wide() {
             let (old, new) = self.total[0].add(l, &self.found[0]);
@@ -364,11 +366,10 @@ impl<'a> Pass<'a> {
     }
 
     /// Stores what all chunks gave.
-    #[inline(always)]
-    pub(super) fn store<L: Lanes>(&mut self, l: L, piece: &mut Piece<'_>) {
+    pub(super) fn store(&mut self, piece: &mut Piece<'_>) {
         let padded = padded(self.value);
         for vector in 0..self.vectors() {
-            self.lay_rows(l, vector, false);
+            vectorise(LayRows { pass: self, vector, outputs: false });
             let queries = self.rows[vector * LANES..self.len].iter().zip(self.total[vector].sum);
             for ((row, sum), values) in queries.zip(self.values.chunks_exact_mut(padded)) {
                 let values = &mut values[..self.value];
@@ -379,11 +380,10 @@ impl<'a> Pass<'a> {
     }
 
     /// Leaves what the chunk gave for the piece that joins the parts.
-    #[inline(always)]
-    pub(super) fn summarise<L: Lanes>(&mut self, l: L, summaries: &mut [f32]) {
+    pub(super) fn summarise(&mut self, summaries: &mut [f32]) {
         let (size, padded) = (2 + self.value, padded(self.value));
         for vector in 0..self.vectors() {
-            self.lay_rows(l, vector, true);
+            vectorise(LayRows { pass: self, vector, outputs: true });
             let Softmax { max, sum } = self.found[vector];
             let summaries =
                 summaries[vector * LANES * size..self.len * size].chunks_exact_mut(size);
@@ -415,6 +415,100 @@ impl<'a> Pass<'a> {
                 P
             });
         }
+    }
+}
+
+struct Lay<'p, 'a, 'b, 'c> {
+    pass: &'p mut Pass<'a>,
+    piece: &'b Piece<'c>,
+}
+
+impl Vectorised for Lay<'_, '_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        if self.pass.is_wide() {
+            self.pass.lay_wide(l, self.piece);
+        } else {
+            self.pass.lay_narrow::<L>(self.piece);
+        }
+    }
+}
+
+struct Load<'p, S> {
+    rows: &'p [S],
+    first: usize,
+    chunk: &'p mut [f32],
+}
+
+impl<S: Row> Vectorised for Load<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        wide::load(l, self.rows, self.first, self.chunk);
+    }
+}
+
+struct ChunkWide<'p, 'a> {
+    pass: &'p mut Pass<'a>,
+    first: usize,
+}
+
+impl Vectorised for ChunkWide<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        self.pass.chunk_wide(l, self.first);
+    }
+}
+
+struct ChunkNarrow<'p, 'a, 'c, S> {
+    pass: &'p mut Pass<'a>,
+    keys: Cache<'c, S>,
+    values: Cache<'c, S>,
+    kv_head: usize,
+    rows: Range<usize>,
+    first: usize,
+}
+
+impl<'c, S: Store<'c>> Vectorised for ChunkNarrow<'_, '_, 'c, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let Self { pass, keys, values, kv_head, rows, first } = self;
+        pass.chunk_narrow(l, keys, values, kv_head, rows, first);
+    }
+}
+
+struct Add<'p, 'a> {
+    pass: &'p mut Pass<'a>,
+}
+
+impl Vectorised for Add<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        self.pass.add_with(l);
+    }
+}
+
+struct LayRows<'p, 'a> {
+    pass: &'p mut Pass<'a>,
+    vector: usize,
+    outputs: bool,
+}
+
+impl Vectorised for LayRows<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        self.pass.lay_rows(l, self.vector, self.outputs);
     }
 }
 
