@@ -17,6 +17,7 @@ pub struct Candidate {
 
 /// How a device is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(all(feature = "vulkan", feature = "wgpu")), allow(dead_code))] // some cannot be met
 pub enum Via {
     /// Our own code on the processor.
     Cpu,
@@ -32,6 +33,7 @@ pub enum Via {
 
 /// What a device is. Smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(not(any(feature = "vulkan", feature = "wgpu")), allow(dead_code))] // the CPU is one of them
 pub enum Kind {
     /// A card, or anything else that is no software.
     Hardware,

@@ -9,6 +9,7 @@ use crate::preference::Candidate;
 
 /// How to open one.
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(not(feature = "vulkan"), allow(dead_code))] // nobody asks for them
 pub struct Options {
     /// Time no kernels.
     pub no_tune: bool,
@@ -26,6 +27,7 @@ pub struct Options {
 
 /// Where barriers between groups become counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "vulkan"), allow(dead_code))] // `bench --check-counters` is not there
 pub enum Counters {
     /// On devices that pass a test of it.
     #[default]

@@ -9,6 +9,7 @@ use crate::preference::Candidate;
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(not(feature = "wgpu"), allow(dead_code))] // nobody asks for them
 pub struct Options {
     /// Time no kernels.
     pub no_tune: bool,

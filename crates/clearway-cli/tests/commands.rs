@@ -250,6 +250,39 @@ fn bench_measures_every_length() {
 }
 
 #[test]
+fn the_matrix_has_every_shape_and_format_and_leaves_nothing_behind() {
+    let folder = Folder::new("matrix");
+    let matrix = ["bench", "--matrix", "--shapes", "smollm2-135m", "--folder"];
+    let short = ["-p", "4", "-n", "2", "-d", "8", "-r", "1", "--device", "cpu"];
+    let with = |more: &[&str]| [&matrix[..], &[folder.0.to_str().unwrap()], &short, more].concat();
+    let measured = json(&with(&["--formats", "q4_0,q8_0", "--json"]));
+    let keys = ["format", "test", "n_depth"];
+    let of = |test: &serde_json::Value| keys.map(|key| test[key].to_string()).join(" ");
+    let found: Vec<_> = measured.as_array().unwrap().iter().map(of).collect();
+    let tests = |format| {
+        [("pp4", 0), ("tg2", 0), ("pp4", 8), ("tg2", 8)]
+            .map(|(test, depth)| format!("\"{format}\" \"{test}\" {depth}"))
+    };
+    assert_eq!(found, [tests("q4_0"), tests("q8_0")].concat());
+    for test in measured.as_array().unwrap() {
+        assert_eq!(test["shape"], "smollm2-135m");
+        assert!(test["avg_ts"].as_f64().unwrap() > 0.0, "{test}");
+    }
+    let table = stdout(&clearway(&with(&["--formats", "q8_0"])));
+    assert!(table.contains("| pp4 | tg2 | pp4 @ d8 | tg2 @ d8 | of read |"), "{table}");
+    let row = table.lines().find(|line| line.starts_with("| smollm2-135m | q8_0 | ")).unwrap();
+    assert_eq!(row.matches('|').count(), 9, "{row}");
+    assert!(row.ends_with(" % |"), "{row}");
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "a file is left");
+
+    let nowhere = failure(&clearway(&[&matrix[..], &["nowhere"], &short].concat()));
+    assert!(nowhere.contains("--folder nowhere is no folder"), "{nowhere}");
+    for wrong in [&["--formats", "q9"][..], &["--parallel", "2"], &["--micro"]] {
+        assert_eq!(clearway(&with(wrong)).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
 fn tokens_and_logits_are_shown() {
     let (_folder, m) = model("tokens");
     let tokens = json(&["tokenize", "-m", &m, "--json", "<|im_start|>é-"]);

@@ -15,7 +15,7 @@ use clearway::{
 };
 use serde_json::{Value, json};
 
-use super::WARM_UP;
+use super::measure::WARM_UP;
 use crate::out::{self, say};
 
 /// Dispatches of the lists that measure one dispatch.

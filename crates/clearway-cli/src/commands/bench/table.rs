@@ -5,7 +5,8 @@ use clearway_llm::engine::Engine;
 use clearway_llm::gguf::Gguf;
 use serde_json::{Value, json};
 
-use super::{Args, Decode, Measured};
+use super::Args;
+use super::measure::{Decode, Measured};
 use crate::memory;
 use crate::out::say;
 
@@ -36,7 +37,7 @@ struct Column {
 }
 
 impl About {
-    pub fn new(args: &Args, gguf: &Gguf, engine: &Engine, device: &str) -> Self {
+    pub fn new(args: &Args, gguf: &Gguf, engine: &Engine, device: &str, depth: usize) -> Self {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = args.device.threads().unwrap_or_else(cores);
         Self {
@@ -45,7 +46,7 @@ impl About {
             parameters: gguf.tensors().map(|t| t.dims().iter().product::<usize>() as u64).sum(),
             device: device.to_owned(),
             threads: (device == "cpu").then_some(threads),
-            depth: args.n_depth,
+            depth,
         }
     }
 
@@ -221,7 +222,7 @@ mod tests {
     use clearway::HostWork;
     use clearway_llm::engine::TokenBytes;
 
-    use super::super::{Cpu, Test};
+    use super::super::measure::{Cpu, Test};
     use super::*;
 
     fn about() -> About {
