@@ -247,13 +247,39 @@ fn greedy_text_of_the_crowd_is_that_of_the_single_stream() {
     }
 }
 
+/// As the test before, and as bits where rows are pinned, while lists are made on a thread beside.
+#[test]
+fn texts_are_those_of_the_single_stream_while_lists_are_made_beside() {
+    for device in devices() {
+        let name = device.info().name.clone();
+        let mut crowd = runner(&device, false);
+        crowd.make_ahead().unwrap();
+        compare_texts(engine(&device), &mut crowd, &name, 1e-3);
+        let lists = crowd.lists();
+        assert_eq!((lists.waits, lists.failed), (0, 0), "{name}: {lists:?}");
+        let [mut waits, mut goes_on] = [runner(&device, true), runner(&device, true)];
+        goes_on.make_ahead().unwrap();
+        let mut rng = Rng::new(23);
+        let texts: Vec<Text> = (0..5).map(|_| Text::random(&mut rng)).collect();
+        assert_eq!(
+            run(&mut goes_on, &texts, &mut rng),
+            run(&mut waits, &texts, &mut rng),
+            "{name}"
+        );
+    }
+}
+
 /// Greedy texts of a crowd are those of the single stream, up to tokens that are as good within `tie`.
-fn compare(mut engine: Engine, mut crowd: DeviceRunner, name: &str, tie: f32) {
+fn compare(engine: Engine, mut crowd: DeviceRunner, name: &str, tie: f32) {
+    compare_texts(engine, &mut crowd, name, tie);
+    assert!(crowd.mixed() > 0, "{name}: no work had rows of prompts and a step");
+}
+
+fn compare_texts(mut engine: Engine, crowd: &mut DeviceRunner, name: &str, tie: f32) {
     let mut rng = Rng::new(3);
     let mut texts: Vec<Text> = (0..12).map(|_| Text::random(&mut rng)).collect();
     texts.iter_mut().for_each(|text| text.sampling = Sampling::greedy());
-    let together = run(&mut crowd, &texts, &mut rng);
-    assert!(crowd.mixed() > 0, "{name}: no work had rows of prompts and a step");
+    let together = run(crowd, &texts, &mut rng);
     for (text, found) in texts.iter().zip(together) {
         engine.clear();
         let mut logits = engine.eval(&text.prompt).unwrap();

@@ -107,6 +107,18 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Tokens that were written.
     pub generated_tokens: u64,
+    /// Works in which rows of prompts and a step were one.
+    pub mixed_works: u64,
+    /// Works in which they were two lists, since the list of both was not made yet.
+    pub apart_works: u64,
+    /// Lists that were made before a work needed them.
+    pub lists_ahead: u64,
+    /// Lists that were made after a work had needed them.
+    pub lists_late: u64,
+    /// Lists that could not be made.
+    pub lists_failed: u64,
+    /// Lists that texts waited for.
+    pub list_waits: u64,
     /// Times that a lost device was opened again.
     pub reopened: u64,
     /// Adapters that requests can choose.

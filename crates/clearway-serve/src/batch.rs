@@ -77,6 +77,8 @@ impl Batch {
         let runner = move |engine: Engine| -> Result<Box<dyn Runner>, Error> {
             let mut runner = DeviceRunner::new(engine, device)?;
             runner.prepare(1, &clearway_llm::Sampling::default())?;
+            // Nobody's text waits for a compiler.
+            runner.make_ahead()?;
             Ok(Box::new(runner))
         };
         let options = ServiceOptions {
@@ -152,6 +154,12 @@ impl Backend for Batch {
             prompt_tokens: numbers.prompt_tokens + numbers.cached_tokens,
             cached_tokens: numbers.cached_tokens,
             generated_tokens: numbers.generated_tokens,
+            mixed_works: numbers.mixed_works,
+            apart_works: numbers.apart_works,
+            lists_ahead: numbers.lists_ahead,
+            lists_late: numbers.lists_late,
+            lists_failed: numbers.lists_failed,
+            list_waits: numbers.list_waits,
             reopened: numbers.reopened,
             adapters: self.adapters,
         }

@@ -143,6 +143,12 @@ impl Metrics {
             prompt_tokens,
             cached_tokens,
             generated_tokens,
+            mixed_works,
+            apart_works,
+            lists_ahead,
+            lists_late,
+            lists_failed,
+            list_waits,
             reopened,
             adapters,
         } = stats.unwrap_or_default();
@@ -181,6 +187,40 @@ impl Metrics {
             "Tokens written.",
             generated_tokens as f64,
         );
+        for (name, help, count) in [
+            (
+                "clearway_mixed_works_total",
+                "Steps that read prompts and write texts at once.",
+                mixed_works,
+            ),
+            (
+                "clearway_apart_works_total",
+                "Steps that did so one after the other, as the program for both was not compiled yet.",
+                apart_works,
+            ),
+            (
+                "clearway_lists_ahead_total",
+                "Programs of the device that were compiled before they were needed.",
+                lists_ahead,
+            ),
+            (
+                "clearway_lists_late_total",
+                "Programs of the device that were compiled after they had been needed.",
+                lists_late,
+            ),
+            (
+                "clearway_lists_failed_total",
+                "Programs of the device that could not be compiled.",
+                lists_failed,
+            ),
+            (
+                "clearway_list_waits_total",
+                "Programs of the device that texts waited for.",
+                list_waits,
+            ),
+        ] {
+            one("counter", name, help, count as f64);
+        }
         one(
             "counter",
             "clearway_device_reopened_total",
@@ -275,6 +315,12 @@ mod tests {
             blocks_used: 2,
             block_tokens: 16,
             adapters: 5,
+            mixed_works: 41,
+            apart_works: 42,
+            lists_ahead: 43,
+            lists_late: 44,
+            lists_failed: 45,
+            list_waits: 46,
             ..Stats::default()
         };
         let text = metrics.text("a\"b", "ready", Some(stats), &[]);
@@ -285,6 +331,13 @@ mod tests {
             "vllm:cache_config_info{model_name=\"a\\\"b\",block_size=\"16\",num_gpu_blocks=\"8\"} 1",
             "vllm:lora_requests_info{model_name=\"a\\\"b\",max_lora=\"5\",",
             "clearway_http_requests_total{model_name=\"a\\\"b\",status=\"other\"} 1",
+            "# TYPE clearway_mixed_works_total counter",
+            "clearway_mixed_works_total{model_name=\"a\\\"b\"} 41",
+            "clearway_apart_works_total{model_name=\"a\\\"b\"} 42",
+            "clearway_lists_ahead_total{model_name=\"a\\\"b\"} 43",
+            "clearway_lists_late_total{model_name=\"a\\\"b\"} 44",
+            "clearway_lists_failed_total{model_name=\"a\\\"b\"} 45",
+            "clearway_list_waits_total{model_name=\"a\\\"b\"} 46",
             "clearway_texts_total{model_name=\"a\\\"b\",end=\"stop\"} 1",
             "clearway_time_to_first_token_seconds_bucket{model_name=\"a\\\"b\",le=\"0.0025\"} 0",
             "clearway_time_to_first_token_seconds_bucket{model_name=\"a\\\"b\",le=\"0.005\"} 1",

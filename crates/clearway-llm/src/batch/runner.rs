@@ -152,6 +152,34 @@ pub struct SlotTokens {
     pub failed: bool,
 }
 
+/// What became of the lists that works are done by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListCounts {
+    /// Lists that were made before a work needed them.
+    pub ahead: u64,
+    /// Lists that were made after a work had needed them.
+    pub late: u64,
+    /// Lists that could not be made, for want of memory perhaps. Others stand in for them.
+    pub failed: u64,
+    /// Lists that a work waited for.
+    pub waits: u64,
+    /// Works whose rows of prompts and step were two lists, since the list of both was not made yet.
+    pub apart: u64,
+}
+
+impl ListCounts {
+    /// Both together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            ahead: self.ahead + other.ahead,
+            late: self.late + other.late,
+            failed: self.failed + other.failed,
+            waits: self.waits + other.waits,
+            apart: self.apart + other.apart,
+        }
+    }
+}
+
 /// A device that runs sequences.
 pub trait Runner: Send {
     /// What it can hold.
@@ -181,5 +209,10 @@ pub trait Runner: Send {
     ) -> Result<Option<Vec<f32>>, EngineError> {
         let _ = (text, most);
         Err(EngineError::NoVectors)
+    }
+
+    /// Lists so far, where it has lists.
+    fn lists(&self) -> ListCounts {
+        ListCounts::default()
     }
 }

@@ -29,6 +29,13 @@ pub(crate) enum Choice {
 }
 
 impl Choice {
+    /// All there are: that of the default sampling, the fastest, the one that serves all.
+    pub(crate) const ALL: [Self; 3] = [
+        Self::Drawn { candidates: CANDIDATES[0] },
+        Self::Greedy,
+        Self::Drawn { candidates: CANDIDATES[1] },
+    ];
+
     /// The choice that suits a row best; `None` where only the host can choose.
     pub(crate) fn of(sampling: &Sampling) -> Option<Self> {
         if !sampling.runs_on_device() {

@@ -12,6 +12,7 @@
 //! | `convert` | tensors of types the device has no kernels for |
 //! | `memory` | how much memory a model needs, and how large a context it gets |
 //! | `split` | which layers lie on which of two devices |
+//! | `in_blocks` | steps of many sequences |
 //! | `embed` | texts to vectors |
 //! | `state` | the rows of the cache as bytes |
 //! | `finite` | logits that are no numbers, and where they began |
@@ -32,6 +33,7 @@ mod convert;
 mod embed;
 mod error;
 mod finite;
+mod in_blocks;
 mod latent;
 mod memory;
 mod open;
@@ -51,6 +53,7 @@ pub use convert::Conversion;
 pub use embed::{Embedding, Pooling};
 pub use error::EngineError;
 pub use finite::{BadTensor, Origin};
+pub(crate) use in_blocks::StepsInBlocks;
 pub use memory::{Bytes, ContextReason, Footprint};
 pub use sample::{LogProbs, Sampler};
 pub use sampling::{Penalties, Sampling, TokenMask};
@@ -72,8 +75,8 @@ use verify::CheckStep;
 
 use crate::gguf::Gguf;
 use crate::model::{
-    self, AdapterLayout, CacheLayout, DecodeRows, LOGIT_ROWS, Logits, ModelGraph, ModelShape,
-    POSITIONS, Part, ROPE_FACTORS, RecordOptions, STREAM, TOKENS,
+    self, AdapterLayout, LOGIT_ROWS, Logits, ModelGraph, ModelShape, POSITIONS, Part, ROPE_FACTORS,
+    RecordOptions, STREAM, TOKENS,
 };
 
 /// Shorthand for results of this module.
@@ -571,29 +574,6 @@ impl Engine {
             bound.bind(external.view, buffer);
         }
         Ok(bound)
-    }
-
-    /// A step of many sequences whose rows lie in blocks of the cache.
-    pub(crate) fn record_in_blocks(
-        &self,
-        tokens: usize,
-        logits: Logits,
-        cache_rows: usize,
-        (cache, decode): (CacheLayout, Option<DecodeRows>),
-    ) -> Result<ModelGraph> {
-        self.check_writes()?;
-        let dtypes = &self.weight_dtypes;
-        let weight_dtype = |name: &str| dtypes.get(name).copied().unwrap_or(DType::F32);
-        let options = RecordOptions {
-            cache_dtype: self.options.cache_dtype,
-            cache,
-            decode,
-            logits,
-            weight_dtype: &weight_dtype,
-            adapters: self.adapters.as_ref().map(Stack::layout),
-            ..RecordOptions::new(tokens, cache_rows)
-        };
-        Ok(model::record(&self.shape, &options)?)
     }
 
     /// Where a weight or a part of the cache lies.

@@ -6,7 +6,7 @@ use clearway::{
 
 use super::slots::{Advance, RING, WORDS};
 use crate::engine::choose::{self, Choice, DrawnBy};
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, StepsInBlocks};
 use crate::model::{
     ADAPTERS, BLOCKS, CACHE_ROWS, CacheLayout, DECODE_BLOCKS, DecodeRows, Logits, ModelGraph,
     POSITIONS, SEQUENCES, TOKENS, in_cache,
@@ -19,6 +19,7 @@ const TOGETHER: std::ops::RangeInclusive<usize> = 4..=32;
 const ROWS_OF_EACH: usize = 8;
 
 /// What all lists of a runner share.
+#[derive(Clone)]
 pub(super) struct Tables {
     /// Rows of a block.
     pub(super) block: usize,
@@ -96,14 +97,14 @@ impl Row {
 }
 
 impl Inputs {
-    fn new(engine: &Engine, rows: usize) -> Result<Self> {
-        let alloc = || engine.executor().device().alloc(4 * rows as u64);
+    fn new(steps: &StepsInBlocks, rows: usize) -> Result<Self> {
+        let alloc = || steps.executor().device().alloc(4 * rows as u64);
         Ok(Self {
             tokens: alloc()?,
             positions: alloc()?,
             sequences: alloc()?,
             cache_rows: alloc()?,
-            adapters: (!engine.adapters().is_empty()).then(alloc).transpose()?,
+            adapters: steps.chooses_adapters().then(alloc).transpose()?,
         })
     }
 
@@ -145,29 +146,28 @@ pub(super) struct StepList {
 }
 
 impl StepList {
-    pub(super) fn new(engine: &Engine, tables: &Tables, key: StepKey) -> Result<Self> {
-        choose::register(engine.executor())?;
+    pub(super) fn new(steps: &StepsInBlocks, tables: &Tables, key: StepKey) -> Result<Self> {
+        choose::register(steps.executor())?;
         let slots = tables.slot_count();
-        super::slots::register(engine.executor(), slots, tables.block)?;
+        super::slots::register(steps.executor(), slots, tables.block)?;
         let StepKey { read, decode: rows, choice } = key;
-        let device = engine.executor().device();
+        let device = steps.executor().device();
         let (block, entries) = (tables.block, tables.entries);
         let (sequences, logits, decode, blocks) = match read {
             0 => (slots, Logits::All, None, None),
             read => {
                 let readers = tables.together(read);
                 let decode = DecodeRows { rows, sequences: slots };
-                let blocks = device.upload(&vec![0_u32; readers * entries])?;
+                let blocks = device.alloc(4 * (readers * entries) as u64)?;
                 (readers, Logits::Tail(rows), Some(decode), Some(blocks))
             }
         };
         let layout = CacheLayout::Blocks { block, sequences, entries };
-        let mut recorded =
-            engine.record_in_blocks(read + rows, logits, tables.rows(), (layout, decode))?;
-        let inputs = Inputs::new(engine, read + rows)?;
+        let mut recorded = steps.record(read + rows, logits, tables.rows(), (layout, decode))?;
+        let inputs = Inputs::new(steps, read + rows)?;
         let of_rows = device.alloc(4 * rows as u64)?;
         let of_readers = blocks.as_ref().unwrap_or(&tables.blocks);
-        let mut bound = bind(engine, &recorded, &inputs, [of_readers, &tables.blocks])?;
+        let mut bound = bind(steps, &recorded, &inputs, [of_readers, &tables.blocks])?;
         let recorder = &mut recorded.recorder;
         let mut external = |name: &str, buffer: &Buffer, elems: usize| -> Result<TensorView> {
             let view = recorder.external(name, DType::U32, &[elems])?;
@@ -204,8 +204,8 @@ impl StepList {
         advance.record(graph, tables.block)?;
         // A step is done again from the host's copy of its slots. Kernels of several rows are not counted.
         let counters = read + rows == 1;
-        let options = CompileOptions { counters, ..engine.options().compile };
-        let graph = engine.executor().compile(graph, &bound, &options)?;
+        let options = CompileOptions { counters, ..steps.options().compile };
+        let graph = steps.executor().compile(graph, &bound, &options)?;
         Ok(Self { graph, inputs, rows: of_rows, blocks, logits: recorded.logits })
     }
 
@@ -227,16 +227,16 @@ pub(super) struct ReadList {
 }
 
 impl ReadList {
-    pub(super) fn new(engine: &Engine, tables: &Tables, rows: usize) -> Result<Self> {
+    pub(super) fn new(steps: &StepsInBlocks, tables: &Tables, rows: usize) -> Result<Self> {
         let (entries, sequences) = (tables.entries, tables.together(rows));
         let layout = CacheLayout::Blocks { block: tables.block, sequences, entries };
         let logits = Logits::None;
-        let recorded = engine.record_in_blocks(rows, logits, tables.rows(), (layout, None))?;
-        let inputs = Inputs::new(engine, rows)?;
-        let blocks = engine.executor().device().upload(&vec![0_u32; sequences * entries])?;
-        let bound = bind(engine, &recorded, &inputs, [&blocks, &tables.blocks])?;
-        let options = &engine.options().compile;
-        let graph = engine.executor().compile(recorded.graph(), &bound, options)?;
+        let recorded = steps.record(rows, logits, tables.rows(), (layout, None))?;
+        let inputs = Inputs::new(steps, rows)?;
+        let blocks = steps.executor().device().alloc(4 * (sequences * entries) as u64)?;
+        let bound = bind(steps, &recorded, &inputs, [&blocks, &tables.blocks])?;
+        let options = &steps.options().compile;
+        let graph = steps.executor().compile(recorded.graph(), &bound, options)?;
         Ok(Self { graph, inputs, blocks })
     }
 }
@@ -250,9 +250,9 @@ pub(super) struct CopyList {
 }
 
 impl CopyList {
-    pub(super) fn new(engine: &Engine, tables: &Tables) -> Result<Self> {
-        let (shape, block) = (engine.shape(), tables.block);
-        let device = engine.executor().device();
+    pub(super) fn new(steps: &StepsInBlocks, tables: &Tables) -> Result<Self> {
+        let (shape, block) = (steps.shape(), tables.block);
+        let device = steps.executor().device();
         let (from, to) = (device.alloc(4 * block as u64)?, device.alloc(4 * block as u64)?);
         let mut ops = Recorder::new();
         let from_view = ops.external("from", DType::U32, &[block])?;
@@ -263,7 +263,7 @@ impl CopyList {
         let (heads, head) = (shape.kv_heads, shape.cache_head());
         let parts = |layer| shape.cache_parts().iter().map(move |part| cache(layer, part));
         for name in (0..shape.layers).flat_map(parts) {
-            let dtype = in_cache(engine.options().cache_dtype);
+            let dtype = in_cache(steps.options().cache_dtype);
             let cache = ops.external(&name, dtype, &[tables.rows(), heads, head])?;
             let rows = Layout::new(dtype, &[tables.rows(), heads * head])?;
             let picked = ops.gather(cache.reinterpret(0, rows)?, from_view, 1.0)?;
@@ -274,10 +274,10 @@ impl CopyList {
             };
             let picked = picked.reinterpret(0, Layout::new(dtype, &[block, heads, head])?)?;
             ops.kv_write(picked, to_view, cache)?;
-            bound.bind(cache, engine.buffer(&name)?);
+            bound.bind(cache, steps.buffer(&name)?);
         }
         let (graph, _) = ops.into_parts();
-        let graph = engine.executor().compile(&graph, &bound, &engine.options().compile)?;
+        let graph = steps.executor().compile(&graph, &bound, &steps.options().compile)?;
         Ok(Self { graph, from, to, block })
     }
 
@@ -297,7 +297,7 @@ fn cache(layer: usize, part: &str) -> String {
 
 /// Where the tensors lie that a step only names.
 fn bind(
-    engine: &Engine,
+    steps: &StepsInBlocks,
     recorded: &ModelGraph,
     inputs: &Inputs,
     [blocks, decode_blocks]: [&Buffer; 2],
@@ -312,7 +312,7 @@ fn bind(
             BLOCKS => blocks,
             DECODE_BLOCKS => decode_blocks,
             ADAPTERS => inputs.adapters.as_ref().ok_or(EngineError::NotOnDevice)?,
-            name => engine.buffer(name)?,
+            name => steps.buffer(name)?,
         };
         bound.bind(external.view, buffer);
     }

@@ -4,25 +4,33 @@
 //! |---|---|
 //! | `slots` | a slot as words, and the kernel that ends a step |
 //! | `lists` | decode steps, rows of prompts, both at once, copies of blocks: compiled once, replayed |
+//! | `batches` | rows of prompts, as many at once as a list holds |
+//! | `shelf` | the lists there are, and which stand in for others |
+//! | `maker` | a thread that makes lists |
 //!
-//! A work of one step with rows of prompts is one list of both (`StepList`), unless rows are pinned.
+//! A work of one step with rows of prompts is one list of both (`StepList`), unless rows are pinned or the list is not made yet.
 //!
 //! The host has a copy of every slot. It is up to date when all work is finished, and only then it is written to the device:
 //! a work that carries changes waits for the one before it. A work without any continues where the last one stopped, and
 //! nothing is written at all.
 
+mod batches;
 mod lists;
+pub(super) mod maker;
+mod shelf;
 mod slots;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use clearway::{GpuError, NO_INDEX, Ticket};
-use rustc_hash::FxHashMap;
 
-use self::lists::{CopyList, ReadList, Row, StepKey, StepList, Tables};
+use self::batches::{Batch, Batches};
+use self::lists::{Row, StepKey, Tables};
+use self::maker::{ListKey, Source};
+use self::shelf::Shelf;
 use self::slots::{FAILED, RING, RUNNING, WORDS};
-use super::runner::{Change, Chosen, Limits, Read, Runner, Slot, SlotTokens, Work};
+use super::runner::{Change, Chosen, Limits, ListCounts, Read, Runner, Slot, SlotTokens, Work};
 use crate::engine::choose::Choice;
 use crate::engine::{Embedding, Engine, EngineError};
 
@@ -38,6 +46,8 @@ const DECODE_ROWS_BESIDE: [usize; 6] = [8, 16, 32, 64, 128, 256];
 const READ_ROWS_BESIDE: usize = 32;
 /// Numbers of rows that prompts are read in.
 const READ_ROWS: [usize; 14] = [8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
+/// Rows of the list of prompts that is made first and stands in for all others.
+const SHORT_READ: usize = 64;
 /// Rows of prompts that are read at once where rows are pinned.
 const PINNED_READ: usize = 64;
 /// Steps of one work at most, where the host is far from the device and where it is not.
@@ -72,9 +82,7 @@ pub struct DeviceRunner {
     slots: Vec<slots::Slot>,
     /// Blocks of each slot, as the device has them.
     blocks: Vec<u32>,
-    steps: FxHashMap<StepKey, StepList>,
-    read: FxHashMap<usize, ReadList>,
-    copy: Option<CopyList>,
+    lists: Shelf,
     /// Decode work on the device.
     under_way: VecDeque<UnderWay>,
     /// Works that are done and were not asked for yet.
@@ -85,13 +93,6 @@ pub struct DeviceRunner {
     lost: Option<EngineError>,
     /// Works that were one list of rows of prompts and a step.
     mixed: u64,
-}
-
-/// Rows of prompts that one list reads, and their sequences.
-#[derive(Default)]
-struct Batch {
-    rows: Vec<Row>,
-    sequences: Vec<Slot>,
 }
 
 /// The smallest range that holds all that was added: one write is faster than many short ones.
@@ -139,11 +140,9 @@ impl DeviceRunner {
             },
             slots: (0..slots).map(|_| slots::Slot::empty()).collect(),
             blocks: vec![0; slots * entries],
+            lists: Shelf::new(Source { steps: engine.steps_in_blocks()?, tables: tables.clone() }),
             engine,
             tables,
-            steps: FxHashMap::default(),
-            read: FxHashMap::default(),
-            copy: None,
             under_way: VecDeque::new(),
             done: VecDeque::new(),
             ready: None,
@@ -168,20 +167,53 @@ impl DeviceRunner {
     /// What the device reports.
     pub fn prepare(&mut self, rows: usize, sampling: &crate::engine::Sampling) -> Result<()> {
         let choice = Choice::of(sampling).unwrap_or(Choice::Greedy);
-        self.step_list(StepKey { read: 0, decode: self.decode_rows(rows), choice }).map(|_| ())
+        let key = StepKey { read: 0, decode: self.decode_rows(rows), choice };
+        self.lists.prepare(ListKey::Step(key))
+    }
+
+    /// Compiles what stands in for everything else, and has other lists made on a thread of their own from now on: those that are known to be
+    /// needed sooner or later, and those that works ask for. A work whose list is not there takes others, and nobody waits for a compiler.
+    /// Without this call a work waits until its lists are made, and always has the fastest.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn make_ahead(&mut self) -> Result<()> {
+        let (first, then) = self.known_lists();
+        self.lists.make_ahead(&first, &then)
+    }
+
+    /// The lists that stand in for all others, and those that texts of any length and number need, the most common first.
+    fn known_lists(&self) -> (Vec<ListKey>, Vec<ListKey>) {
+        let [common, greedy, any] = Choice::ALL;
+        let step = |decode, choice| ListKey::Step(StepKey { read: 0, decode, choice });
+        let most = self.decode_rows(self.options.slots);
+        if self.options.deterministic {
+            let first = vec![step(most, any), ListKey::Read(PINNED_READ)];
+            return (first, vec![step(most, common), step(most, greedy)]);
+        }
+        let chunk = self.limits().chunk;
+        let short = READ_ROWS.into_iter().find(|&rows| rows >= SHORT_READ.min(chunk));
+        let first = vec![step(most, any), ListKey::Read(short.unwrap_or(chunk))];
+        let reads = || READ_ROWS.into_iter().take_while(|&rows| rows <= chunk);
+        let mut then: Vec<ListKey> = reads().map(ListKey::Read).collect();
+        let decodes = DECODE_ROWS.into_iter().take_while(|&rows| rows <= most);
+        then.extend(decodes.flat_map(|rows| [step(rows, common), step(rows, greedy)]));
+        if !self.tables.one_kernel {
+            // Elsewhere there are as many as pairs of all numbers.
+            let many = DECODE_ROWS_BESIDE.into_iter().find(|&rows| rows >= self.options.slots);
+            let decodes = DECODE_ROWS_BESIDE.into_iter().filter(|&rows| Some(rows) <= many);
+            let reads = || reads().filter(|&rows| rows >= READ_ROWS_BESIDE);
+            let pairs = decodes.flat_map(|decode| reads().map(move |read| (read, decode)));
+            then.extend(pairs.flat_map(|(read, decode)| {
+                [common, greedy].map(|choice| ListKey::Step(StepKey { read, decode, choice }))
+            }));
+        }
+        (first, then)
     }
 
     fn decode_rows(&self, rows: usize) -> usize {
         let rows = if self.options.deterministic { self.options.slots } else { rows };
         DECODE_ROWS.into_iter().find(|&some| some >= rows).unwrap_or(rows)
-    }
-
-    fn step_list(&mut self, key: StepKey) -> Result<&mut StepList> {
-        let list = match self.steps.remove(&key) {
-            Some(list) => list,
-            None => StepList::new(&self.engine, &self.tables, key)?,
-        };
-        Ok(self.steps.entry(key).or_insert(list))
     }
 
     /// Where a position of a slot lies in the cache.
@@ -216,13 +248,7 @@ impl DeviceRunner {
                     self.slots[*slot] = slots::Slot::empty();
                     written.add(*slot..slot + 1);
                 }
-                Change::Copy { from, to } => {
-                    let list = match self.copy.take() {
-                        Some(list) => list,
-                        None => CopyList::new(&self.engine, &self.tables)?,
-                    };
-                    self.copy.insert(list).run(*from, *to)?;
-                }
+                Change::Copy { from, to } => self.lists.copy_list()?.run(*from, *to)?,
             }
         }
         let Touched(range) = tabled;
@@ -244,34 +270,21 @@ impl DeviceRunner {
             false => self.limits().chunk,
         };
         // Where many sequences share a list, it is one with room for them, whether its rows are used or not.
-        let sequences = self.tables.together(most);
-        let mut done: Vec<Batch> = Vec::new();
-        let mut batch = Batch::default();
+        let mut batches = Batches::new(most, self.tables.together(most));
         for read in reads {
             for (index, &token) in read.tokens.iter().enumerate() {
-                let is_new = !batch.sequences.contains(&read.slot);
-                if batch.rows.len() == most || (is_new && batch.sequences.len() == sequences) {
-                    done.push(std::mem::take(&mut batch));
-                }
-                let known = batch.sequences.iter().position(|&slot| slot == read.slot);
-                let sequence = known.unwrap_or_else(|| {
-                    batch.sequences.push(read.slot);
-                    batch.sequences.len() - 1
-                });
                 let position = read.position + index;
-                batch.rows.push(Row {
+                let row = Row {
                     token,
                     position: position as u32,
-                    sequence: sequence as u32,
+                    sequence: 0,
                     cache_row: self.cache_row(read.slot, position),
                     adapter: read.adapter,
-                });
+                };
+                batches.push(read.slot, row);
             }
         }
-        if !batch.rows.is_empty() {
-            done.push(batch);
-        }
-        done
+        batches.done()
     }
 
     /// Rows of the list that reads a batch: room for its rows and for its sequences.
@@ -293,13 +306,20 @@ impl DeviceRunner {
     }
 
     fn read_batch(&mut self, batch: &Batch) -> Result<()> {
-        let rows = self.read_rows(batch);
+        let wanted = self.read_rows(batch);
+        let rows = self.lists.read_for(wanted)?;
+        if rows < wanted {
+            // Several that are there stand in for one.
+            let parts = batch.parts(rows, self.tables.together(rows));
+            return parts.iter().try_for_each(|part| self.run_batch(part, rows));
+        }
+        self.run_batch(batch, rows)
+    }
+
+    /// Reads a batch with a list of so many rows, which is there.
+    fn run_batch(&mut self, batch: &Batch, rows: usize) -> Result<()> {
         let table = self.table(batch);
-        let list = match self.read.remove(&rows) {
-            Some(list) => list,
-            None => ReadList::new(&self.engine, &self.tables, rows)?,
-        };
-        let list = self.read.entry(rows).or_insert(list);
+        let list = self.lists.read(rows)?;
         let mut padded = batch.rows.clone();
         padded.resize(rows, Row::NONE);
         list.inputs.write(&padded)?;
@@ -343,7 +363,7 @@ impl DeviceRunner {
         let mut of_rows: Vec<u32> = slots.iter().map(|&slot| slot as u32).collect();
         of_rows.resize(key.decode, NO_INDEX);
         let table = beside.map(|batch| self.table(batch));
-        let list = self.step_list(key)?;
+        let list = self.lists.step(key)?;
         list.inputs.write(&rows)?;
         if let (Some(table), Some(blocks)) = (table, &list.blocks) {
             blocks.write_slice(0, &table)?;
@@ -358,7 +378,7 @@ impl DeviceRunner {
             self.done.push_back(Vec::new());
             return Ok(());
         }
-        match self.step_list(work.key)?.graph.finish(work.ticket) {
+        match self.lists.step(work.key)?.graph.finish(work.ticket) {
             Err(clearway::Error::Gpu(GpuError::Stalled { .. })) => {
                 self.again(work)?;
                 return self.absorb();
@@ -406,7 +426,7 @@ impl DeviceRunner {
         self.write_rows(work.key, &work.slots, None)?;
         let behind = std::mem::take(&mut self.under_way);
         for work in std::iter::once(work).chain(behind) {
-            let ticket = self.step_list(work.key)?.graph.start(work.steps)?;
+            let ticket = self.lists.step(work.key)?.graph.start(work.steps)?;
             self.under_way.push_back(UnderWay { ticket, ..work });
         }
         Ok(())
@@ -418,7 +438,7 @@ impl DeviceRunner {
         if self.slots[slot].state != RUNNING {
             return Ok(result);
         }
-        let logits = self.step_list(key)?.logits(row)?;
+        let logits = self.lists.step(key)?.logits(row)?;
         let state = &mut self.slots[slot];
         let Some(sampler) = &mut state.sampler else { return Ok(result) };
         match sampler.sample(&logits, &state.history) {
@@ -452,11 +472,17 @@ impl Runner for DeviceRunner {
     }
 
     fn start(&mut self, work: &Work) -> Result<()> {
+        self.lists.refill();
         let mut key = self.key(&work.decode, None);
-        let continues = work.changes.is_empty()
-            && work.read.is_empty()
-            && self.ready.as_ref().is_some_and(|(_, slots)| *slots == work.decode);
-        if !continues {
+        let unchanged = work.changes.is_empty() && work.read.is_empty();
+        let continued = self.ready.as_ref().filter(|(ready, slots)| {
+            // Where the list itself has come, the one that stood in for it has done its part.
+            let stays = *ready == key || !self.lists.has(ListKey::Step(key));
+            unchanged && stays && *slots == work.decode
+        });
+        if let Some((ready, _)) = continued {
+            key = *ready;
+        } else {
             while !self.under_way.is_empty() {
                 if let Err(error) = self.absorb() {
                     // Who waits for that work is told why.
@@ -471,12 +497,24 @@ impl Runner for DeviceRunner {
                 // Rows of prompts and a step are one list; more steps do not fit it.
                 let mixes = self.limits().mixed && work.steps == 1;
                 let beside = if mixes { batches.pop() } else { None };
-                let beside = beside.as_ref();
-                key = self.key(&work.decode, beside);
-                self.write_rows(key, &work.decode, beside)?;
-                match beside {
-                    Some(_) => self.mixed += 1,
-                    None => self.ready = Some((key, work.decode.clone())),
+                let both = match &beside {
+                    Some(batch) => {
+                        let key = self.key(&work.decode, Some(batch));
+                        self.lists.step_for(key, work.decode.len())?
+                    }
+                    None => None,
+                };
+                if let Some(both) = both {
+                    key = both;
+                    self.write_rows(key, &work.decode, beside.as_ref())?;
+                    self.mixed += 1;
+                } else {
+                    batches.extend(beside);
+                    // The changes may have brought slots that choose in another way.
+                    key = self.key(&work.decode, None);
+                    key = self.lists.step_for(key, work.decode.len())?.unwrap_or(key);
+                    self.write_rows(key, &work.decode, None)?;
+                    self.ready = Some((key, work.decode.clone()));
                 }
             }
             for batch in &batches {
@@ -486,7 +524,7 @@ impl Runner for DeviceRunner {
         let steps = if work.decode.is_empty() { 0 } else { work.steps };
         let ticket = match steps {
             0 => Ticket::default(),
-            steps => self.step_list(key)?.graph.start(steps)?,
+            steps => self.lists.step(key)?.graph.start(steps)?,
         };
         self.under_way.push_back(UnderWay { key, ticket, slots: work.decode.clone(), steps });
         Ok(())
@@ -511,5 +549,9 @@ impl Runner for DeviceRunner {
 
     fn embed(&mut self, text: &mut Embedding, most: usize) -> Result<Option<Vec<f32>>> {
         self.engine.embed_part(text, most)
+    }
+
+    fn lists(&self) -> ListCounts {
+        self.lists.counts()
     }
 }

@@ -61,6 +61,13 @@ pub enum Decided {
         /// How long that takes by the measurements, in microseconds.
         expected_us: u64,
     },
+    /// Rows of prompts and a step that were planned as one are two lists: the list of both was not made yet.
+    Apart {
+        /// How many sequences decode.
+        rows: usize,
+        /// Tokens of prompts.
+        beside: usize,
+    },
     /// A sequence does not decode in this work: there is no block for it.
     Stalled {
         /// Which.
@@ -122,6 +129,11 @@ impl Decision {
                 field("steps", steps);
                 field("beside", beside);
                 field("expected_us", expected_us);
+            }
+            Decided::Apart { rows, beside } => {
+                field("what", &"\"apart\"");
+                field("rows", rows);
+                field("beside", beside);
             }
             Decided::Stalled { sequence } => {
                 field("what", &"\"stalled\"");

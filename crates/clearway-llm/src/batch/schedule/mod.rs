@@ -106,6 +106,8 @@ pub struct Counts {
     pub works: u64,
     /// Works in which rows of prompts and a step were one.
     pub mixed: u64,
+    /// Works in which they were to be one and were two.
+    pub apart: u64,
     /// Decode steps.
     pub steps: u64,
     /// Tokens of prompts that were read, those that were read again included.
@@ -403,6 +405,15 @@ impl Scheduler {
             return Err("something leaves for ever".to_owned());
         }
         Ok(())
+    }
+
+    /// The work that was planned last is under way as two lists: that of rows of prompts and a step at once was not made yet.
+    pub fn started_apart(&mut self, now: Duration) {
+        let Some(started) = self.under_way.back() else { return };
+        let what = Decided::Apart { rows: started.rows.len(), beside: started.read };
+        self.log.push(now, started.number, what);
+        self.counts.mixed = self.counts.mixed.saturating_sub(1);
+        self.counts.apart += 1;
     }
 
     fn decide(&mut self, now: Duration, what: Decided) {

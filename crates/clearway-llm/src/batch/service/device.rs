@@ -1,10 +1,10 @@
 //! The runner that the thread owns, and what happens when it is lost.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::Reopen;
-use crate::batch::runner::{Limits, Runner, SlotTokens, Work};
+use crate::batch::device::maker::words;
+use crate::batch::runner::{Limits, ListCounts, Runner, SlotTokens, Work};
 use crate::engine::{Embedding, EngineError};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -14,12 +14,14 @@ pub(super) struct Held {
     runner: Option<Box<dyn Runner>>,
     reopen: Option<Reopen>,
     limits: Limits,
+    /// What runners counted that were given up.
+    before: ListCounts,
 }
 
 impl Held {
     pub(super) fn new(runner: Box<dyn Runner>, reopen: Option<Reopen>) -> Self {
         let limits = runner.limits();
-        Self { runner: Some(runner), reopen, limits }
+        Self { runner: Some(runner), reopen, limits, before: ListCounts::default() }
     }
 
     /// Whether there is a runner.
@@ -33,6 +35,7 @@ impl Held {
         if self.reopen.is_none() {
             return false;
         }
+        self.before = self.lists();
         let runner = self.runner.take();
         // A runner that broke down may do so again.
         let _ = catch_unwind(AssertUnwindSafe(move || drop(runner)));
@@ -70,6 +73,12 @@ impl Held {
         self.with(|runner| runner.embed(text, most))
     }
 
+    /// Lists of all runners so far.
+    pub(super) fn lists(&self) -> ListCounts {
+        let now = self.runner.as_ref().map(|runner| runner.lists()).unwrap_or_default();
+        self.before.and(now)
+    }
+
     fn with<T>(&mut self, work: impl FnOnce(&mut dyn Runner) -> Result<T>) -> Result<T> {
         match &mut self.runner {
             // Without a way back nobody can tell what a panic left behind: the thread ends with it.
@@ -84,9 +93,4 @@ impl Held {
 fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(EngineError::Panicked { what: words(&*panic) }))
-}
-
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no words".into())
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::batch::request::{EndReason, Event, Since, What};
+use crate::batch::runner::ListCounts;
 use crate::batch::schedule::{Counts, Load};
 
 /// Upper bounds of a histogram's classes in microseconds; the last class has none. They go from a microsecond to a
@@ -149,6 +150,16 @@ numbers! {
     works,
     /// Works so far in which rows of prompts and a step were one.
     mixed_works,
+    /// Works so far in which they were two lists, since the list of both was not made yet.
+    apart_works,
+    /// Lists so far that were made before a work needed them.
+    lists_ahead,
+    /// Lists so far that were made after a work had needed them.
+    lists_late,
+    /// Lists so far that could not be made.
+    lists_failed,
+    /// Lists so far that a work waited for.
+    list_waits,
     /// Decode steps so far.
     steps,
     /// Tokens of prompts that were read so far.
@@ -229,11 +240,12 @@ impl Stats {
         self.numbers.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How things stand in the scheduler.
-    pub(super) fn stand(&self, load: &Load, counts: &Counts) {
+    /// How things stand in the scheduler and on the device.
+    pub(super) fn stand(&self, load: &Load, counts: &Counts, lists: &ListCounts) {
         let Atomics { waiting, reading, decoding, under_way, .. } = &self.numbers;
         let Atomics { blocks, blocks_in_use, blocks_cached, .. } = &self.numbers;
-        let Atomics { mixed_works, .. } = &self.numbers;
+        let Atomics { mixed_works, apart_works, .. } = &self.numbers;
+        let Atomics { lists_ahead, lists_late, lists_failed, list_waits, .. } = &self.numbers;
         let Atomics { works, steps, prompt_tokens, cached_tokens, generated_tokens, .. } =
             &self.numbers;
         let Atomics { preempted, copied_blocks, block_queries, block_hits, evicted, .. } =
@@ -248,6 +260,11 @@ impl Stats {
             (blocks_cached, load.blocks_cached as u64),
             (works, counts.works),
             (mixed_works, counts.mixed),
+            (apart_works, counts.apart),
+            (lists_ahead, lists.ahead),
+            (lists_late, lists.late),
+            (lists_failed, lists.failed),
+            (list_waits, lists.waits),
             (steps, counts.steps),
             (prompt_tokens, counts.read),
             (cached_tokens, counts.cached),

@@ -78,8 +78,14 @@ impl Worker {
                 self.finish_work();
             }
             self.embed();
-            self.shared.stats.stand(&self.scheduler.load(), &self.scheduler.counts());
+            self.stand();
         }
+    }
+
+    /// Tells how things stand.
+    fn stand(&self) {
+        let (load, counts) = (self.scheduler.load(), self.scheduler.counts());
+        self.shared.stats.stand(&load, &counts, &self.device.lists());
     }
 
     fn now(&self) -> Duration {
@@ -111,7 +117,7 @@ impl Worker {
             if !self.is_idle() {
                 return true;
             }
-            self.shared.stats.stand(&self.scheduler.load(), &self.scheduler.counts());
+            self.stand();
             match self.commands.recv_timeout(Duration::from_secs(3600)) {
                 Ok(command) => self.obey(command),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -154,6 +160,7 @@ impl Worker {
         while self.device.is_open()
             && let Some(work) = self.scheduler.plan(self.now())
         {
+            let apart = self.device.lists().apart;
             if let Err(error) = self.device.start(&work) {
                 let lost = error.is_device_lost();
                 // What is under way says why.
@@ -166,6 +173,8 @@ impl Worker {
                 if before {
                     break;
                 }
+            } else if self.device.lists().apart > apart {
+                self.scheduler.started_apart(self.now());
             }
         }
         self.deliver_rest();
@@ -270,7 +279,7 @@ impl Worker {
 
     fn deliver(&mut self, events: Vec<Event>) {
         // Whoever gets the last token of a text finds it counted.
-        self.shared.stats.stand(&self.scheduler.load(), &self.scheduler.counts());
+        self.stand();
         for event in events {
             self.shared.stats.happened(&event);
             let Event { request, choice, what } = event;
