@@ -1,6 +1,6 @@
 """Ray Serve on a cluster of two nodes: two replicas under load, one of them killed, several times.
 
-usage: ray_serve.py [REQUESTS] [MODEL] [--kills N] [--vllm-rs FILE]
+usage: ray_serve.py [REQUESTS] [MODEL] [--kills N] [--vllm-rs FILE] [--only questions|generator|vllm]
 
 Loads of two kinds, each with a replica killed in the middle: questions, streamed and not, whose answers are compared with those
 that the same questions get when nothing is killed; and the load generator of the server, `tools/serve/load.py`. `--vllm-rs` adds
@@ -27,6 +27,8 @@ from typing import NamedTuple
 # A busy machine takes long to start a node, and workers, which Ray runs at `nice` 15, would get hardly any time there.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Serve kills a proxy that is not ready within five seconds.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 import ray
 from ray import serve
@@ -61,6 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", default="smollm2:135m")
     parser.add_argument("--kills", type=int, default=2, help="replicas killed under each load, one after the other")
     parser.add_argument("--vllm-rs", metavar="FILE", help="the load generator of vLLM")
+    parser.add_argument("--only", choices=["questions", "generator", "vllm"], help="one of the loads")
     return parser.parse_args()
 
 
@@ -276,18 +279,20 @@ def main() -> int:
     wrong = until("the route", lambda: ask(0, False).status == 200)
     print(f"{len(ray.nodes())} nodes, replicas {replicas()}, {ARGS.requests} requests of {CLIENTS} clients", flush=True)
     wrong += [what for what in (ask_models(), *map(ask_wrong, WRONG)) if what]
-    plain, _ = questions(kill=False)
-    wrong += [] if all(answer.status == 200 for answer in plain) else ["errors without a kill"]
     lost = 0
-    for _ in range(ARGS.kills):
-        more, failed = check_questions(plain)
-        wrong, lost = wrong + more, lost + failed
-    more, failed = generated(kill=False)
-    wrong += more + ([f"{failed} requests of the load generator failed without a kill"] if failed else [])
-    for _ in range(ARGS.kills):
-        more, failed = generated(kill=True)
-        wrong, lost = wrong + more, lost + failed
-    if ARGS.vllm_rs:
+    if ARGS.only in (None, "questions"):
+        plain, _ = questions(kill=False)
+        wrong += [] if all(answer.status == 200 for answer in plain) else ["errors without a kill"]
+        for _ in range(ARGS.kills):
+            more, failed = check_questions(plain)
+            wrong, lost = wrong + more, lost + failed
+    if ARGS.only in (None, "generator"):
+        more, failed = generated(kill=False)
+        wrong += more + ([f"{failed} requests of the load generator failed without a kill"] if failed else [])
+        for _ in range(ARGS.kills):
+            more, failed = generated(kill=True)
+            wrong, lost = wrong + more, lost + failed
+    if ARGS.only in (None, "vllm") and ARGS.vllm_rs:
         more, _, seconds = vllm(ARGS.vllm_rs, None)
         wrong += more
         for _ in range(ARGS.kills):
