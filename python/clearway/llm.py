@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Union
 
@@ -15,6 +17,10 @@ __all__ = ["LLM", "TextStream"]
 
 Prompt = Union[str, Sequence[int], Mapping[str, Any]]
 Message = Mapping[str, Any]
+Lora = Union[str, "os.PathLike[str]", tuple[Union[str, "os.PathLike[str]"], float]]
+"""An adapter: a file, or a file and a factor on what it changes."""
+LoraRequest = Union[str, None, Sequence[Union[str, None]]]
+"""The name of an adapter for all prompts, or one for each; ``None`` for the model itself."""
 
 UNBOUNDED = 1 << 40
 
@@ -51,6 +57,8 @@ class LLM:
         deterministic: every step has the same number of rows, so that a text is the same bit for bit whatever else is written
             at the same time. Slower.
         max_queue: texts that may wait; more are refused with a :class:`~clearway.QueueFullError`. ``None`` for any number.
+        lora_modules: adapters of the weights (LoRA, GGUF files) by name, for example ``{"sql": "sql.gguf", "poems": ("poems.gguf", 0.8)}``
+            with a factor on what one changes; those of a list act together. A call chooses one with ``lora_request``.
         progress: whether to show bars.
     """
 
@@ -66,6 +74,7 @@ class LLM:
         kv_cache_dtype: str = "f16",
         deterministic: bool = False,
         max_queue: int | None = None,
+        lora_modules: Mapping[str, Lora | list[Lora]] | None = None,
         progress: bool = True,
     ) -> None:
         if kv_cache_dtype not in ("f16", "f32", "q8_0"):
@@ -83,19 +92,23 @@ class LLM:
             kv_cache_dtype=kv_cache_dtype,
             deterministic=deterministic,
             max_queue=UNBOUNDED if max_queue is None else max_queue,
+            lora_modules=_adapters(lora_modules or {}),
             progress=Bar() if progress else None,
         )
         self._engine = _clearway.Engine(str(model), options)
+        self._adapters = {name: index for index, name in enumerate(self._engine.adapters)}
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoraRequest = None,
     ) -> list[RequestOutput]:
         """Continues prompts as they are, all of them at once, and waits for all.
 
         A prompt is text, a list of tokens, or ``{"prompt": ...}`` or ``{"prompt_token_ids": ...}``. One row of parameters is for
-        all prompts; a list has one for each.
+        all prompts; a list has one for each, and so it is with names of ``lora_modules``.
 
         >>> llm = LLM("smollm2:135m", device="cpu")
         >>> outputs = llm.generate(["One, two,", "A, B,"], SamplingParams(temperature=0, max_tokens=4))
@@ -104,7 +117,7 @@ class LLM:
         """
         listed = _prompts(prompts)
         rows = _rows(sampling_params, len(listed))
-        return self._write([self._encode(prompt) for prompt in listed], rows)
+        return self._write([self._encode(prompt) for prompt in listed], rows, lora_request)
 
     def chat(
         self,
@@ -114,6 +127,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         enable_thinking: bool | None = None,
+        lora_request: LoraRequest = None,
     ) -> list[RequestOutput]:
         """Answers a conversation, or several at once.
 
@@ -134,10 +148,14 @@ class LLM:
                 enable_thinking=enable_thinking,
             )
             asked.append((prompt, self._engine.encode_chat(prompt)))
-        return self._write(asked, rows)
+        return self._write(asked, rows, lora_request)
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: str | None = None,
     ) -> TextStream:
         """One text as it is written: for ``for`` and for ``async for``. A list of messages is a conversation.
 
@@ -149,9 +167,9 @@ class LLM:
         row = sampling_params or SamplingParams()
         if _is_conversation(prompt):
             text = self.apply_chat_template(prompt)
-            return self._begin(text, self._engine.encode_chat(text), row)
+            return self._begin(text, self._engine.encode_chat(text), row, lora_request)
         given, tokens = self._encode(prompt)
-        return self._begin(given, tokens, row)
+        return self._begin(given, tokens, row, lora_request)
 
     def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingRequestOutput]:
         """The vectors of texts, each of length 1: the mean over a text's tokens or the last of them, as the file says.
@@ -243,6 +261,11 @@ class LLM:
         return self._engine.context
 
     @property
+    def lora_names(self) -> list[str]:
+        """Names of adapters that ``lora_request`` takes."""
+        return list(self._adapters)
+
+    @property
     def closed(self) -> bool:
         """Whether the model was closed."""
         return self._engine.closed
@@ -258,18 +281,31 @@ class LLM:
             raise PromptError('a prompt that is a dict has "prompt" or "prompt_token_ids"')
         return None, [int(token) for token in prompt]
 
-    def _begin(self, text: str | None, tokens: list[int], row: SamplingParams) -> TextStream:
-        return TextStream(self._engine, text, tokens, row)
+    def _adapter(self, name: str | None) -> int | None:
+        if name is None:
+            return None
+        if name not in self._adapters:
+            raise ValueError(f"there is no adapter {name!r}; lora_modules has: {', '.join(self._adapters) or 'none'}")
+        return self._adapters[name]
 
-    def _write(self, asked: list[tuple[str | None, list[int]]], rows: list[SamplingParams]) -> list[RequestOutput]:
+    def _begin(self, text: str | None, tokens: list[int], row: SamplingParams, lora_request: str | None = None) -> TextStream:
+        return TextStream(self._engine, text, tokens, row, self._adapter(lora_request))
+
+    def _write(
+        self, asked: list[tuple[str | None, list[int]]], rows: list[SamplingParams], lora_request: LoraRequest
+    ) -> list[RequestOutput]:
         """Asks for the texts after all prompts at once and waits for all."""
+        one = lora_request is None or isinstance(lora_request, str)
+        names = [lora_request] * len(asked) if one else list(lora_request)
+        if len(names) != len(asked):
+            raise ValueError(f"there are {len(asked)} prompts, but {len(names)} names of adapters")
         natives: list[_Native] = []
-        known: dict[int, int] = {}
+        known: dict[tuple[int, int | None], int] = {}
         which = []
-        for row in rows:
-            index = known.setdefault(id(row), len(natives))
+        for row, adapter in zip(rows, map(self._adapter, names)):
+            index = known.setdefault((id(row), adapter), len(natives))
             if index == len(natives):
-                natives.append(_Native(row))
+                natives.append(_Native(row, adapter))
             which.append(index)
         outputs = [_empty(text, tokens, row) for (text, tokens), row in zip(asked, rows)]
         stream = self._engine.submit_all([tokens for _, tokens in asked], natives, which)
@@ -290,9 +326,11 @@ class TextStream:
     Leaving it alone cancels what is still to come, and so does :meth:`close`.
     """
 
-    def __init__(self, engine: Any, prompt: str | None, tokens: list[int], row: SamplingParams) -> None:
+    def __init__(
+        self, engine: Any, prompt: str | None, tokens: list[int], row: SamplingParams, adapter: int | None = None
+    ) -> None:
         self._engine = engine
-        self._stream = engine.submit(tokens, _Native(row))
+        self._stream = engine.submit(tokens, _Native(row, adapter))
         self._row = row
         self.output = _empty(prompt, tokens, row)
 
@@ -390,6 +428,18 @@ def _add_logprobs(
     assert output.logprobs is not None and output.cumulative_logprob is not None
     output.logprobs.append(found)
     output.cumulative_logprob += chosen
+
+
+def _adapters(modules: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """Name, file and factor of each adapter. Those of one name act together."""
+    found = []
+    for name, given in modules.items():
+        for one in given if isinstance(given, list) else [given]:
+            path, scale = one if isinstance(one, tuple) else (one, 1.0)
+            if not math.isfinite(scale):
+                raise ValueError(f"the factor of adapter {name!r} is {scale}; a finite number is needed")
+            found.append((name, os.fspath(path), float(scale)))
+    return found
 
 
 def _is_conversation(prompt: Any) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -42,22 +43,29 @@ class _Stage:
     """One actor of :func:`generate`."""
 
     def __init__(
-        self, model: str, params: dict[str, Any], prompt_column: str, output_column: str, engine: dict[str, Any]
+        self,
+        model: str,
+        params: dict[str, Any],
+        lora_request: str | None,
+        prompt_column: str,
+        output_column: str,
+        engine: dict[str, Any],
     ) -> None:
         options = {"progress": False, **engine}
         options.setdefault("device", device_of_actor())
         self._llm = LLM(model, **options)
         self._params = SamplingParams(**params)
+        self._lora_request = lora_request
         self._prompt_column = prompt_column
         self._output_column = output_column
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         prompts = list(batch[self._prompt_column])
-        conversations = bool(prompts) and not isinstance(prompts[0], str)
-        if conversations:
-            outputs = self._llm.chat([list(map(dict, prompt)) for prompt in prompts], self._params)
+        if prompts and not isinstance(prompts[0], str):
+            conversations = [list(map(dict, prompt)) for prompt in prompts]
+            outputs = self._llm.chat(conversations, self._params, lora_request=self._lora_request)
         else:
-            outputs = self._llm.generate([str(prompt) for prompt in prompts], self._params)
+            outputs = self._llm.generate(list(map(str, prompts)), self._params, lora_request=self._lora_request)
         batch[self._output_column] = [output.outputs[0].text for output in outputs]
         batch[f"{self._output_column}_tokens"] = [len(output.outputs[0].token_ids) for output in outputs]
         batch[f"{self._output_column}_finish_reason"] = [output.outputs[0].finish_reason for output in outputs]
@@ -69,6 +77,7 @@ def generate(
     model: str = "smollm2:135m",
     *,
     sampling_params: Mapping[str, Any] | None = None,
+    lora_request: str | None = None,
     prompt_column: str = "prompt",
     output_column: str = "text",
     concurrency: int | tuple[int, int] = 1,
@@ -92,6 +101,7 @@ def generate(
     The columns ``text``, ``text_tokens`` and ``text_finish_reason`` are added. A prompt is text, or a list of messages.
 
     Args:
+        lora_request: the adapter that acts on all rows, a name of ``lora_modules`` of the engine.
         concurrency: actors, each with a model of its own; a pair for a pool that grows.
         batch_size: rows that an actor gets at once. As many as ``max_num_seqs`` of the engine or more keep it busy.
         num_gpus: 1 for an actor per GPU, which takes the GPU that Ray gave it.
@@ -109,6 +119,7 @@ def generate(
         fn_constructor_kwargs={
             "model": model,
             "params": dict(sampling_params or {}),
+            "lora_request": lora_request,
             "prompt_column": prompt_column,
             "output_column": output_column,
             "engine": dict(engine or {}),
@@ -168,12 +179,15 @@ class _Replica:
     """One replica of :func:`deployment`: an ASGI application over an engine."""
 
     def __init__(self, model: str, name: str, engine: dict[str, Any], drain: float) -> None:
+        from ray import serve
+
         options = {"progress": False, "max_queue": 128, **engine}
         options.setdefault("device", device_of_actor())
         self._llm = LLM(model, **options)
         self._name = name
         self._drain = drain
         self._created = int(time.time())
+        self._replica = f"{serve.get_replica_context().replica_id.unique_id}/{os.getpid()}"
 
     def check_health(self) -> None:
         """Called by Ray Serve; a replica that raises is replaced."""
@@ -190,11 +204,13 @@ class _Replica:
         from starlette.responses import JSONResponse
 
         try:
-            return await self._route(request)
+            response = await self._route(request)
         except _Refused as refused:
             error = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
             headers = {} if refused.retry_after is None else {"Retry-After": str(max(1, round(refused.retry_after)))}
-            return JSONResponse({"error": error}, refused.status, headers)
+            response = JSONResponse({"error": error}, refused.status, headers)
+        response.headers["X-Clearway-Replica"] = self._replica
+        return response
 
     async def _route(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
@@ -203,8 +219,9 @@ class _Replica:
         if (method, path) == ("GET", "/health"):
             return JSONResponse({"status": "ok"})
         if (method, path) == ("GET", "/v1/models"):
-            row = {"id": self._name, "object": "model", "created": self._created, "owned_by": "clearway"}
-            return JSONResponse({"object": "list", "data": [row]})
+            about = {"object": "model", "created": self._created, "owned_by": "clearway"}
+            rows = [{"id": name, **about} for name in (self._name, *self._llm.lora_names)]
+            return JSONResponse({"object": "list", "data": rows})
         if (method, path) == ("GET", "/stats"):
             return JSONResponse(self._llm.stats())
         chat = path == "/v1/chat/completions"
@@ -232,7 +249,7 @@ class _Replica:
         except (PromptError, GrammarError) as problem:
             raise _Refused(400, str(problem)) from None
         kind = "chatcmpl" if chat else "cmpl"
-        head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._name}
+        head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.get("model") or self._name}
         if body.get("stream"):
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
             ids = bool(body.get("return_token_ids"))
@@ -254,14 +271,25 @@ class _Replica:
         kind = "chat.completion" if chat else "text_completion"
         return JSONResponse({**head, "object": kind, "choices": choices, "usage": _usage(output)})
 
+    def _adapter(self, body: dict[str, Any]) -> str | None:
+        """The adapter that a request names in place of the model."""
+        name = body.get("model")
+        if name is None or name == self._name:
+            return None
+        if name not in self._llm.lora_names:
+            known = ", ".join((self._name, *self._llm.lora_names))
+            raise _Refused(404, f"there is no model `{name}`; served are: {known}", "model_not_found")
+        return name
+
     def _begin(self, body: dict[str, Any], params: SamplingParams, chat: bool) -> Any:
+        adapter = self._adapter(body)
         if not chat:
-            return self._llm.stream(body.get("prompt", ""), params)
+            return self._llm.stream(body.get("prompt", ""), params, lora_request=adapter)
         messages = body.get("messages")
         if not isinstance(messages, list):
             raise PromptError("messages is a list")
         prompt = self._llm.apply_chat_template(messages, tools=body.get("tools"))
-        return self._llm._begin(prompt, self._llm._engine.encode_chat(prompt), params)
+        return self._llm._begin(prompt, self._llm._engine.encode_chat(prompt), params, adapter)
 
     async def _events(self, stream: Any, head: dict[str, Any], chat: bool, usage: bool, ids: bool) -> AsyncIterator[str]:
         kind = "chat.completion.chunk" if chat else "text_completion"
@@ -329,7 +357,8 @@ def deployment(
         serve.run(clearway.ray.deployment("smollm2:135m", replicas=2))
 
     ``/v1/chat/completions``, ``/v1/completions``, ``/v1/models``, ``/health`` and ``/stats`` answer on port 8000. A field that is not
-    supported is a 400 that names it. ``clearway serve`` has more routes and needs no Ray.
+    supported is a 400 that names it. Requests choose adapters (``lora_modules`` of the engine) as models. ``clearway serve`` has more
+    routes and needs no Ray. The header ``X-Clearway-Replica`` names the replica that answered, and its process.
 
     Args:
         replicas: replicas, each with a model of its own.

@@ -118,10 +118,11 @@ class SamplingParams:
 class _Native:
     """The attributes that the native part reads."""
 
-    __slots__ = ("_params", "grammar", "logit_bias", "stop", "stop_token_ids", "top_k")
+    __slots__ = ("_params", "adapter", "grammar", "logit_bias", "stop", "stop_token_ids", "top_k")
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, adapter: int | None = None) -> None:
         self._params = params
+        self.adapter = adapter
         self.stop = [params.stop] if isinstance(params.stop, str) else list(params.stop)
         self.stop_token_ids = list(params.stop_token_ids)
         self.logit_bias = list(params.logit_bias.items())

@@ -10,7 +10,7 @@ use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
 use clearway_llm::batch::request::Request;
 use clearway_llm::batch::service::{Histogram, Service, ServiceOptions};
 use clearway_llm::batch::text::{TextFailure, TextStream};
-use clearway_llm::engine::{self, EngineOptions, Footprint, Pooling};
+use clearway_llm::engine::{self, Adapter, Adapters, EngineOptions, Footprint, Pooling};
 use clearway_llm::fetch::{Cache, ModelName, Watch};
 use clearway_llm::gguf::Gguf;
 use clearway_llm::grammar::Grammars;
@@ -45,6 +45,8 @@ pub struct LoadOptions {
     kv_cache_dtype: String,
     deterministic: bool,
     max_queue: usize,
+    /// Name, file and factor of each adapter of the weights.
+    lora_modules: Vec<(String, String, f32)>,
     progress: Option<Py<PyAny>>,
 }
 
@@ -57,6 +59,8 @@ pub struct Engine {
     template: Result<ChatTemplate, String>,
     /// Why the model gives no vectors of texts, if it gives none.
     no_vectors: Option<String>,
+    /// Names of adapters, which texts choose by the index.
+    adapters: Vec<String>,
     grammars: OnceLock<Result<Grammars, String>>,
     context: usize,
     device: (String, String),
@@ -113,6 +117,15 @@ impl Engine {
         };
         let path = cache.fetch(&name, watch).map_err(|problem| error::fetch(&problem))?;
         let file = Gguf::open(&path).map_err(|problem| failed(problem.into()))?;
+        let adapter = |(name, path, scale): &(String, String, f32)| {
+            Ok::<_, Error>(Adapter::open(path, *scale)?.named(name))
+        };
+        let adapters = options.lora_modules.iter().map(adapter).collect::<Result<Vec<_>, _>>();
+        // Without any, steps have nothing of adapters in them.
+        let adapters = match adapters.map_err(failed)? {
+            list if list.is_empty() => Adapters::None,
+            list => Adapters::ByText(list),
+        };
         let device = crate::device::open(&options.device, options.threads)?;
         let info = device.info().clone();
         let cache_dtype = match options.kv_cache_dtype.as_str() {
@@ -120,19 +133,18 @@ impl Engine {
             "q8_0" => DType::Q8_0,
             _ => DType::F16,
         };
-        let footprint =
-            Footprint::new(&file, options.max_model_len, cache_dtype, info.memory_bytes)
-                .map_err(failed)?;
+        let (length, memory) = (options.max_model_len, info.memory_bytes);
+        let footprint = Footprint::with_adapters(&file, &adapters, length, cache_dtype, memory)
+            .map_err(failed)?;
         let context = footprint.context;
-        let pool = options
-            .cache_tokens
-            .unwrap_or_else(|| footprint.pool(options.max_num_seqs, info.memory_bytes));
+        let pool =
+            options.cache_tokens.unwrap_or_else(|| footprint.pool(options.max_num_seqs, memory));
         // A pool of whole blocks that holds at least one text.
         let pool = pool.max(context).next_multiple_of(BLOCK);
         let engine_options =
             EngineOptions { context: Some(pool), cache_dtype, ..EngineOptions::default() };
-        let service =
-            start(&file, device, engine_options, context, options, watch).map_err(failed)?;
+        let service = start(&file, &adapters, device, engine_options, context, options, watch)
+            .map_err(failed)?;
         let tokenizer = Arc::new(engine::tokenizer(&file).map_err(failed)?);
         let template =
             engine::chat_template(&file, &tokenizer).map_err(|problem| problem.to_string());
@@ -143,6 +155,7 @@ impl Engine {
             tokenizer,
             template,
             no_vectors,
+            adapters: adapters.choices(),
             grammars: OnceLock::new(),
             context,
             device: (info.name, info.description),
@@ -153,6 +166,7 @@ impl Engine {
 
 fn start(
     file: &Gguf,
+    adapters: &Adapters,
     device: Arc<dyn Device>,
     engine_options: EngineOptions,
     context: usize,
@@ -163,7 +177,8 @@ fn start(
     let total = file.tensor_bytes();
     watch.say("loading");
     let mut progress = |done| watch.progress(done, Some(total));
-    let engine = engine::Engine::with_progress(file, device, engine_options, &mut progress)?;
+    let engine =
+        engine::Engine::with_adapters(file, adapters, device, engine_options, &mut progress)?;
     let vocab = engine.shape().vocab;
     let device = DeviceOptions {
         slots: options.max_num_seqs,
@@ -383,6 +398,12 @@ impl Engine {
     #[getter]
     fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Names of adapters, which texts choose by the index.
+    #[getter]
+    fn adapters(&self) -> Vec<String> {
+        self.adapters.clone()
     }
 
     /// Tokens there are.

@@ -54,6 +54,8 @@ pub fn engine(error: &Error) -> PyErr {
         | Error::Parameter { .. }
         | Error::TensorShape { .. }
         | Error::NoVocabulary { .. }
+        | Error::Adapter(_)
+        | Error::IsAdapter { .. }
         | Error::Text(_) => exception("ModelError", &message, &[]),
         Error::ContextFull { wanted, context } => exception(
             "PromptError",

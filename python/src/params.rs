@@ -31,6 +31,8 @@ pub struct Params {
     pub priority: i32,
     /// Kind and source of a grammar.
     grammar: Option<(String, String)>,
+    /// Index of the adapter that acts on the text.
+    adapter: Option<u32>,
 }
 
 impl Params {
@@ -85,7 +87,7 @@ impl Params {
             stop_tokens: self.stop_token_ids.clone(),
             stop_strings: self.stop.clone(),
             budget: self.max_tokens,
-            adapter: None,
+            adapter: self.adapter,
         })
     }
 }

@@ -26,6 +26,8 @@ MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2:135m"
 TOKENS = int(sys.argv[3]) if len(sys.argv) > 3 else 4
 ACTORS = 2
 BATCH = 32
+# Bytes of the object store of a node: rows are small.
+STORE = 200 << 20
 
 
 def workers() -> dict[int, bool]:
@@ -76,8 +78,8 @@ def run(kill: bool) -> tuple[dict[int, tuple[str, int]], float]:
 
 
 def main() -> int:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    cluster.add_node(num_cpus=2)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE})
+    cluster.add_node(num_cpus=2, object_store_memory=STORE)
     ray.init(address=cluster.address, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     nodes = [node for node in ray.nodes() if node["Alive"]]

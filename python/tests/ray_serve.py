@@ -1,27 +1,34 @@
-"""Ray Serve on a cluster of two nodes: two replicas under load, one of them killed.
+"""Ray Serve on a cluster of two nodes: two replicas under load, one of them killed, several times.
 
-usage: ray_serve.py [REQUESTS] [MODEL]
+usage: ray_serve.py [REQUESTS] [MODEL] [--kills N] [--vllm-rs FILE] [--only questions|generator|vllm]
 
-Two kinds of load, each with a replica killed in the middle: questions, streamed and not, whose answers are compared with those
-that the same questions get when nothing is killed; and the load generator of the server, `tools/serve/load.py`. Requests that
-were in the hands of the killed replica must get a clean error: a status, or a stream that breaks off. All others get their
-answer. The replica must come back. Exits with 1 where that is not so.
+Loads of two kinds, each with a replica killed in the middle: questions, streamed and not, whose answers are compared with those
+that the same questions get when nothing is killed; and the load generator of the server, `tools/serve/load.py`. `--vllm-rs` adds
+`vllm-rs bench serve`, the load generator in the wheel of vLLM. Requests that were in the hands of the killed replica must get
+a clean error: a status, or a stream that breaks off. All others get their answer. The replica must come back and answer.
+Exits with 1 where that is not so.
 """
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 # A busy machine takes long to start a node, and workers, which Ray runs at `nice` 15, would get hardly any time there.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Serve kills a proxy that is not ready within five seconds.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 import ray
 from ray import serve
@@ -30,14 +37,37 @@ from ray.cluster_utils import Cluster
 import clearway.ray
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/serve"))
-from load import Load  # noqa: E402
+from load import Load, VllmRs  # noqa: E402
 
-REQUESTS = min(int(sys.argv[1]) if len(sys.argv) > 1 else 2000, 400)
-MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2:135m"
 CLIENTS = 8
 PORT = 8123
-# Tokens of each prompt and each answer of the load generator.
+VOCABULARY = 40_000
+# Tokens of each prompt and each answer of load generators.
 TOKENS = 16
+# Bytes of the object store of a node: requests and answers are small.
+STORE = 200 << 20
+
+
+class Answer(NamedTuple):
+    """Status 0 stands for a connection that broke or a stream that did not end."""
+
+    status: int
+    text: str
+    process: int | None
+    """The replica that answered, where it said so."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("requests", nargs="?", type=lambda text: min(int(text), 400), default=400, help="of each load, 400 at most")
+    parser.add_argument("model", nargs="?", default="smollm2:135m")
+    parser.add_argument("--kills", type=int, default=2, help="replicas killed under each load, one after the other")
+    parser.add_argument("--vllm-rs", metavar="FILE", help="the load generator of vLLM")
+    parser.add_argument("--only", choices=["questions", "generator", "vllm"], help="one of the loads")
+    return parser.parse_args()
+
+
+ARGS = arguments()
 
 
 def replicas() -> list[int]:
@@ -53,35 +83,49 @@ def replicas() -> list[int]:
     return sorted(found)
 
 
-def ask(index: int, stream: bool) -> tuple[int, str]:
-    """Status and text of one answer; status 0 for a connection that broke or a stream that did not end."""
+def kill_one(what: str) -> int:
+    victim = replicas()[0]
+    os.kill(victim, signal.SIGKILL)
+    print(f"killed replica {victim} {what}", flush=True)
+    return victim
+
+
+def ask(index: int, stream: bool) -> Answer:
     body = {"prompt": f"Question {index % 40}: the sum of {index % 40} and 5 is", "max_tokens": 8, "seed": 3, "stream": stream}
     connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
+    process = None
     try:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
+        named = response.getheader("X-Clearway-Replica")
+        process = None if named is None else int(named.rpartition("/")[2])
         text = response.read().decode()
     except (OSError, http.client.HTTPException) as problem:
-        return 0, repr(problem)
+        return Answer(0, repr(problem), process)
     finally:
         connection.close()
     if response.status != 200:
-        return response.status, text
+        return Answer(response.status, text, process)
     if not stream:
-        return 200, json.loads(text)["choices"][0]["text"]
+        return Answer(200, json.loads(text)["choices"][0]["text"], process)
     events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
     if not events or events[-1] != "[DONE]":
-        return 0, "the stream broke off"
-    return 200, "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+        return Answer(0, "the stream broke off", process)
+    return Answer(200, "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]), process)
 
 
-def load(kill: bool) -> tuple[list[tuple[int, str]], set[int]]:
-    """Answers to all requests, by their number; a replica is killed after a quarter of them. And which were under way then."""
-    answers: list[tuple[int, str] | None] = [None] * REQUESTS
+class Killed(NamedTuple):
+    process: int
+    under_way: set[int]
+    """Requests that were under way then."""
+
+
+def questions(kill: bool) -> tuple[list[Answer], Killed | None]:
+    """Answers to all requests, by their number; a replica is killed after a quarter of them."""
+    answers: list[Answer | None] = [None] * ARGS.requests
     asked: set[int] = set()
-    under_way: set[int] = set()
-    turn, lock = iter(range(REQUESTS)), threading.Lock()
-    killed: list[int] = []
+    turn, lock = iter(range(ARGS.requests)), threading.Lock()
+    killed: list[Killed] = []
 
     def client() -> None:
         while True:
@@ -91,41 +135,111 @@ def load(kill: bool) -> tuple[list[tuple[int, str]], set[int]]:
                     return
                 asked.add(index)
             answers[index] = ask(index, index % 2 == 0)
-            if kill and index >= REQUESTS // 4:
-                with lock:
-                    if not killed:
-                        killed.append(replicas()[0])
-                        under_way.update(one for one in asked if answers[one] is None)
-                        os.kill(killed[0], signal.SIGKILL)
-                        print(f"killed replica {killed[0]} at request {index}, {len(under_way)} under way", flush=True)
+            with lock:
+                if kill and not killed and index >= ARGS.requests // 4:
+                    under_way = {one for one in asked if answers[one] is None}
+                    victim = kill_one(f"at question {index}, {len(under_way)} under way")
+                    killed.append(Killed(victim, under_way))
 
+    started = time.monotonic()
     clients = [threading.Thread(target=client) for _ in range(CLIENTS)]
     for one in clients:
         one.start()
     for one in clients:
         one.join()
-    return [answer if answer is not None else (0, "none") for answer in answers], under_way
+    found = [answer if answer is not None else Answer(0, "none", None) for answer in answers]
+    good = sum(answer.status == 200 for answer in found)
+    print(f"questions: {good} answers of {len(found)} in {time.monotonic() - started:.1f} s", flush=True)
+    return found, killed[0] if killed else None
 
 
-def generated_load(kill: bool) -> list[str]:
-    """The load generator of the server; what was wrong."""
-    load = Load(("127.0.0.1", PORT), 40_000, TOKENS)
+def check_questions(plain: list[Answer]) -> tuple[list[str], int]:
+    """Questions with a kill, held against the answers without; what was wrong, and how many were in its hands."""
+    again, killed = questions(kill=True)
+    if killed is None:
+        return ["no replica was killed"], 0
+    failed = [(index, answer) for index, answer in enumerate(again) if answer.status != 200]
+    for index, answer in failed:
+        print(f"question {index}: {answer.status} {answer.text[:120]!r} of {answer.process}", flush=True)
+    wrong = []
+    others = [index for index, answer in failed if index not in killed.under_way or answer.process not in (None, killed.process)]
+    if others:
+        wrong.append(f"questions failed that the dead replica did not have: {others}")
+    # A stream that had begun can only break off; others get a status.
+    unclean = [index for index, answer in failed if answer.status not in (500, 503) and index % 2]
+    if unclean:
+        wrong.append(f"questions without a clean error: {unclean}")
+    differ = [i for i, (a, b) in enumerate(zip(plain, again)) if b.status == 200 and a[:2] != b[:2]]
+    if differ:
+        wrong.append(f"{len(differ)} answers differ")
+    return wrong + back(killed.process), len(failed)
+
+
+def generated(kill: bool) -> tuple[list[str], int]:
+    """The load generator of the server; what was wrong, and how many failed."""
+    load = Load(("127.0.0.1", PORT), VOCABULARY, TOKENS)
     in_its_hands: set[object] = set()
+    killed: list[int] = []
 
     def watch(ended: int, under_way: set[object]) -> None:
-        if kill and ended == REQUESTS // 4:
+        if kill and not killed and ended >= ARGS.requests // 4:
             in_its_hands.update(under_way)
-            victim = replicas()[0]
-            os.kill(victim, signal.SIGKILL)
-            print(f"killed replica {victim} after {ended} requests, {len(under_way)} under way", flush=True)
+            killed.append(kill_one(f"after {ended} requests, {len(under_way)} under way"))
 
-    done, seconds = load.run(REQUESTS, CLIENTS, watch=watch)
-    print(f"load generator: {len(done)} answers of {REQUESTS} in {seconds:.1f} s, {len(load.failed)} failed", flush=True)
+    done, seconds = load.run(ARGS.requests, CLIENTS, watch=watch)
+    print(f"load generator: {len(done)} answers of {ARGS.requests} in {seconds:.1f} s, {len(load.failed)} failed", flush=True)
+    wrong = []
     others = [request for request in load.failed if request not in in_its_hands]
+    if others:
+        wrong.append(f"{len(others)} requests of the load generator failed that no dead replica had")
     # A stream that had begun can only break off; others get a status.
     unclean = [request for request in load.failed if request.status() not in (200, 500, 503)]
-    wrong = [] if not others else [f"{len(others)} requests of the load generator failed that no dead replica had"]
-    return wrong + ([] if not unclean else [f"{len(unclean)} requests of the load generator got no clean error"])
+    if unclean:
+        wrong.append(f"{len(unclean)} requests of the load generator got no clean error")
+    return wrong + (back(killed[0]) if killed else []), len(load.failed)
+
+
+def vllm(program: str, seconds: float | None) -> tuple[list[str], int, float]:
+    """The load generator of vLLM, with a kill after so many seconds; what was wrong, how many failed, and how long it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        generator = VllmRs(os.path.abspath(program), ("127.0.0.1", PORT), ARGS.model, VOCABULARY, TOKENS, folder, 300)
+        command = [generator.program, "bench", "serve", *generator.flags, "--save-detailed", "--result-filename", "found.json"]
+        command += ["--num-prompts", str(ARGS.requests), "--max-concurrency", str(CLIENTS)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        killed: list[tuple[int, float]] = []
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "starting main benchmark run" in line and seconds is not None:
+                begun = time.monotonic()
+
+                def kill(begun: float = begun) -> None:
+                    victim = kill_one("under vllm-rs bench serve")
+                    killed.append((victim, time.monotonic() - begun))
+
+                threading.Timer(seconds, kill).start()
+        process.wait()
+        try:
+            with open(os.path.join(folder, "found.json")) as file:
+                found = json.load(file)
+        except OSError:
+            return [f"vllm-rs ended with {process.returncode}: {''.join(said)[-2000:]}"], 0, 0.0
+    failed, starts = [], found["start_times"]
+    for index, (error, written) in enumerate(zip(found["errors"], found["output_lens"])):
+        if error or written != TOKENS:
+            failed.append(index)
+            print(f"request {index} of vllm-rs, sent at {starts[index]:.2f} s: {error[:120]!r}", flush=True)
+    print(f"vllm-rs: {ARGS.requests - len(failed)} answers in {found['duration']:.1f} s, {len(failed)} failed", flush=True)
+    if not killed:
+        return [f"{len(failed)} failed without a kill"] if failed or seconds is not None else [], len(failed), found["duration"]
+    victim, when = killed[0]
+    # It does not tell when a request failed; one that was under way began at most as long before as the longest took. Its
+    # clock began a moment before its line was read here.
+    earliest, latest = when - max(found["latencies"]) - 0.1, when + 0.1
+    others = [index for index in failed if not earliest < starts[index] < latest]
+    wrong = [f"requests of vllm-rs failed that were not under way at {when:.2f} s: {others}"] if others else []
+    return wrong + back(victim), len(failed), found["duration"]
 
 
 def until(what: str, is_so: Callable[[], bool]) -> list[str]:
@@ -134,44 +248,58 @@ def until(what: str, is_so: Callable[[], bool]) -> list[str]:
     while not is_so():
         if time.monotonic() > deadline:
             return [f"{what} did not come"]
-        time.sleep(0.5)
+        time.sleep(0.2)
     return []
 
 
+def back(victim: int) -> list[str]:
+    """Waits until another has taken the place of a replica; every question is answered meanwhile, and by both in the end."""
+    statuses: set[int] = set()
+    answered: set[int | None] = set()
+
+    def both_answer() -> bool:
+        answer = ask(1, False)
+        statuses.add(answer.status)
+        answered.add(answer.process)
+        alive = replicas()
+        return victim not in alive and len(alive) == 2 and answered >= set(alive)
+
+    wrong = until(f"one in the place of replica {victim}", both_answer)
+    return wrong + ([] if statuses == {200} else [f"afterwards: {statuses}"])
+
+
 def main() -> int:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    cluster.add_node(num_cpus=2)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE})
+    cluster.add_node(num_cpus=2, object_store_memory=STORE)
     ray.init(address=cluster.address, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     engine = {"deterministic": True, "max_model_len": 256, "max_num_seqs": 8, "device": "cpu", "threads": 1}
-    serve.run(clearway.ray.deployment(MODEL, replicas=2, num_cpus=1, engine=engine), name="clearway")
+    serve.run(clearway.ray.deployment(ARGS.model, replicas=2, num_cpus=1, engine=engine), name="clearway")
     # The proxy learns of the application a moment after it is ready.
-    wrong = until("the route", lambda: ask(0, False)[0] == 200)
-    print(f"{len(ray.nodes())} nodes, {len(replicas())} replicas, {REQUESTS} requests of {CLIENTS} clients", flush=True)
-    wrong += [what for what in (ask_models(), ask_wrong()) if what]
-    started = time.monotonic()
-    plain, _ = load(kill=False)
-    print(f"without a kill: {sum(s == 200 for s, _ in plain)} answers in {time.monotonic() - started:.1f} s", flush=True)
-    again, under_way = load(kill=True)
-    failed = [(index, answer) for index, answer in enumerate(again) if answer[0] != 200]
-    for index, answer in failed:
-        print(f"request {index}: {answer[0]} {answer[1][:120]!r}", flush=True)
-    wrong += [] if all(status == 200 for status, _ in plain) else ["errors without a kill"]
-    # Only requests that were under way can have been in the hands of the replica.
-    others = [index for index, _ in failed if index not in under_way]
-    wrong += [] if not others else [f"failed, but asked for after the kill: {others}"]
-    # A stream that had begun can only break off; others get a status.
-    unclean = [index for index, (status, _) in failed if status not in (500, 503) and index % 2]
-    wrong += [] if not unclean else [f"no clean error: {unclean}"]
-    differ = [i for i, (a, b) in enumerate(zip(plain, again)) if b[0] == 200 and a != b]
-    wrong += [] if not differ else [f"{len(differ)} answers differ"]
-    wrong += until("the replica that was killed", lambda: len(replicas()) == 2)
-    after = [ask(index, False)[0] for index in range(20)]
-    wrong += [] if after == [200] * 20 else [f"afterwards: {after}"]
-    print(f"with a kill: {len(failed)} of {REQUESTS} failed, {len(replicas())} replicas afterwards", flush=True)
-    wrong += generated_load(kill=True)
-    wrong += until("the replica that was killed under the load generator", lambda: len(replicas()) == 2)
-    wrong += generated_load(kill=False)
+    wrong = until("the route", lambda: ask(0, False).status == 200)
+    print(f"{len(ray.nodes())} nodes, replicas {replicas()}, {ARGS.requests} requests of {CLIENTS} clients", flush=True)
+    wrong += [what for what in (ask_models(), *map(ask_wrong, WRONG)) if what]
+    lost = 0
+    if ARGS.only in (None, "questions"):
+        plain, _ = questions(kill=False)
+        wrong += [] if all(answer.status == 200 for answer in plain) else ["errors without a kill"]
+        for _ in range(ARGS.kills):
+            more, failed = check_questions(plain)
+            wrong, lost = wrong + more, lost + failed
+    if ARGS.only in (None, "generator"):
+        more, failed = generated(kill=False)
+        wrong += more + ([f"{failed} requests of the load generator failed without a kill"] if failed else [])
+        for _ in range(ARGS.kills):
+            more, failed = generated(kill=True)
+            wrong, lost = wrong + more, lost + failed
+    if ARGS.only in (None, "vllm") and ARGS.vllm_rs:
+        more, _, seconds = vllm(ARGS.vllm_rs, None)
+        wrong += more
+        for _ in range(ARGS.kills):
+            more, failed, _ = vllm(ARGS.vllm_rs, seconds / 4)
+            wrong, lost = wrong + more, lost + failed
+    # Otherwise nothing was tested.
+    wrong += [] if lost else ["no replica had a request in its hands when it was killed"]
     print(wrong or "as it should be", flush=True)
     serve.shutdown()
     ray.shutdown()
@@ -183,15 +311,19 @@ def ask_models() -> str | None:
     connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
     connection.request("GET", "/v1/models")
     found = json.loads(connection.getresponse().read())
-    return None if [row["id"] for row in found["data"]] == [MODEL] else f"models: {found}"
+    return None if [row["id"] for row in found["data"]] == [ARGS.model] else f"models: {found}"
 
 
-def ask_wrong() -> str | None:
+WRONG = (({"nonsense": 1}, 400, "nonsense"), ({"model": "another"}, 404, "there is no model `another`"))
+
+
+def ask_wrong(what: tuple[dict[str, object], int, str]) -> str | None:
+    more, status, word = what
     connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [], "nonsense": 1}))
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "Hi"}], **more}))
     response = connection.getresponse()
     text = response.read().decode()
-    return None if response.status == 400 and "nonsense" in text else f"a wrong field: {response.status} {text}"
+    return None if response.status == status and word in text else f"{more}: {response.status} {text}"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+Metadata = dict[str, tuple[int, bytes]]
 UINT32, FLOAT32, STRING, ARRAY, INT32 = 4, 6, 8, 9, 5
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -18,14 +19,15 @@ def byte_tokens() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
+def text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
 def write(path: Path, *, embd: int = 32, layers: int = 1, heads: int = 2, ff: int = 64, context: int = 128) -> Path:
     """Writes the file."""
     tokens = [*byte_tokens(), "th", "<end>"]
     random = np.random.default_rng(0)
-
-    def text(value: str) -> bytes:
-        data = value.encode()
-        return struct.pack("<Q", len(data)) + data
 
     def strings(values: list[str]) -> tuple[int, bytes]:
         return ARRAY, struct.pack("<IQ", STRING, len(values)) + b"".join(map(text, values))
@@ -33,7 +35,7 @@ def write(path: Path, *, embd: int = 32, layers: int = 1, heads: int = 2, ff: in
     def u32(value: int) -> tuple[int, bytes]:
         return UINT32, struct.pack("<I", value)
 
-    metadata: dict[str, tuple[int, bytes]] = {
+    metadata: Metadata = {
         "general.architecture": (STRING, text("llama")),
         "general.name": (STRING, text("tiny")),
         "llama.block_count": u32(layers),
@@ -73,7 +75,21 @@ def write(path: Path, *, embd: int = 32, layers: int = 1, heads: int = 2, ff: in
         matrix(block + "ffn_gate.weight", ff, embd)
         matrix(block + "ffn_up.weight", ff, embd)
         matrix(block + "ffn_down.weight", embd, ff)
+    return put(path, metadata, tensors)
 
+
+def write_adapter(path: Path, *, seed: int = 0, embd: int = 32, ff: int = 64, rank: int = 2) -> Path:
+    """Writes an adapter (LoRA) of the first layer's queries and feed-forward part."""
+    random = np.random.default_rng(seed)
+    about = {"general.type": "adapter", "general.architecture": "llama", "adapter.type": "lora"}
+    tensors = {}
+    for name, rows, cols in (("attn_q", embd, embd), ("ffn_down", embd, ff)):
+        tensors[f"blk.0.{name}.weight.lora_a"] = random.normal(0, 0.5, (rank, cols)).astype(np.float32)
+        tensors[f"blk.0.{name}.weight.lora_b"] = random.normal(0, 0.5, (rows, rank)).astype(np.float32)
+    return put(path, {key: (STRING, text(value)) for key, value in about.items()}, tensors)
+
+
+def put(path: Path, metadata: Metadata, tensors: dict[str, np.ndarray]) -> Path:
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
     for key, (kind, value) in metadata.items():
         head += text(key) + struct.pack("<I", kind) + value
