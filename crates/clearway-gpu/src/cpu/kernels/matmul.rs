@@ -34,6 +34,15 @@ const DECODE_WORK: usize = 8;
 /// rounded anew for each piece.
 const FEWEST_COLS: usize = 512;
 
+/// Pieces of a product that rounds its inputs, as far as rows alone do not make more: two for each of 16 workers.
+const ROUNDED_PIECES: usize = 32;
+
+/// Weights of a matrix that fits the second cache.
+const SMALL_MATRIX: usize = 2 << 20;
+
+/// Most columns of [`ROW_BLOCK`] rows of rounded inputs, two bytes each, that take half of the second cache.
+const LARGE_INNER: usize = 4096;
+
 /// What block weights are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activations {
@@ -77,9 +86,16 @@ pub(super) fn blocks(rows: usize, outer: usize, inner: usize, rounds: bool) -> (
         // As long as it takes to fetch the weights.
         (ROW_BLOCK, cut::pieces(matrix / 4))
     } else {
-        // A matrix that fits the second cache may be fetched again for every few rows.
-        let most_rows = if matrix < 2 << 20 { 16 } else { 32 };
-        (most_rows, rows.div_ceil(most_rows) * outer.div_ceil(FEWEST_COLS).min(16))
+        // A matrix that fits the second cache may be fetched again for every few rows. Of another, more rows share the work to
+        // take its weights apart, if their inputs leave room in that cache.
+        let most_rows = match matrix {
+            0..SMALL_MATRIX => 16,
+            _ if rows >= 4 * ROW_BLOCK && inner <= LARGE_INNER => ROW_BLOCK,
+            _ => 32,
+        };
+        let row_blocks = rows.div_ceil(most_rows);
+        let across = (ROUNDED_PIECES / row_blocks).clamp(1, 16);
+        (most_rows, row_blocks * outer.div_ceil(FEWEST_COLS).min(across))
     };
     let row_blocks = rows.div_ceil(most_rows);
     let col_blocks = pieces.div_ceil(row_blocks);

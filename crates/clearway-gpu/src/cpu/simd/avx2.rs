@@ -66,6 +66,17 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn store_bytes(self, a: [__m256i; 2]) -> [u8; 64] {
+        let mut out = [[0_u8; 32]; 2];
+        for (out, a) in out.iter_mut().zip(a) {
+            // SAFETY: the array has the 32 bytes that are written, and no alignment is asked for; the
+            // machine has the instruction, since `self` exists (see `assume`).
+            unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), a) };
+        }
+        bytemuck::cast(out)
+    }
+
+    #[inline(always)]
     fn byte(self, value: u8) -> [__m256i; 2] {
         [op!(_mm256_set1_epi8(value as i8)); 2]
     }

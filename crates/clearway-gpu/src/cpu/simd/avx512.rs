@@ -67,6 +67,15 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn store_bytes(self, a: __m512i) -> [u8; 64] {
+        let mut out = [0; 64];
+        // SAFETY: the array has the 64 bytes that are written, and no alignment is asked for; the
+        // machine has the instruction, since `self` exists (see `assume`).
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), a) };
+        out
+    }
+
+    #[inline(always)]
     fn byte(self, value: u8) -> __m512i {
         op!(_mm512_set1_epi8(value as i8))
     }

@@ -27,6 +27,8 @@ pub(in crate::cpu) trait Lanes: Copy {
 
     /// Loads four bytes for each row.
     fn bytes(self, memory: &[u8; 64]) -> Self::Bytes;
+    /// The bytes, row by row.
+    fn store_bytes(self, a: Self::Bytes) -> [u8; 64];
     /// The same byte everywhere.
     fn byte(self, value: u8) -> Self::Bytes;
     /// Bits in both.

@@ -8,6 +8,7 @@
 //! | `formats` | the block formats in those terms |
 //! | `float` | rows of plain floats |
 //! | `product` | products of packed weights with inputs rounded to 8 bits |
+//! | `many` | the same with many inputs |
 //!
 //! Every instruction set gives the same bits, so a result does not depend on the machine. Kernels that
 //! are plain loops are compiled once for each set by [`vectorise`]; nothing in them is contracted or
@@ -20,6 +21,7 @@ mod avx512;
 pub(super) mod float;
 mod formats;
 mod lanes;
+mod many;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub(super) mod packed;
@@ -31,7 +33,6 @@ mod tests;
 pub(super) use lanes::{Lanes, ROUND};
 pub(super) use product::{RUN, Run, run_floats};
 
-use std::marker::PhantomData;
 use std::sync::LazyLock;
 
 use clearway_graph::DType;
@@ -102,6 +103,19 @@ impl Isa {
             Self::Neon => "NEON",
         }
     }
+
+    /// [`Lanes::TILE`].
+    const fn tile(self) -> usize {
+        match self {
+            Self::Scalar => Scalar::TILE,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::Avx2::TILE,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 | Self::Avx512Vnni => avx512::Avx512::<true>::TILE,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => neon::Neon::TILE,
+        }
+    }
 }
 
 /// The products of one block format.
@@ -123,7 +137,7 @@ impl Products {
     /// Rounds the inputs of one of `tokens` tokens to 8 bits, into its places among the runs of all
     /// of them. Tokens come in order.
     pub(super) fn round(&self, x: &[f32], token: usize, tokens: usize, runs: &mut [Run]) {
-        let (first, width) = product::tile_of(self.tile(), token, tokens);
+        let (first, width) = product::tile_of(self.isa.tile(), token, tokens);
         let runs = &mut runs[first * (x.len() / RUN)..];
         let (rounding, lane) = (self.rounding, token - first);
         vectorise_as(self.isa, Round { rounding, x, lane, width, runs });
@@ -208,47 +222,11 @@ impl Products {
         let (rounding, product) = by_format!(dtype, parts)();
         Some(Self { isa, rounding, product })
     }
-
-    fn tile(&self) -> usize {
-        match self.isa {
-            Isa::Scalar => Scalar::TILE,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::Avx2::TILE,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Vnni => avx512::Avx512::<true>::TILE,
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => neon::Neon::TILE,
-        }
-    }
 }
 
 /// What differs from format to format.
 fn parts<F: Format>() -> (Rounding, ProductFn) {
-    struct Product<'a, F> {
-        groups: &'a [u8],
-        count: usize,
-        runs: &'a [Run],
-        out: &'a mut [[f32; ROWS]],
-        format: PhantomData<F>,
-    }
-    impl<F: Format> Vectorised for Product<'_, F> {
-        type Output = ();
-
-        #[inline(always)]
-        fn run<L: Lanes>(self, l: L) {
-            product::product::<L, F>(l, self.groups, self.count, self.runs, self.out);
-        }
-    }
-    fn product<F: Format>(
-        isa: Isa,
-        groups: &[u8],
-        count: usize,
-        runs: &[Run],
-        out: &mut [[f32; ROWS]],
-    ) {
-        vectorise_as(isa, Product::<F> { groups, count, runs, out, format: PhantomData });
-    }
-    (Rounding { offset: F::OFFSET, halves: F::HALVES }, product::<F>)
+    (Rounding { offset: F::OFFSET, halves: F::HALVES }, product::product::<F>)
 }
 
 #[cfg(target_arch = "x86_64")]

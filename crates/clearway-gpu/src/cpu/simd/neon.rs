@@ -82,6 +82,17 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn store_bytes(self, a: Self::Bytes) -> [u8; 64] {
+        let mut out = [[0_u8; 16]; 4];
+        for (out, a) in out.iter_mut().zip(a) {
+            // SAFETY: the array has the 16 bytes that are written, and no alignment is asked for; the
+            // machine has the instruction, since `self` exists (see `assume`).
+            unsafe { vst1q_u8(out.as_mut_ptr(), a) };
+        }
+        bytemuck::cast(out)
+    }
+
+    #[inline(always)]
     fn byte(self, value: u8) -> Self::Bytes {
         [op!(vdupq_n_u8(value)); 4]
     }

@@ -2,7 +2,7 @@
 //!
 //! Each 32 inputs are rounded to whole multiples of a scale of their own, the largest magnitude over
 //! 127. The products of quants are summed as integers, exactly; one fused multiply-add for each run of
-//! 32 weights (16 in some formats) brings them to scale. Sums go from the first run to the last, then over
+//! 32 weights brings them to scale. Sums go from the first run to the last, then over
 //! the outliers in the same order, so a result depends on the row of weights and the row of inputs alone: not on the machine's
 //! instructions, nor on how many tokens or rows are multiplied together.
 //!
@@ -22,6 +22,7 @@ use bytemuck::{Pod, Zeroable};
 use super::formats::Format;
 use super::lanes::{Lanes, ROUND};
 use super::packed::ROWS;
+use super::{Isa, Vectorised, many, vectorise_as};
 
 /// Inputs in a run.
 pub(in crate::cpu) const RUN: usize = 32;
@@ -135,15 +136,17 @@ fn round_run<L: Lanes>(l: L, rounding: Rounding, x: &[f32; RUN], largest: f32) -
     let mut sums = [0; 2];
     if largest > 1e-30 && largest.is_finite() {
         let inverse = l.float(127.0 / largest);
-        for ((quants, sum), x) in quants.iter_mut().zip(&mut sums).zip(halves(x)) {
+        let mut wholes = [l.int(0); 2];
+        for ((quants, whole), x) in quants.iter_mut().zip(&mut wholes).zip(halves(x)) {
             let rounded = l.bits(l.add(l.mul(l.floats(x), inverse), l.float(ROUND)));
-            let whole = l.int_add(rounded, l.int((ROUND.to_bits() as i32).wrapping_neg()));
-            *quants = l.low_bytes(whole);
-            *sum = l.sum(whole);
+            *whole = l.int_add(rounded, l.int((ROUND.to_bits() as i32).wrapping_neg()));
+            *quants = l.low_bytes(*whole);
         }
-    }
-    if !rounding.halves {
-        sums = [sums[0] + sums[1], 0];
+        let [low, high] = wholes;
+        sums = match rounding.halves {
+            true => [l.sum(low), l.sum(high)],
+            false => [l.sum(l.int_add(low, high)), 0],
+        };
     }
     Run {
         quants: bytemuck::cast(quants),
@@ -182,218 +185,58 @@ fn round_outlier<L: Lanes>(l: L, rounding: Rounding, x: &[f32; RUN]) -> Option<R
 
 /// Multiplies `count` groups of sixteen packed rows, one behind the other, with all tokens. The results of a group
 /// follow those of the one before.
-#[inline(always)]
-pub(super) fn product<L: Lanes, F: Format>(
-    l: L,
+pub(super) fn product<F: Format>(
+    isa: Isa,
     groups: &[u8],
     count: usize,
     runs: &[Run],
     out: &mut [[f32; ROWS]],
 ) {
     let (bytes, tokens) = (groups.len() / count, out.len() / count);
-    let units = bytes / F::BYTES * F::UNITS;
     // Many tokens go eight at a time, if the machine can.
-    let eights = if const { L::TILE >= 8 } { tokens / 8 * 8 } else { 0 };
+    let eights = if isa.tile() >= 8 { tokens / 8 * 8 } else { 0 };
     if eights > 0 {
-        let mut groups = groups.chunks_exact(2 * bytes);
-        let mut out = out.chunks_exact_mut(2 * tokens);
-        for (pair, out) in groups.by_ref().zip(out.by_ref()) {
-            let (one, two) = pair.split_at(bytes);
-            let (out_one, out_two) = out.split_at_mut(tokens);
-            let out = [&mut out_one[..eights], &mut out_two[..eights]];
-            many::<L, F, 2>(l, [one, two], &runs[..eights * units], out);
-        }
-        let (rest, out) = (groups.remainder(), out.into_remainder());
-        if !rest.is_empty() {
-            many::<L, F, 1>(l, [rest], &runs[..eights * units], [&mut out[..eights]]);
-        }
+        many::product::<F>(isa, groups, count, eights, runs, out);
     }
-    for (group, out) in groups.chunks_exact(bytes).zip(out.chunks_exact_mut(tokens)) {
-        let mut token = eights;
-        while token < tokens {
-            let (first, width) = tile_of(L::TILE, token, tokens);
-            let (runs, out) = (&runs[first * units..], &mut out[first..first + width]);
-            token += width;
-            // Widths that a machine does not have are not compiled for it.
-            if const { L::TILE >= 4 } && width == 4 {
-                few::<L, F, 4>(l, group, runs, out);
-            } else if const { L::TILE >= 4 } && width == 2 {
-                few::<L, F, 2>(l, group, runs, out);
-            } else {
-                few::<L, F, 1>(l, group, runs, out);
-            }
-        }
+    if eights < tokens {
+        let format = PhantomData::<F>;
+        vectorise_as(isa, Rest { groups, bytes, tokens, first: eights, runs, out, format });
     }
 }
 
-/// Runs that are taken apart at a time.
-const CHUNK: usize = 8;
-
-/// Some runs of a group, taken apart.
-#[derive(Clone, Copy)]
-struct Apart<L: Lanes> {
-    words: [[L::Bytes; RUN / 4]; CHUNK],
-    scales: [[(L::Floats, L::Floats); 2]; CHUNK],
+/// Products of groups with the tokens from `first` on, a few at a time.
+struct Rest<'a, F> {
+    groups: &'a [u8],
+    bytes: usize,
+    tokens: usize,
+    first: usize,
+    runs: &'a [Run],
+    out: &'a mut [[f32; ROWS]],
+    format: PhantomData<F>,
 }
 
-impl<L: Lanes> Apart<L> {
+impl<F: Format> Vectorised for Rest<'_, F> {
+    type Output = ();
+
     #[inline(always)]
-    fn new(l: L) -> Self {
-        let none = (l.float(0.0), l.float(0.0));
-        Self { words: [[l.byte(0); RUN / 4]; CHUNK], scales: [[none; 2]; CHUNK] }
-    }
-
-    /// Takes run `unit` of a block apart.
-    #[inline(always)]
-    fn take<F: Format>(&mut self, l: L, at: usize, block: &[u8], unit: usize) {
-        fetch_ahead::<L, F>(l, block, unit);
-        for (i, word) in self.words[at].iter_mut().enumerate() {
-            *word = F::word(l, block, unit, i);
-        }
-        self.scales[at][0] = F::scales(l, block, unit, 0);
-        if const { F::HALVES } {
-            self.scales[at][1] = F::scales(l, block, unit, 1);
-        }
-    }
-
-    /// Takes up to [`CHUNK`] runs apart, the first of which is run `first` of the group.
-    #[inline(always)]
-    fn take_chunk<F: Format>(&mut self, l: L, group: &[u8], first: usize) {
-        let blocks = group[first / F::UNITS * F::BYTES..].chunks_exact(F::BYTES);
-        if const { F::UNITS == CHUNK } {
-            if let Some(block) = blocks.take(1).next() {
-                // With numbers that the compiler knows, and with them all shifts and masks.
-                self.take::<F>(l, 0, block, 0);
-                self.take::<F>(l, 1, block, 1);
-                self.take::<F>(l, 2, block, 2);
-                self.take::<F>(l, 3, block, 3);
-                self.take::<F>(l, 4, block, 4);
-                self.take::<F>(l, 5, block, 5);
-                self.take::<F>(l, 6, block, 6);
-                self.take::<F>(l, 7, block, 7);
+    fn run<L: Lanes>(self, l: L) {
+        let Self { groups, bytes, tokens, runs, out, .. } = self;
+        let units = bytes / F::BYTES * F::UNITS;
+        for (group, out) in groups.chunks_exact(bytes).zip(out.chunks_exact_mut(tokens)) {
+            let mut token = self.first;
+            while token < tokens {
+                let (first, width) = tile_of(L::TILE, token, tokens);
+                let (runs, out) = (&runs[first * units..], &mut out[first..first + width]);
+                token += width;
+                // Widths that a machine does not have are not compiled for it.
+                if const { L::TILE >= 4 } && width == 4 {
+                    few::<L, F, 4>(l, group, runs, out);
+                } else if const { L::TILE >= 4 } && width == 2 {
+                    few::<L, F, 2>(l, group, runs, out);
+                } else {
+                    few::<L, F, 1>(l, group, runs, out);
+                }
             }
-        } else {
-            for (at, block) in blocks.take(CHUNK).enumerate() {
-                self.take::<F>(l, at, block, 0);
-            }
-        }
-    }
-}
-
-/// Multiplies `R` groups with eights of tokens. What all tokens meet is taken apart once, as little at a time as stays in
-/// the nearest cache with the inputs it meets; sums wait in `out` meanwhile.
-#[inline(always)]
-fn many<L: Lanes, F: Format, const R: usize>(
-    l: L,
-    groups: [&[u8]; R],
-    runs: &[Run],
-    mut out: [&mut [[f32; ROWS]]; R],
-) {
-    const { assert!(F::UNITS == 1 || F::UNITS == CHUNK) };
-    let units = groups[0].len() / F::BYTES * F::UNITS;
-    let tiles = runs.as_chunks::<8>().0;
-    for out in &mut out {
-        out.fill([0.0; ROWS]);
-    }
-    if const { F::COSTLY } {
-        meet_apart::<L, F, R>(l, groups, tiles, &mut out);
-    } else {
-        for (tile, runs) in tiles.chunks_exact(units).enumerate() {
-            for first in [0, 4] {
-                meet_packed::<L, F, R>(l, groups, runs, (tile, first), &mut out);
-            }
-        }
-    }
-    for (group, out) in groups.into_iter().zip(out) {
-        for (runs, out) in tiles.chunks_exact(units).zip(out.as_chunks_mut().0) {
-            add_outliers::<L, F, 8>(l, group, runs, out);
-        }
-    }
-}
-
-/// Multiplies runs that are taken apart, some at a time.
-#[inline(always)]
-fn meet_apart<L: Lanes, F: Format, const R: usize>(
-    l: L,
-    groups: [&[u8]; R],
-    tiles: &[[Run; 8]],
-    out: &mut [&mut [[f32; ROWS]]; R],
-) {
-    let units = groups[0].len() / F::BYTES * F::UNITS;
-    let mut apart = [Apart::new(l); R];
-    for first in (0..units).step_by(CHUNK) {
-        for (apart, group) in apart.iter_mut().zip(groups) {
-            apart.take_chunk::<F>(l, group, first);
-        }
-        let chunk = first..units.min(first + CHUNK);
-        let mut weights = [&apart[0]; R];
-        for (weights, apart) in weights.iter_mut().zip(&apart) {
-            *weights = apart;
-        }
-        for (tile, runs) in tiles.chunks_exact(units).enumerate() {
-            let runs = &runs[chunk.clone()];
-            for first in [0, 4] {
-                meet::<L, F, R>(l, weights, runs, (tile, first), out);
-            }
-        }
-    }
-}
-
-/// Multiplies all runs of packed rows, each a block, with four tokens of a tile, from one of it on. Nothing is fetched ahead: blocks
-/// are small, and lie in the nearest cache for all tokens but the first.
-#[inline(always)]
-fn meet_packed<L: Lanes, F: Format, const R: usize>(
-    l: L,
-    groups: [&[u8]; R],
-    runs: &[[Run; 8]],
-    (tile, first): (usize, usize),
-    out: &mut [&mut [[f32; ROWS]]; R],
-) {
-    let mut sums = [[l.float(0.0); 4]; R];
-    for (index, runs) in runs.iter().enumerate() {
-        let Some(runs) = runs[first..].first_chunk() else { return };
-        let mut blocks = [Near { block: &[][..], format: PhantomData::<F> }; R];
-        for (near, group) in blocks.iter_mut().zip(groups) {
-            near.block = &group[index * F::BYTES..][..F::BYTES];
-        }
-        let mut weights = [&blocks[0]; R];
-        for (weights, block) in weights.iter_mut().zip(&blocks) {
-            *weights = block;
-        }
-        unit::<L, F, _, R, 4>(l, weights, 0, runs, &mut sums);
-    }
-    for (sums, out) in sums.iter().zip(out) {
-        for (sum, out) in sums.iter().zip(&mut out[8 * tile + first..]) {
-            *out = l.store(*sum);
-        }
-    }
-}
-
-/// Adds the products of some runs with four tokens of a tile, from one of it on. The sums of two groups and of four tokens
-/// fit the registers, and nothing has to wait in memory.
-#[inline(always)]
-fn meet<L: Lanes, F: Format, const R: usize>(
-    l: L,
-    weights: [&Apart<L>; R],
-    runs: &[[Run; 8]],
-    (tile, first): (usize, usize),
-    out: &mut [&mut [[f32; ROWS]]; R],
-) {
-    let token = 8 * tile + first;
-    let mut sums = [[l.float(0.0); 4]; R];
-    for (sums, out) in sums.iter_mut().zip(&*out) {
-        for (sum, out) in sums.iter_mut().zip(&out[token..]) {
-            *sum = l.floats(out);
-        }
-    }
-    for (at, runs) in runs.iter().enumerate() {
-        if let Some(runs) = runs[first..].first_chunk() {
-            unit::<L, F, _, R, 4>(l, weights, at % CHUNK, runs, &mut sums);
-        }
-    }
-    for (sums, out) in sums.iter().zip(out) {
-        for (sum, out) in sums.iter().zip(&mut out[token..]) {
-            *out = l.store(*sum);
         }
     }
 }
@@ -440,7 +283,7 @@ fn few<L: Lanes, F: Format, const T: usize>(
 
 /// Adds what was clipped from outliers. Behind the loops over all runs, which have no registers to spare for what is rare.
 #[inline(always)]
-fn add_outliers<L: Lanes, F: Format, const T: usize>(
+pub(super) fn add_outliers<L: Lanes, F: Format, const T: usize>(
     l: L,
     group: &[u8],
     runs: &[[Run; T]],
@@ -464,29 +307,36 @@ fn add_outliers<L: Lanes, F: Format, const T: usize>(
     }
 }
 
+/// What the products of a format depend on, apart from how its blocks lie.
+pub(super) struct Shape {
+    /// Whether each 16 weights have a scale of their own.
+    pub(super) halves: bool,
+    /// Whether there are offsets.
+    pub(super) affine: bool,
+    /// Whether something is taken from quants.
+    pub(super) offset: bool,
+    /// Largest quant, or a larger number.
+    pub(super) top: usize,
+}
+
+/// Formats whose products are the same code.
+pub(super) trait Kind {
+    const SHAPE: Shape;
+}
+
+impl<F: Format> Kind for F {
+    const SHAPE: Shape =
+        Shape { halves: F::HALVES, affine: F::AFFINE, offset: F::OFFSET != 0, top: F::TOP };
+}
+
 /// Runs of a group, wherever they lie.
-trait Weights<L: Lanes> {
+pub(super) trait Weights<L: Lanes> {
     /// Word `i` of run `unit`.
     fn word(&self, l: L, unit: usize, i: usize) -> L::Bytes;
     /// Scale and offset of run `unit`, or of one half of it.
     fn scales(&self, l: L, unit: usize, half: usize) -> (L::Floats, L::Floats);
     /// Fetches what comes after run `unit`, if that is not near already.
     fn fetch_ahead(&self, l: L, unit: usize);
-}
-
-impl<L: Lanes> Weights<L> for Apart<L> {
-    #[inline(always)]
-    fn word(&self, _: L, unit: usize, i: usize) -> L::Bytes {
-        self.words[unit][i]
-    }
-
-    #[inline(always)]
-    fn scales(&self, _: L, unit: usize, half: usize) -> (L::Floats, L::Floats) {
-        self.scales[unit][half]
-    }
-
-    #[inline(always)]
-    fn fetch_ahead(&self, _: L, _: usize) {}
 }
 
 /// A packed block.
@@ -512,42 +362,13 @@ impl<L: Lanes, F: Format> Weights<L> for Packed<'_, F> {
     }
 }
 
-/// A packed block that is in the nearest cache.
-struct Near<'a, F> {
-    block: &'a [u8],
-    format: PhantomData<F>,
-}
-
-impl<F> Clone for Near<'_, F> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F> Copy for Near<'_, F> {}
-
-impl<L: Lanes, F: Format> Weights<L> for Near<'_, F> {
-    #[inline(always)]
-    fn word(&self, l: L, unit: usize, i: usize) -> L::Bytes {
-        F::word(l, self.block, unit, i)
-    }
-
-    #[inline(always)]
-    fn scales(&self, l: L, unit: usize, half: usize) -> (L::Floats, L::Floats) {
-        F::scales(l, self.block, unit, half)
-    }
-
-    #[inline(always)]
-    fn fetch_ahead(&self, _: L, _: usize) {}
-}
-
 /// Bytes between what is used and what is fetched meanwhile. Processors see that memory is read in order only where that is
 /// so from line to line: fields of large blocks are not.
 const AHEAD: usize = 6 << 10;
 
 /// Fetches as much as a run takes, far behind run `unit` of a block.
 #[inline(always)]
-fn fetch_ahead<L: Lanes, F: Format>(l: L, block: &[u8], unit: usize) {
+pub(super) fn fetch_ahead<L: Lanes, F: Format>(l: L, block: &[u8], unit: usize) {
     const LINE: usize = 64;
     let share = const { (F::BYTES / F::UNITS).div_ceil(LINE) };
     for line in 0..share {
@@ -557,7 +378,7 @@ fn fetch_ahead<L: Lanes, F: Format>(l: L, block: &[u8], unit: usize) {
 
 /// Adds the products of one run of weights of `R` groups with those of `T` tokens.
 #[inline(always)]
-fn unit<L: Lanes, F: Format, W: Weights<L>, const R: usize, const T: usize>(
+pub(super) fn unit<L: Lanes, K: Kind, W: Weights<L>, const R: usize, const T: usize>(
     l: L,
     weights: [&W; R],
     unit: usize,
@@ -567,28 +388,58 @@ fn unit<L: Lanes, F: Format, W: Weights<L>, const R: usize, const T: usize>(
     for weights in weights {
         weights.fetch_ahead(l, unit);
     }
-    if const { F::HALVES } {
-        part::<L, F, W, R, T, 0, 4>(l, weights, unit, runs, sums);
-        part::<L, F, W, R, T, 4, 4>(l, weights, unit, runs, sums);
-    } else {
-        part::<L, F, W, R, T, 0, 8>(l, weights, unit, runs, sums);
+    if const { !K::SHAPE.halves } {
+        let dots = part::<L, K, W, R, T, 0, 8>(l, weights, unit, runs);
+        for ((sums, dots), weights) in sums.iter_mut().zip(&dots).zip(weights) {
+            let (d, m) = weights.scales(l, unit, 0);
+            for ((sum, dot), run) in sums.iter_mut().zip(dots).zip(runs) {
+                let d = l.mul(d, l.float(run.scale));
+                *sum = l.mul_add(*dot, d, *sum);
+                if const { K::SHAPE.affine } {
+                    *sum = l.mul_add(m, l.float(run.sums[0]), *sum);
+                }
+            }
+        }
+        return;
+    }
+    // Both halves of a run have one scale of inputs.
+    let mut scaled = part::<L, K, W, R, T, 0, 4>(l, weights, unit, runs);
+    for (scaled, weights) in scaled.iter_mut().zip(weights) {
+        let (d, _) = weights.scales(l, unit, 0);
+        for scaled in scaled {
+            *scaled = l.mul(*scaled, d);
+        }
+    }
+    let dots = part::<L, K, W, R, T, 4, 4>(l, weights, unit, runs);
+    for (((sums, scaled), dots), weights) in sums.iter_mut().zip(&scaled).zip(&dots).zip(weights) {
+        let (d, _) = weights.scales(l, unit, 1);
+        for (((sum, scaled), dot), run) in sums.iter_mut().zip(scaled).zip(dots).zip(runs) {
+            *sum = l.mul_add(l.mul_add(*dot, d, *scaled), l.float(run.scale), *sum);
+        }
+        if const { K::SHAPE.affine } {
+            let ((_, low), (_, high)) = (weights.scales(l, unit, 0), weights.scales(l, unit, 1));
+            for (sum, run) in sums.iter_mut().zip(runs) {
+                *sum = l.mul_add(low, l.float(run.sums[0]), *sum);
+                *sum = l.mul_add(high, l.float(run.sums[1]), *sum);
+            }
+        }
     }
 }
 
 /// What the integer sum of a run, or of one half of it, starts with.
 #[inline(always)]
-fn start<L: Lanes, F: Format>(run: &Run, half: usize) -> i32 {
+fn start<L: Lanes, K: Kind>(run: &Run, half: usize) -> i32 {
     // The offset is in signed weights already.
-    let signed = const { L::SIGNED && F::TOP > 127 };
-    if const { F::OFFSET != 0 } && !signed { run.starts[half] } else { 0 }
+    let signed = const { L::SIGNED && K::SHAPE.top > 127 };
+    if const { K::SHAPE.offset } && !signed { run.starts[half] } else { 0 }
 }
 
-/// `N` words of a run from word `FIRST` on, which have one scale. Words take the outer loop: sums of all
+/// Sums of products of `N` words of a run from word `FIRST` on. Words take the outer loop: sums of all
 /// tokens stay in registers, and of the weights only a few must.
 #[inline(always)]
 fn part<
     L: Lanes,
-    F: Format,
+    K: Kind,
     W: Weights<L>,
     const R: usize,
     const T: usize,
@@ -599,43 +450,50 @@ fn part<
     weights: [&W; R],
     unit: usize,
     runs: &[Run; T],
-    sums: &mut [[L::Floats; T]; R],
-) {
+) -> [[L::Floats; T]; R] {
     let half = FIRST / 4;
     let mut dots = [[l.dot(0); T]; R];
     for dots in &mut dots {
         for (dot, run) in dots.iter_mut().zip(runs) {
-            *dot = l.dot(start::<L, F>(run, half));
+            *dot = l.dot(start::<L, K>(run, half));
         }
+    }
+    macro_rules! word {
+        ($index:expr) => {{
+            let mut words = [l.byte(0); R];
+            for (word, weights) in words.iter_mut().zip(weights) {
+                *word = weights.word(l, unit, FIRST + $index);
+            }
+            for (token, run) in runs.iter().enumerate() {
+                for (dots, &word) in dots.iter_mut().zip(&words) {
+                    let x = run.quants[FIRST + $index];
+                    dots[token] = l.dot_add(K::SHAPE.top, $index, dots[token], word, x);
+                }
+            }
+        }};
     }
     macro_rules! words {
         ($($index:literal)*) => {$(
             if const { $index < N } {
-                let mut words = [l.byte(0); R];
-                for (word, weights) in words.iter_mut().zip(weights) {
-                    *word = weights.word(l, unit, FIRST + $index);
-                }
-                for (token, run) in runs.iter().enumerate() {
-                    for (dots, &word) in dots.iter_mut().zip(&words) {
-                        let x = run.quants[FIRST + $index];
-                        dots[token] = l.dot_add(F::TOP, $index, dots[token], word, x);
-                    }
-                }
+                word!($index);
             }
         )*};
     }
-    words!(0 1 2 3 4 5 6 7);
-    for ((sums, dots), weights) in sums.iter_mut().zip(&dots).zip(weights) {
-        let (d, m) = weights.scales(l, unit, half);
-        for ((sum, dot), run) in sums.iter_mut().zip(dots).zip(runs) {
-            let dot = l.dot_end(F::TOP, start::<L, F>(run, half), *dot);
-            let d = l.mul(d, l.float(run.scale));
-            *sum = l.mul_add(l.to_floats(dot), d, *sum);
-            if const { F::AFFINE } {
-                *sum = l.mul_add(m, l.float(run.sums[half]), *sum);
-            }
+    if const { L::TILE == 1 } {
+        // Without vectors there is nothing to gain, and the program would be ten times as large.
+        for index in 0..N {
+            word!(index);
+        }
+    } else {
+        words!(0 1 2 3 4 5 6 7);
+    }
+    let mut floats = [[l.float(0.0); T]; R];
+    for (floats, dots) in floats.iter_mut().zip(dots) {
+        for ((float, dot), run) in floats.iter_mut().zip(dots).zip(runs) {
+            *float = l.to_floats(l.dot_end(K::SHAPE.top, start::<L, K>(run, half), dot));
         }
     }
+    floats
 }
 
 /// The weights that input `place` of run `index` meets, without their minimum: that is in the sums of the

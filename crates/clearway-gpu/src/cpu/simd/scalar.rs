@@ -23,6 +23,11 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
+    fn store_bytes(self, a: Self::Bytes) -> [u8; 64] {
+        a
+    }
+
+    #[inline(always)]
     fn byte(self, value: u8) -> Self::Bytes {
         [value; 64]
     }

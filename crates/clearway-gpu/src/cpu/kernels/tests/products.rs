@@ -1,4 +1,5 @@
 use super::*;
+use crate::cpu::kernels::matmul::blocks;
 
 const WEIGHTS: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_K];
 
@@ -88,4 +89,21 @@ fn experts_are_summed_by_weight() {
     let y = rig.output(DType::F32, &[2, 2]);
     rig.op(Kind::ExpertSum, &[x, weights, y], &[]).run();
     assert_eq!(rig.floats(y), [6.0, 12.0, 60.0, 80.0]);
+}
+
+/// Rows are rounded anew for every piece, so wide pieces round less; narrow ones keep more workers busy.
+#[test]
+fn pieces_with_rounded_inputs_are_as_wide_as_16_workers_allow() {
+    for ((rows, outer, inner), piece) in [
+        // Sixteen pieces, and 32.
+        ((8, 8192, 2048), (8, 512)),
+        ((128, 8192, 2048), (32, 1024)),
+        // More rows share what is taken apart, unless their inputs are too long.
+        ((512, 8192, 2048), (64, 2048)),
+        ((512, 2048, 8192), (32, 1024)),
+        // A small matrix, whose rows alone make 32.
+        ((512, 1536, 576), (16, 1536)),
+    ] {
+        assert_eq!(blocks(rows, outer, inner, true), piece, "{rows} x {outer} x {inner}");
+    }
 }
