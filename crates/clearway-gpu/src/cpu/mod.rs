@@ -17,6 +17,7 @@
 //! | `profile` | time stamps at those barriers |
 
 mod barrier;
+mod group;
 mod joint;
 mod kernels;
 mod memory;

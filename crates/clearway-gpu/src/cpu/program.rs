@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::barrier::SpinBarrier;
+use super::group::Group;
 use super::joint::Joint;
 use super::memory::HostMemory;
 use super::piece::{CpuKernel, Grid, Operand, Piece};
@@ -353,13 +354,6 @@ pub(super) struct Work {
     memory: Vec<Arc<HostMemory>>,
 }
 
-struct Group {
-    steps: Range<usize>,
-    pieces: usize,
-    /// Next piece to claim.
-    next: AtomicUsize,
-}
-
 /// A legal order of the pieces of each group, drawn anew for each run.
 struct Adversary {
     rng: Mutex<Rng>,
@@ -384,7 +378,7 @@ impl Work {
             }
             joint = joint.max(floats);
             if start < end {
-                groups.push(Group { steps: start..end, pieces, next: AtomicUsize::new(0) });
+                groups.push(Group::new(start..end, pieces, shared.pool.threads()));
             }
             start = end;
         }
@@ -418,7 +412,7 @@ impl Work {
 
     /// Nothing but barriers: shows what one costs.
     fn barriers(count: usize, shared: &Shared) -> Self {
-        let empty = || Group { steps: 0..0, pieces: 0, next: AtomicUsize::new(0) };
+        let empty = || Group::new(0..0, 0, shared.pool.threads());
         let mut work = Self::new(Vec::new(), &[], Vec::new(), shared);
         work.groups.extend((0..count).map(|_| empty()));
         work
@@ -427,7 +421,7 @@ impl Work {
     /// Called before the workers start, by the one thread that runs programs.
     pub(super) fn prepare(&self) {
         for group in &self.groups {
-            group.next.store(0, Ordering::Relaxed);
+            group.restart();
         }
         if let Some(adversary) = &self.adversary {
             adversary.shuffle();
@@ -456,11 +450,7 @@ impl Work {
             return;
         }
         for (index, group) in self.groups.iter().enumerate() {
-            loop {
-                let claimed = group.next.fetch_add(1, Ordering::Relaxed);
-                if claimed >= group.pieces {
-                    break;
-                }
+            while let Some(claimed) = group.claim(worker) {
                 let piece = match &self.adversary {
                     Some(adversary) => adversary.piece(index, claimed),
                     None => claimed,
@@ -511,12 +501,12 @@ impl Work {
             true => first..first + piece * floats,
             false => first + piece * floats..first + (piece + 1) * floats,
         };
-        // SAFETY: nobody else has these floats: `Group::next` gives each part to one worker, `run_piece`
+        // SAFETY: nobody else has these floats: `Group::claim` gives each part to one worker, `run_piece`
         // joins them only when all are done, `Work::new` gives each step of a group other floats, and
         // `execute` keeps groups apart by the barrier, or one worker runs all parts.
         let joint = unsafe { self.joint.floats(joint) };
         // SAFETY: `CpuEncoder::lower` has seen that the grid fits the outputs and that operands overlap only
-        // in place; `memory` keeps their bytes alive. `Group::next` gives each piece to one worker, and
+        // in place; `memory` keeps their bytes alive. `Group::claim` gives each piece to one worker, and
         // `run_piece` joins pieces once, after all of them. The
         // bytes of operands are those of the dispatch's accesses, and `CpuEncoder::take_program` has proven
         // for those that nothing in this group writes what this piece reads or touches what it owns.

@@ -205,6 +205,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn fetch_far(self, memory: &[u8], behind: usize) {
+        // SAFETY: the instruction reads nothing that the program sees, whatever the address; every x86-64 machine has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(memory.as_ptr().wrapping_add(behind).cast()) };
+    }
+
+    #[inline(always)]
     fn cast(self, a: [__m256i; 2]) -> [__m256; 2] {
         both!(_mm256_castsi256_ps(a))
     }

@@ -226,6 +226,12 @@ impl<const VNNI: bool> Lanes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn fetch_far(self, memory: &[u8], behind: usize) {
+        // SAFETY: the instruction reads nothing that the program sees, whatever the address; every x86-64 machine has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(memory.as_ptr().wrapping_add(behind).cast()) };
+    }
+
+    #[inline(always)]
     fn cast(self, a: __m512i) -> __m512 {
         op!(_mm512_castsi512_ps(a))
     }

@@ -110,6 +110,12 @@ pub(in crate::cpu) trait Lanes: Copy {
         let _ = (memory, behind);
     }
 
+    /// The same for what is used much later, so that it does not take the place of what is used now.
+    #[inline(always)]
+    fn fetch_far(self, memory: &[u8], behind: usize) {
+        let _ = (memory, behind);
+    }
+
     /// The floats that have these bits.
     fn cast(self, a: Self::Ints) -> Self::Floats;
     /// Nearest floats.

@@ -130,8 +130,9 @@ fn halves(x: &[f32; RUN]) -> [&[f32; ROWS]; 2] {
 #[inline(always)]
 fn round_run<L: Lanes>(l: L, rounding: Rounding, x: &[f32; RUN], largest: f32) -> Run {
     // Not a number where an input is not finite, and so will the product be. Too small for a
-    // reciprocal is nothing.
-    let scale = if largest.is_finite() { largest * (1.0 / 127.0) } else { f32::NAN };
+    // reciprocal is nothing. A sum and no condition: of a constant that is chosen by one, compilers make a load under a
+    // mask, and where nothing else brings the constant's page into memory, each such load takes hundreds of cycles.
+    let scale = largest * (1.0 / 127.0) + largest * 0.0;
     let mut quants = [[0; ROWS]; 2];
     let mut sums = [0; 2];
     if largest > 1e-30 && largest.is_finite() {

@@ -8,6 +8,7 @@
 //! long text: each part takes chunks through the cache and leaves a summary of each, and the piece that
 //! joins them goes through the summaries. Parts are of equal size whatever the position is.
 
+mod ahead;
 mod narrow;
 mod pass;
 mod row;
@@ -24,6 +25,7 @@ use crate::cpu::simd::float::{Element, LANES, sixteen};
 use crate::cpu::simd::{Lanes, Vectorised, vectorise};
 use crate::cpu::{Grid, Piece};
 use crate::quant;
+use ahead::Ahead;
 use pass::{Pass, QUERIES};
 use row::{Chunks, Row};
 
@@ -217,14 +219,30 @@ impl<'a, S: Store<'a>> Cache<'a, S> {
         Self { blocks: if known { piece.src_row(BLOCKS, sequence) } else { &[] }, ..self }
     }
 
-    /// One head of a row: the only place that knows where rows lie.
+    /// Some heads of each of some rows, as many as `out` has places for: the only place that knows where rows lie.
     #[inline(always)]
-    fn row(&self, row: usize, kv_head: usize) -> S {
-        let row = match self.block {
-            0 => row,
-            block => (self.blocks[row / block] as usize).min(self.last) * block + row % block,
-        };
-        self.elems.part(row * self.row + kv_head * self.head, self.cols)
+    fn rows(&self, rows: Range<usize>, heads: Range<usize>, out: &mut [S]) {
+        let first = heads.start * self.head;
+        let width = (heads.len() - 1) * self.head + self.cols;
+        let mut out = out.iter_mut();
+        let mut row = rows.start;
+        while row < rows.end {
+            // Rows of a block lie one behind the other.
+            let (place, end) = match self.block {
+                0 => (row, rows.end),
+                block => {
+                    let (index, inside) = (row / block, row % block);
+                    let place = (self.blocks[index] as usize).min(self.last) * block + inside;
+                    (place, rows.end.min((index + 1) * block))
+                }
+            };
+            let mut start = place * self.row + first;
+            for out in out.by_ref().take(end - row) {
+                *out = self.elems.part(start, width);
+                start += self.row;
+            }
+            row = end;
+        }
     }
 }
 
@@ -358,8 +376,13 @@ fn attend_tokens<'a, S: Store<'a>>(piece: &mut Piece<'a>, sinks: Option<usize>) 
         // More heads than a pass holds take several.
         for heads in heads.clone().step_by(QUERIES).map(|h| h..heads.end.min(h + QUERIES)) {
             pass.start(piece, tokens.clone(), heads, sizes, sinks);
-            for chunk in chunks(piece, tokens.clone(), sizes.cache_rows) {
-                pass.chunk(keys, values, kv_head, chunk);
+            let chunks = chunks(piece, tokens.clone(), sizes.cache_rows);
+            for chunk in chunks.clone() {
+                let ahead = match chunk + 1 < chunks.end {
+                    true => Ahead::head(sizes, chunk + 1, kv_head),
+                    false => Ahead::NOTHING,
+                };
+                pass.chunk(keys, values, kv_head, chunk, ahead);
                 pass.add();
             }
             pass.store(piece);
@@ -384,7 +407,8 @@ fn attend_part<'a, S: Store<'a>>(piece: &mut Piece<'a>, parts: usize, each: usiz
         let heads = kv_head * sizes.group()..(kv_head + 1) * sizes.group();
         // Sinks come in where parts are put together.
         pass.start(piece, 0..sizes.tokens, heads, sizes, None);
-        pass.chunk(keys, values, kv_head, chunk);
+        let ahead = Ahead::after(sizes, &chunks, chunk, kv_head);
+        pass.chunk(keys, values, kv_head, chunk, ahead);
         pass.summarise(summaries);
     }
 }

@@ -1,6 +1,6 @@
 //! A vector holds a number of each of sixteen keys, or sixteen elements of a value, and meets a few queries.
 //!
-//! Keys are transposed block by block, for all queries.
+//! Keys are transposed sixteen by sixteen, for all queries.
 
 use super::row::Row;
 use super::{CHUNK, Softmax};
@@ -11,34 +11,18 @@ use crate::cpu::simd::float::LANES;
 /// Rows of the cache in a block.
 pub(super) const KEYS: usize = 32;
 
-/// Loads keys so that one element of all of them lies together: `keys` has [`KEYS`] floats for each
-/// element. Rows that are empty become zeros.
+/// Sixteen elements of sixteen keys from element `at` on: a vector has one element of all of them.
 #[inline(always)]
-pub(super) fn load_keys<L: Lanes, R: Row>(l: L, rows: &[R; KEYS], keys: &mut [f32]) {
-    let keys = keys.as_chunks_mut::<LANES>().0;
-    for (part, rows) in rows.as_chunks::<LANES>().0.iter().enumerate() {
-        for (at, keys) in keys.chunks_exact_mut(LANES * KEYS / LANES).enumerate() {
-            let mut square = [l.float(0.0); LANES];
-            for (vector, row) in square.iter_mut().zip(rows) {
-                *vector = row.sixteen(l, at * LANES);
-            }
-            let square = l.transpose(square);
-            for (keys, vector) in keys.chunks_exact_mut(KEYS / LANES).zip(square) {
-                keys[part] = l.store(vector);
-            }
-        }
+pub(super) fn square<L: Lanes, R: Row, const WHOLE: bool>(
+    l: L,
+    rows: &[R; LANES],
+    at: usize,
+) -> [L::Floats; LANES] {
+    let mut square = [l.float(0.0); LANES];
+    for (vector, row) in square.iter_mut().zip(rows) {
+        *vector = if const { WHOLE } { row.whole(l, at) } else { row.sixteen(l, at) };
     }
-}
-
-/// Loads values: sixteen elements of all rows, then the next sixteen. Rows that are empty become zeros.
-#[inline(always)]
-pub(super) fn load_values<L: Lanes, R: Row>(l: L, rows: &[R; KEYS], values: &mut [f32]) {
-    let panels = values.as_chunks_mut::<LANES>().0.chunks_exact_mut(KEYS);
-    for (at, panel) in panels.enumerate() {
-        for (value, row) in panel.iter_mut().zip(rows) {
-            *value = l.store(row.sixteen(l, at * LANES));
-        }
-    }
+    l.transpose(square)
 }
 
 /// Lays queries side by side: element `i` of all `T`, then element `i + 1`. So [`scores`] reads them from one address.
@@ -53,54 +37,33 @@ pub(super) fn interleave<const T: usize>(rows: &[f32], queries: &mut [f32]) {
     }
 }
 
-/// Scores of `T` [interleaved](interleave) queries with the keys of a block, element by element. The block starts at row
-/// `first` of the chunk.
+/// Adds sixteen elements to the scores of `T` [interleaved](interleave) queries with sixteen keys, element by element. Element
+/// `at` of the head is the first of them, and row `first` of the chunk the first key.
 #[inline(always)]
-pub(super) fn scores<L: Lanes, const T: usize>(
+pub(super) fn add_scores<L: Lanes, const T: usize>(
     l: L,
     queries: &[f32],
-    keys: &[f32],
+    square: &[L::Floats; LANES],
+    at: usize,
     first: usize,
     out: &mut [[f32; CHUNK]],
 ) {
-    const PARTS: usize = KEYS / LANES;
-    let first = first / LANES;
-    let keys = keys.as_chunks::<KEYS>().0;
-    let queries = &queries.as_chunks::<T>().0[..keys.len()];
+    let Some(queries) = queries.as_chunks::<T>().0[at..].first_chunk::<LANES>() else { return };
     let Some(out) = out.first_chunk_mut::<T>() else { return };
-    if const { L::TILE >= 8 } {
-        // There are registers for the sums of all keys.
-        let mut sums = [[l.float(0.0); PARTS]; T];
-        for (query, keys) in queries.iter().zip(keys) {
-            let mut vectors = [l.float(0.0); PARTS];
-            for (vector, keys) in vectors.iter_mut().zip(keys.as_chunks::<LANES>().0) {
-                *vector = l.floats(keys);
-            }
-            for (sums, query) in sums.iter_mut().zip(query) {
-                let query = l.float(*query);
-                for (sum, keys) in sums.iter_mut().zip(vectors) {
-                    *sum = l.mul_add(query, keys, *sum);
-                }
-            }
+    let vector = first / LANES;
+    let mut sums = [l.float(0.0); T];
+    if at > 0 {
+        for (sum, out) in sums.iter_mut().zip(&*out) {
+            *sum = l.floats(&out.as_chunks::<LANES>().0[vector]);
         }
-        for (out, sums) in out.iter_mut().zip(sums) {
-            for (out, sum) in out.as_chunks_mut::<LANES>().0[first..].iter_mut().zip(sums) {
-                *out = l.store(sum);
-            }
-        }
-        return;
     }
-    for part in 0..PARTS {
-        let mut sums = [l.float(0.0); T];
-        for (query, keys) in queries.iter().zip(keys) {
-            let keys = l.floats(&keys.as_chunks::<LANES>().0[part]);
-            for (sum, query) in sums.iter_mut().zip(query) {
-                *sum = l.mul_add(l.float(*query), keys, *sum);
-            }
+    for (query, keys) in queries.iter().zip(square) {
+        for (sum, query) in sums.iter_mut().zip(query) {
+            *sum = l.mul_add(l.float(*query), *keys, *sum);
         }
-        for (out, sum) in out.iter_mut().zip(sums) {
-            out.as_chunks_mut::<LANES>().0[first + part] = l.store(sum);
-        }
+    }
+    for (out, sum) in out.iter_mut().zip(sums) {
+        out.as_chunks_mut::<LANES>().0[vector] = l.store(sum);
     }
 }
 
@@ -159,49 +122,78 @@ pub(super) fn weigh<L: Lanes>(
     Softmax::of(&max, &l.store(sum))
 }
 
-/// Adds values of a block of the chunk by the weights that `T` queries give them, row by row from the first to the last
-/// of `rows`, which are rows of the block.
+/// Asks for the rows that go with turn `turn` of `turns`. Spread over them, since a machine has only so many requests for
+/// memory under way.
 #[inline(always)]
-pub(super) fn add_values<L: Lanes, const T: usize>(
+pub(super) fn fetch<L: Lanes, R: Row>(l: L, rows: &[R], turn: usize, turns: usize) {
+    for row in &rows[rows.len() * turn / turns..rows.len() * (turn + 1) / turns] {
+        row.fetch(l);
+    }
+}
+
+/// Values of a block of the chunk.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'a, R> {
+    /// Which block it is.
+    pub(super) index: usize,
+    pub(super) rows: &'a [R; KEYS],
+    /// Rows to ask for meanwhile.
+    pub(super) ahead: &'a [R],
+}
+
+/// Adds values of a block by the weights that `T` queries give them, row by row from the first to the last
+/// of `part`, which are rows of the block. They have `elems` elements.
+#[inline(always)]
+pub(super) fn add_values<L: Lanes, R: Row, const T: usize>(
     l: L,
     weights: &[[f32; CHUNK]],
-    block: usize,
-    rows: (usize, usize),
-    values: &[f32],
+    mut block: Block<'_, R>,
+    part: (usize, usize),
+    elems: usize,
     outputs: &mut [f32],
 ) {
     let mut of_block = [&[0.0; KEYS]; T];
     for (of_block, weights) in of_block.iter_mut().zip(weights) {
-        *of_block = &weights.as_chunks().0[block];
+        *of_block = &weights.as_chunks().0[block.index];
     }
     let weights = &of_block;
-    let panels = values.as_chunks::<LANES>().0.as_chunks::<KEYS>().0;
     let outputs = outputs.as_chunks_mut::<LANES>().0;
-    let width = panels.len();
+    let (width, whole) = (elems.div_ceil(LANES), elems / LANES);
     let mut at = 0;
+    if const { L::TILE >= 8 && T <= 4 } {
+        // There are registers for the sums of four vectors of each query.
+        while at + 4 <= whole {
+            add_vectors::<L, R, T, 4, true>(l, weights, block, part, (width, at), outputs);
+            block.ahead = &[];
+            at += 4;
+        }
+    }
     if const { L::TILE >= 8 } {
-        // There are registers for the sums of two panels.
-        while let Some(two) = panels[at..].first_chunk::<2>() {
-            add_panels(l, weights, rows, two, outputs, width, at);
+        while at + 2 <= whole {
+            add_vectors::<L, R, T, 2, true>(l, weights, block, part, (width, at), outputs);
+            block.ahead = &[];
             at += 2;
         }
     }
-    while let Some(one) = panels[at..].first_chunk::<1>() {
-        add_panels(l, weights, rows, one, outputs, width, at);
+    while at < whole {
+        add_vectors::<L, R, T, 1, true>(l, weights, block, part, (width, at), outputs);
+        block.ahead = &[];
         at += 1;
+    }
+    if at < width {
+        add_vectors::<L, R, T, 1, false>(l, weights, block, part, (width, at), outputs);
     }
 }
 
-/// The same for `P` panels of the values, which are vectors `at` to `at + P` of each output's `width`.
+/// The same for vectors `at` to `at + P` of each output's `width`. Rows have all of them if they are `WHOLE`.
 #[inline(always)]
-fn add_panels<L: Lanes, const T: usize, const P: usize>(
+fn add_vectors<L: Lanes, R: Row, const T: usize, const P: usize, const WHOLE: bool>(
     l: L,
     weights: &[&[f32; KEYS]; T],
+    block: Block<'_, R>,
     (first, end): (usize, usize),
-    panels: &[[[f32; LANES]; KEYS]; P],
+    (width, at): (usize, usize),
     outputs: &mut [[f32; LANES]],
-    width: usize,
-    at: usize,
 ) {
     let mut sums = [[l.float(0.0); P]; T];
     for (query, sums) in sums.iter_mut().enumerate() {
@@ -210,9 +202,11 @@ fn add_panels<L: Lanes, const T: usize, const P: usize>(
         }
     }
     for row in first..end.min(KEYS) {
+        fetch(l, block.ahead, row, KEYS);
         let mut values = [l.float(0.0); P];
-        for (value, panel) in values.iter_mut().zip(panels) {
-            *value = l.floats(&panel[row]);
+        for (vector, value) in values.iter_mut().enumerate() {
+            let (row, at) = (block.rows[row], (at + vector) * LANES);
+            *value = if const { WHOLE } { row.whole(l, at) } else { row.sixteen(l, at) };
         }
         for (sums, weights) in sums.iter_mut().zip(weights) {
             let weight = l.float(weights[row]);

@@ -8,10 +8,12 @@
 
 use std::ops::Range;
 
-use super::narrow::{self, KEYS};
+use super::narrow::{self, Block, KEYS};
 use super::row::Row;
 use super::wide::{self, Seen, Wide, by_vectors};
-use super::{CHUNK, Cache, Sizes, Softmax, Store, add_scaled, finish, padded, seen, sum_scaled};
+use super::{
+    Ahead, CHUNK, Cache, Sizes, Softmax, Store, add_scaled, finish, padded, seen, sum_scaled,
+};
 use crate::cpu::Piece;
 use crate::cpu::simd::float::LANES;
 use crate::cpu::simd::{Lanes, Vectorised, vectorise};
@@ -148,8 +150,8 @@ impl<'a> Pass<'a> {
             }
         }
         vectorise(Lay { pass: self, piece });
-        let floats = self.vectors() * LANES * padded(self.value);
-        self.totals[..floats].fill(0.0);
+        let rows = if self.is_wide() { self.vectors() * LANES } else { self.len };
+        self.totals[..rows * padded(self.value)].fill(0.0);
     }
 
     #[inline(always)]
@@ -198,6 +200,7 @@ impl<'a> Pass<'a> {
         values: Cache<'c, S>,
         kv_head: usize,
         chunk: usize,
+        ahead: Ahead,
     ) {
         let chunk = chunk * CHUNK..(chunk + 1) * CHUNK;
         let parts = self.seen[..self.len].iter().map(|seen| common(seen, &chunk));
@@ -205,18 +208,19 @@ impl<'a> Pass<'a> {
         let start = parts.clone().map(|part| part.start).min().unwrap_or(chunk.start);
         let end = parts.map(|part| part.end).max().unwrap_or(chunk.start);
         if self.is_wide() {
-            for (cache, out) in [(keys, &mut *self.keys), (values, &mut *self.values)] {
-                let mut rows = [S::EMPTY; CHUNK];
-                for (row, line) in (start..end).zip(&mut rows) {
-                    *line = cache.row(row, kv_head);
-                }
-                let first = start - chunk.start;
-                vectorise(Load { rows: &rows[..end - start], first, chunk: out });
-            }
+            let (own, first) = (kv_head..kv_head + 1, start - chunk.start);
+            let [mut keys_lines, mut values_lines, mut next] = [[S::EMPTY; CHUNK]; 3];
+            keys.rows(start..end, own.clone(), &mut keys_lines);
+            values.rows(start..end, own, &mut values_lines);
+            keys.rows(ahead.rows.clone(), ahead.heads, &mut next);
+            let (keys, values) = (&keys_lines[..end - start], &values_lines[..end - start]);
+            vectorise(Load { rows: keys, ahead: values, first, chunk: self.keys });
+            let ahead = &next[..ahead.rows.len()];
+            vectorise(Load { rows: values, ahead, first, chunk: self.values });
             vectorise(ChunkWide { pass: self, first: chunk.start });
         } else {
-            let (rows, first) = (start..end, chunk.start);
-            vectorise(ChunkNarrow { pass: self, keys, values, kv_head, rows, first });
+            let (caches, rows, first) = ([keys, values], start..end, chunk.start);
+            vectorise(ChunkNarrow { pass: self, caches, kv_head, rows, first, ahead });
         }
     }
 
@@ -278,26 +282,40 @@ impl<'a> Pass<'a> {
     fn chunk_narrow<'c, L: Lanes, S: Store<'c>>(
         &mut self,
         l: L,
-        keys: Cache<'c, S>,
-        values: Cache<'c, S>,
+        [keys, values]: [Cache<'c, S>; 2],
         kv_head: usize,
         rows: Range<usize>,
         first: usize,
+        ahead: Ahead,
     ) {
-        let (head, value) = (padded(self.head), padded(self.value));
-        let (block_keys, block_values) =
-            (&mut self.keys[..KEYS * head], &mut self.values[..KEYS * value]);
+        let value = padded(self.value);
         let scores = self.scores.as_chunks_mut::<CHUNK>().0;
         let blocks = (rows.start / KEYS * KEYS..rows.end).step_by(KEYS);
         for block in blocks.clone() {
-            narrow::load_keys(l, &lines(keys, kv_head, &rows, block), block_keys);
-            let mut query = 0;
-            while query < self.len {
-                let (queries, scores) = (&self.queries[query * head..], &mut scores[query..]);
-                query += by_tile!(L, self.len - query, T => {
-                    narrow::scores::<L, T>(l, queries, block_keys, block - first, scores);
-                    T
-                });
+            let lines = lines(keys, kv_head, &rows, block);
+            let (next, count) = lines_ahead(keys, &ahead, (block - first) / KEYS);
+            let panels = padded(self.head) / LANES;
+            for (part, lines) in lines.as_chunks::<LANES>().0.iter().enumerate() {
+                for panel in 0..panels {
+                    let turns = panels * (KEYS / LANES);
+                    narrow::fetch(l, &next[..count], part * panels + panel, turns);
+                    let at = panel * LANES;
+                    let square = if at + LANES <= self.head {
+                        narrow::square::<L, S, true>(l, lines, at)
+                    } else {
+                        narrow::square::<L, S, false>(l, lines, at)
+                    };
+                    let key = block - first + part * LANES;
+                    let mut query = 0;
+                    while query < self.len {
+                        let queries = &self.queries[query * panels * LANES..];
+                        let scores = &mut scores[query..];
+                        query += by_tile!(L, self.len - query, T => {
+                            narrow::add_scores::<L, T>(l, queries, &square, at, key, scores);
+                            T
+                        });
+                    }
+                }
             }
         }
         let mut parts = [(0, 0); LANES];
@@ -311,8 +329,10 @@ impl<'a> Pass<'a> {
         self.found[0] = narrow::weigh(l, self.scale, self.softcap, parts, scores);
         self.outputs[..self.len * value].fill(0.0);
         for block in blocks {
-            narrow::load_values(l, &lines(values, kv_head, &rows, block), block_values);
             let at = block - first;
+            let lines = lines(values, kv_head, &rows, block);
+            let (next, count) = lines_ahead(values, &ahead, at / KEYS);
+            let mut block = Block { index: at / KEYS, rows: &lines, ahead: &next[..count] };
             let mut query = 0;
             while query < self.len {
                 // Queries that see the same rows go together; others must not meet rows they do not see.
@@ -321,9 +341,10 @@ impl<'a> Pass<'a> {
                 let (weights, outputs) = (&scores[query..], &mut self.outputs[query * value..]);
                 let part = (part.0.clamp(at, at + KEYS) - at, part.1.clamp(at, at + KEYS) - at);
                 query += by_tile!(L, same.count(), T => {
-                    narrow::add_values::<L, T>(l, weights, at / KEYS, part, block_values, outputs);
+                    narrow::add_values::<L, S, T>(l, weights, block, part, self.value, outputs);
                     T
                 });
+                block.ahead = &[];
             }
         }
     }
@@ -401,7 +422,7 @@ impl<'a> Pass<'a> {
         let (value, vectors, is_wide) = (padded(self.value), self.vectors(), self.is_wide());
         let from = if outputs { &mut *self.outputs } else { &mut *self.totals };
         if !is_wide {
-            let rows = LANES * value;
+            let rows = self.len * value;
             self.values[..rows].copy_from_slice(&from[..rows]);
             return;
         }
@@ -438,6 +459,8 @@ impl Vectorised for Lay<'_, '_, '_, '_> {
 
 struct Load<'p, S> {
     rows: &'p [S],
+    /// Rows that come next.
+    ahead: &'p [S],
     first: usize,
     chunk: &'p mut [f32],
 }
@@ -447,7 +470,7 @@ impl<S: Row> Vectorised for Load<'_, S> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        wide::load(l, self.rows, self.first, self.chunk);
+        wide::load(l, self.rows, self.ahead, self.first, self.chunk);
     }
 }
 
@@ -467,11 +490,12 @@ impl Vectorised for ChunkWide<'_, '_> {
 
 struct ChunkNarrow<'p, 'a, 'c, S> {
     pass: &'p mut Pass<'a>,
-    keys: Cache<'c, S>,
-    values: Cache<'c, S>,
+    /// Keys and values.
+    caches: [Cache<'c, S>; 2],
     kv_head: usize,
     rows: Range<usize>,
     first: usize,
+    ahead: Ahead,
 }
 
 impl<'c, S: Store<'c>> Vectorised for ChunkNarrow<'_, '_, 'c, S> {
@@ -479,8 +503,8 @@ impl<'c, S: Store<'c>> Vectorised for ChunkNarrow<'_, '_, 'c, S> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        let Self { pass, keys, values, kv_head, rows, first } = self;
-        pass.chunk_narrow(l, keys, values, kv_head, rows, first);
+        let Self { pass, caches, kv_head, rows, first, ahead } = self;
+        pass.chunk_narrow(l, caches, kv_head, rows, first, ahead);
     }
 }
 
@@ -530,7 +554,7 @@ fn load_rows<'b>(piece: &Piece<'_>, rows: &[usize], head: usize, out: &'b mut [f
     out
 }
 
-/// Rows of a block that are among `rows`; the others are empty.
+/// Rows of a block. Those that are not among `rows`, which nobody looks at, are like the first that is.
 #[inline(always)]
 fn lines<'c, S: Store<'c>>(
     cache: Cache<'c, S>,
@@ -538,11 +562,25 @@ fn lines<'c, S: Store<'c>>(
     rows: &Range<usize>,
     block: usize,
 ) -> [S; KEYS] {
+    let rows = common(rows, &(block..block + KEYS));
     let mut lines = [S::EMPTY; KEYS];
-    for row in common(rows, &(block..block + KEYS)) {
-        lines[row - block] = cache.row(row, kv_head);
-    }
+    cache.rows(rows.start..rows.start + 1, kv_head..kv_head + 1, &mut lines);
+    lines = [lines[0]; KEYS];
+    cache.rows(rows.clone(), kv_head..kv_head + 1, &mut lines[rows.start - block..]);
     lines
+}
+
+/// What is asked for in a block of a chunk, and how many rows that is.
+#[inline(always)]
+fn lines_ahead<'c, S: Store<'c>>(
+    cache: Cache<'c, S>,
+    ahead: &Ahead,
+    block: usize,
+) -> ([S; KEYS], usize) {
+    let mut lines = [S::EMPTY; KEYS];
+    let rows = ahead.part(block);
+    cache.rows(rows.clone(), ahead.heads.clone(), &mut lines);
+    (lines, rows.len())
 }
 
 fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {

@@ -2,9 +2,13 @@
 
 use half::f16;
 
+use crate::cpu::piece::misuse;
 use crate::cpu::simd::Lanes;
 use crate::cpu::simd::float::{Element, LANES, sixteen};
 use crate::quant::cache::{CHUNK, value};
+
+/// Bytes that memory gives at once.
+const LINE: usize = 64;
 
 /// One head of a row of the cache.
 pub(super) trait Row: Copy {
@@ -13,6 +17,21 @@ pub(super) trait Row: Copy {
 
     /// Elements from `at` on, with zeros behind the row.
     fn sixteen<L: Lanes>(self, l: L, at: usize) -> L::Floats;
+
+    /// The same where the row has all of them. There is no call in it, around which the compiler would have to store
+    /// all vectors.
+    fn whole<L: Lanes>(self, l: L, at: usize) -> L::Floats;
+
+    /// Asks for the row, which is used later.
+    fn fetch<L: Lanes>(self, l: L);
+}
+
+/// Asks for all lines of some memory.
+#[inline(always)]
+fn fetch_all<L: Lanes>(l: L, memory: &[u8]) {
+    for at in (0..memory.len()).step_by(LINE) {
+        l.fetch_far(memory, at);
+    }
 }
 
 impl<T: Element> Row for &[T] {
@@ -21,6 +40,18 @@ impl<T: Element> Row for &[T] {
     #[inline(always)]
     fn sixteen<L: Lanes>(self, l: L, at: usize) -> L::Floats {
         sixteen(l, self, at)
+    }
+
+    #[inline(always)]
+    fn whole<L: Lanes>(self, l: L, at: usize) -> L::Floats {
+        let elems = self.get(at..at + LANES).and_then(|elems| elems.first_chunk());
+        let Some(elems) = elems else { misuse("a row of the cache is too short") };
+        T::floats(l, elems)
+    }
+
+    #[inline(always)]
+    fn fetch<L: Lanes>(self, l: L) {
+        fetch_all(l, bytemuck::cast_slice(self));
     }
 }
 
@@ -44,5 +75,16 @@ impl Row for Chunks<'_> {
             }
             _ => l.float(0.0),
         }
+    }
+
+    #[inline(always)]
+    fn whole<L: Lanes>(self, l: L, at: usize) -> L::Floats {
+        self.sixteen(l, at)
+    }
+
+    #[inline(always)]
+    fn fetch<L: Lanes>(self, l: L) {
+        fetch_all(l, bytemuck::cast_slice(self.quants));
+        fetch_all(l, bytemuck::cast_slice(self.scales));
     }
 }

@@ -45,12 +45,26 @@ macro_rules! by_vectors {
 pub(super) use by_vectors;
 
 /// Widens rows of a chunk: sixteen elements of all of them lie together, then the next sixteen. The first of them is
-/// row `first` of the chunk.
+/// row `first` of the chunk. Rows that are `ahead` are asked for meanwhile.
 #[inline(always)]
-pub(super) fn load<L: Lanes, R: Row>(l: L, rows: &[R], first: usize, chunk: &mut [f32]) {
+pub(super) fn load<L: Lanes, R: Row>(
+    l: L,
+    rows: &[R],
+    ahead: &[R],
+    first: usize,
+    chunk: &mut [f32],
+) {
     let panels = chunk.as_chunks_mut::<LANES>().0.as_chunks_mut::<CHUNK>().0;
+    let turns = panels.len();
     for (panel, out) in panels.iter_mut().enumerate() {
-        for (out, row) in out[first..].iter_mut().zip(rows) {
+        let ahead = &ahead[ahead.len() * panel / turns..ahead.len() * (panel + 1) / turns];
+        let mut ahead = ahead.iter();
+        for (turn, (out, row)) in out[first..].iter_mut().zip(rows).enumerate() {
+            if turn.is_multiple_of(turns)
+                && let Some(row) = ahead.next()
+            {
+                row.fetch(l);
+            }
             *out = l.store(row.sixteen(l, panel * LANES));
         }
     }

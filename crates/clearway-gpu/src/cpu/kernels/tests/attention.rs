@@ -80,11 +80,14 @@ fn the_softmax_of_attention_keeps_up_when_later_blocks_raise_the_largest_score()
 #[test]
 fn tokens_give_the_same_bits_alone_and_together() {
     // Alone, a token is cut along the cache; together, tokens share blocks of it. The long cache has
-    // several chunks, in some of which windows start.
-    let (tokens, heads, kv_heads, head) = (40, 6, 2, 24);
-    for (cache, rows, window) in
-        [(DType::F32, 100, 37), (DType::F16, 100, 37), (DType::F16, 700, 0), (DType::F32, 700, 300)]
-    {
+    // several chunks, in some of which windows start. Heads are of one vector and of four, with a rest.
+    let (tokens, heads, kv_heads) = (40, 6, 2);
+    for (cache, rows, window, head) in [
+        (DType::F32, 100, 37, 24),
+        (DType::F16, 100, 37, 24),
+        (DType::F16, 700, 0, 72),
+        (DType::F32, 700, 300, 72),
+    ] {
         let mut rig = Rig::new(2);
         let q = rig.random(DType::F32, &[tokens, heads, head]);
         let (k, v) = (
