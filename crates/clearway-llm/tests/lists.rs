@@ -92,7 +92,8 @@ impl Device for Gated {
     }
 
     fn rows_are_independent(&self) -> bool {
-        self.cpu.rows_are_independent()
+        // As GPUs say, for which lists are made ahead of need.
+        false
     }
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer, GpuError> {

@@ -194,20 +194,14 @@ impl DeviceRunner {
         let chunk = self.limits().chunk;
         let short = READ_ROWS.into_iter().find(|&rows| rows >= SHORT_READ.min(chunk));
         let first = vec![step(most, any), ListKey::Read(short.unwrap_or(chunk))];
-        let reads = || READ_ROWS.into_iter().take_while(|&rows| rows <= chunk);
-        let mut then: Vec<ListKey> = reads().map(ListKey::Read).collect();
+        if self.tables.one_kernel {
+            // Nothing is compiled there, and every list takes memory: those that works ask for are enough.
+            return (first, Vec::new());
+        }
+        let reads = READ_ROWS.into_iter().take_while(|&rows| rows <= chunk);
+        let mut then: Vec<ListKey> = reads.map(ListKey::Read).collect();
         let decodes = DECODE_ROWS.into_iter().take_while(|&rows| rows <= most);
         then.extend(decodes.flat_map(|rows| [step(rows, common), step(rows, greedy)]));
-        if !self.tables.one_kernel {
-            // Elsewhere there are as many as pairs of all numbers.
-            let many = DECODE_ROWS_BESIDE.into_iter().find(|&rows| rows >= self.options.slots);
-            let decodes = DECODE_ROWS_BESIDE.into_iter().filter(|&rows| Some(rows) <= many);
-            let reads = || reads().filter(|&rows| rows >= READ_ROWS_BESIDE);
-            let pairs = decodes.flat_map(|decode| reads().map(move |read| (read, decode)));
-            then.extend(pairs.flat_map(|(read, decode)| {
-                [common, greedy].map(|choice| ListKey::Step(StepKey { read, decode, choice }))
-            }));
-        }
         (first, then)
     }
 
