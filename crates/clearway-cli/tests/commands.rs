@@ -254,10 +254,11 @@ fn the_matrix_has_every_shape_and_format_and_leaves_nothing_behind() {
     let folder = Folder::new("matrix");
     let matrix = ["bench", "--matrix", "--shapes", "smollm2-135m", "--folder"];
     let short = ["-p", "4", "-n", "2", "-d", "8", "-r", "1", "--device", "cpu"];
-    let with = |more: &[&str]| [&matrix[..], &[folder.0.to_str().unwrap()], &short, more].concat();
+    let place = folder.0.to_str().unwrap().to_owned();
+    let with = |more: &[&'static str]| [&matrix[..], &[place.as_str()], &short, more].concat();
     let measured = json(&with(&["--formats", "q4_0,q8_0", "--json"]));
     let keys = ["format", "test", "n_depth"];
-    let of = |test: &serde_json::Value| keys.map(|key| test[key].to_string()).join(" ");
+    let of = |test: &Value| keys.map(|key| test[key].to_string()).join(" ");
     let found: Vec<_> = measured.as_array().unwrap().iter().map(of).collect();
     let tests = |format| {
         [("pp4", 0), ("tg2", 0), ("pp4", 8), ("tg2", 8)]
