@@ -4,9 +4,11 @@
 //! guarded one of every twentieth class, and all of them in soak.
 #![allow(clippy::unwrap_used, clippy::panic)] // shared functions are not tests in clippy's eyes
 
+use std::sync::LazyLock;
+
 use clearway_gpu::Device;
 use clearway_gpu::ops::OPS;
-use clearway_gpu::ops::suite::{self, DEFAULT_SEED, OpCase, Summary};
+use clearway_gpu::ops::suite::{self, DEFAULT_SEED, OpCase};
 use clearway_gpu::vulkan::{Counting, VulkanDevice, VulkanOptions};
 use clearway_graph::testkit::say;
 
@@ -14,53 +16,36 @@ use clearway_graph::testkit::say;
 mod scope;
 mod vulkan;
 use scope::Scope;
-use vulkan::open;
+use vulkan::{available, open, try_open};
 
 /// Cases with a kernel on any Vulkan device.
 const FEWEST_PASSED: usize = 2_000;
 
-/// Runs half of the cases on each of two devices: software drivers compile the kernels of one device one after the other. Neighbours share
-/// kernels, so halves follow each other.
-fn run_on_both(devices: &[VulkanDevice; 2], cases: &[OpCase]) -> Summary {
-    let [one, other] = devices;
-    let (first, second) = cases.split_at(cases.len() / 2);
-    let [mut all, more] = std::thread::scope(|scope| {
-        let second = scope.spawn(|| suite::run_cases(other, second));
-        [suite::run_cases(one, first), second.join().unwrap()]
-    });
-    all.passed += more.passed;
-    all.skipped += more.skipped;
-    all.failed.extend(more.failed);
-    for (all, more) in all.ops.iter_mut().zip(more.ops) {
-        all.passed += more.passed;
-        all.failed += more.failed;
-        all.skipped += more.skipped;
-        all.share = all.share.max(more.share);
-        all.share_16 = all.share_16.max(more.share_16);
-    }
-    all
+/// Tests share a device, and with it the kernels that are compiled.
+#[track_caller]
+fn device() -> Option<&'static VulkanDevice> {
+    static DEVICE: LazyLock<Result<VulkanDevice, String>> =
+        LazyLock::new(|| try_open(VulkanOptions { disk_cache: false, ..VulkanOptions::default() }));
+    available(DEVICE.as_ref())
 }
 
 #[test]
 fn every_op_agrees_with_the_reference_on_vulkan() {
     let seed = std::env::var("CLEARWAY_SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or(DEFAULT_SEED);
-    let options = VulkanOptions { disk_cache: false, ..VulkanOptions::default() };
-    let Some(one) = open(options) else { return };
-    let Some(other) = open(options) else { return };
-    let devices = [one, other];
+    let Some(device) = device() else { return };
     let start = std::time::Instant::now();
     let scope = Scope::from_env();
     let cases = match scope {
         Scope::Some(_) => scope.cases(1),
         Scope::Whole | Scope::Sample => suite::cases(seed),
     };
-    let summary = run_on_both(&devices, &cases);
+    let summary = suite::run_cases(device, &cases);
     let seconds = start.elapsed().as_secs_f64();
-    let kernels: usize = devices.iter().map(VulkanDevice::pipeline_count).sum();
+    let kernels = device.pipeline_count();
     println!(
         "CLEARWAY_SEED={seed} on {}: {seconds:.1} s, {kernels} kernels\n{summary}",
-        devices[0].info().description
+        device.info().description
     );
     assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
     if !matches!(scope, Scope::Some(_)) {
