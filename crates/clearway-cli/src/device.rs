@@ -48,6 +48,9 @@ pub struct DeviceArgs {
     /// Let idle groups of a GPU read no weights ahead.
     #[arg(long, env = "CLEARWAY_NO_READ_AHEAD", help_heading = OFF, value_parser = Falsey::new())]
     no_read_ahead: bool,
+    /// Take no kernels on cooperative matrices of a GPU: prompts are read several times slower.
+    #[arg(long, env = "CLEARWAY_NO_MATRICES", help_heading = OFF, value_parser = Falsey::new())]
+    no_matrices: bool,
     /// Put barriers between all groups of a step on a GPU, where workgroups could wait for counters.
     #[arg(long, env = "CLEARWAY_NO_COUNTERS", help_heading = OFF, value_parser = Falsey::new())]
     no_counters: bool,
@@ -69,6 +72,7 @@ impl DeviceArgs {
             device_memory: None,
             no_tune: false,
             no_read_ahead: false,
+            no_matrices: false,
             no_counters: false,
             float_activations: false,
             statistics: false,
@@ -94,6 +98,7 @@ impl DeviceArgs {
         let options = vulkan::Options {
             no_tune: self.no_tune,
             no_read_ahead: self.no_read_ahead,
+            no_matrices: self.no_matrices,
             counters,
             float_activations: self.float_activations,
             statistics: self.statistics,

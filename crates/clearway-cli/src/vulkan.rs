@@ -15,6 +15,8 @@ pub struct Options {
     pub no_tune: bool,
     /// Let idle groups read no weights ahead.
     pub no_read_ahead: bool,
+    /// Take no kernels on cooperative matrices.
+    pub no_matrices: bool,
     /// Where barriers become counters.
     pub counters: Counters,
     /// Keep activations float.
@@ -57,6 +59,7 @@ mod with {
             Self {
                 tuning: if options.no_tune { Tuning::Never } else { Tuning::default() },
                 read_ahead: options.no_read_ahead.then_some(0),
+                matrices: !options.no_matrices,
                 counting: match options.counters {
                     Counters::Tested => Counting::Tested,
                     Counters::Never => Counting::Never,

@@ -21,6 +21,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     disk_cache: false,
     max_binding: None,
     processors: None,
+    matrices: true,
     read_ahead: None,
     counting: Counting::Never,
     tuning: Tuning::Hardware,

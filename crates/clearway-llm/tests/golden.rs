@@ -108,6 +108,20 @@ fn vulkan_gives_the_golden_logits_at_every_position() {
     }
 }
 
+/// Cards with cooperative matrices read prompts with them; others have tiles, as software drivers do anyway.
+#[test]
+fn vulkan_gives_the_golden_logits_without_matrices() {
+    let Some(gguf) = model() else { return };
+    let options = VulkanOptions { matrices: false, ..VulkanOptions::default() };
+    let Some(device) = vulkan(options) else { return };
+    if device.is_software() {
+        return skip("matrices", "software drivers have no cooperative matrices to do without");
+    }
+    let mut golden = Golden::new(&gguf, device, EngineOptions::default());
+    golden.check_prefill(CASES);
+    golden.check_replay(CASES);
+}
+
 #[test]
 fn vulkan_gives_the_golden_logits_with_float_activations() {
     let Some(gguf) = model() else { return };

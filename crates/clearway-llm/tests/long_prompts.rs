@@ -8,6 +8,7 @@ use std::sync::Arc;
 use clearway::cpu::{CpuDevice, CpuOptions};
 use clearway::vulkan::VulkanOptions;
 use clearway::{DType, Device};
+use clearway_graph::testkit::skip;
 use clearway_llm::engine::{Engine, EngineOptions, Rows};
 use clearway_llm::gguf::Gguf;
 use clearway_llm::gguf::synth::{Synth, SynthQuant, SynthShape};
@@ -50,9 +51,19 @@ fn rms(values: impl Iterator<Item = f64>) -> f64 {
 
 #[test]
 fn long_prompts_agree_with_the_float_path_of_the_cpu() {
-    let Some(card) = clearway::testkit::open_vulkan(VulkanOptions::default()).unwrap() else {
-        return;
-    };
+    agree(VulkanOptions::default());
+}
+
+#[test]
+fn long_prompts_agree_without_matrices() {
+    agree(VulkanOptions { matrices: false, ..VulkanOptions::default() });
+}
+
+fn agree(options: VulkanOptions) {
+    let Some(card) = clearway::testkit::open_vulkan(options).unwrap() else { return };
+    if card.is_software() && !options.matrices {
+        return skip("matrices", "software drivers have no cooperative matrices to do without");
+    }
     let card: Arc<dyn Device> = Arc::new(card);
     let floats = CpuOptions { float_activations: true, ..CpuOptions::default() };
     let cpu: Arc<dyn Device> = Arc::new(CpuDevice::with_options(floats));

@@ -241,8 +241,10 @@ impl Instance {
                 missing = missing.or(Some("ten storage buffers in a kernel"));
             }
             packed_dot = vulkan13.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
-            cooperative =
-                features.cooperative && vulkan11.subgroup_size == 32 && self.has_square_tiles(raw);
+            cooperative = self.options.matrices
+                && features.cooperative
+                && vulkan11.subgroup_size == 32
+                && self.has_square_tiles(raw);
             if !packed_dot {
                 notes.push("packed 8-bit dots are emulated".into());
             }

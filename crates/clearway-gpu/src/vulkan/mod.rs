@@ -82,6 +82,8 @@ pub struct VulkanOptions {
     pub processors: Option<u32>,
     /// Bytes of weights that idle groups read ahead, if not what suits the device.
     pub read_ahead: Option<u64>,
+    /// Whether kernels on cooperative matrices are taken, where the device has them.
+    pub matrices: bool,
     /// Where barriers of a list may become counters, if its owner asks for them.
     pub counting: Counting,
     /// Where products are timed to find the fastest variant.
@@ -127,6 +129,7 @@ impl Default for VulkanOptions {
             memory_limit: None,
             processors: None,
             read_ahead: None,
+            matrices: true,
             counting: Counting::default(),
             tuning: Tuning::Hardware,
             statistics: false,

@@ -1,14 +1,15 @@
 //! Ops on one element at a time: maps, sums, copies, fills, joins.
 
-use clearway_graph::{Map, MapInputs};
+use clearway_graph::{DType, Map, MapInputs};
 
-use super::{Job, Kernel, Source, blocks};
+use super::{Job, Kernel, Source, View, blocks, template};
 use crate::error::Result;
 use crate::ops;
 
 pub(super) const GRID: &str = include_str!("kernels/grid.wgsl");
 pub(super) const MATH: &str = include_str!("kernels/math.wgsl");
 const EACH: &str = include_str!("kernels/elementwise.wgsl");
+const EIGHTS: &str = include_str!("kernels/elementwise_eights.wgsl");
 
 /// Elements of a workgroup.
 const WIDTH: u32 = 256;
@@ -22,6 +23,9 @@ const OF_RESULT: &str = "fn extent() -> vec4<u32> { return P.y.shape; }\n";
 /// An element-wise op. Operand `b` may be one row.
 pub(super) fn map(job: &Job<'_>, map: Map) -> Result<Kernel> {
     let value = ops::map::row(map).wgsl;
+    if in_eights(job) {
+        return Ok(eights(job, map.inputs() != MapInputs::One, value));
+    }
     Ok(match map.inputs() {
         MapInputs::One => {
             on_elements(job, &format!("let x = get_x(at_x(c)); put_y(at_y(c), {value});"))
@@ -34,6 +38,58 @@ pub(super) fn map(job: &Job<'_>, map: Map) -> Result<Kernel> {
 fn two(job: &Job<'_>, [a, b]: [&str; 2], value: &str) -> Kernel {
     let load = format!("let a = get_{a}(at_{a}(c)); let b = get_{b}(at_{b}(c));");
     on_elements(job, &format!("{load} put_y(at_y(c), {value});"))
+}
+
+/// Elements that an invocation takes at once where operands allow it.
+const EIGHT: u64 = 8;
+
+/// Whether all operands lie in one piece, in units of eight elements that no two share, and there are enough for the device.
+fn in_eights(job: &Job<'_>) -> bool {
+    let result = job.layout(job.result());
+    let whole = |dtype| match dtype {
+        DType::F32 => Some(EIGHT),
+        DType::A16 => Some(32),
+        _ => None,
+    };
+    let enough = u64::from(job.target.processors.max(1)) * u64::from(WIDTH) * EIGHT;
+    elems(job) >= enough
+        && job.operands.iter().all(|operand| {
+            let layout = &operand.layout;
+            let in_place = operand.same_as.is_none_or(|first| job.dtype(first) == layout.dtype());
+            whole(layout.dtype()).is_some_and(|unit| elems(job).is_multiple_of(unit))
+                && layout.elems() == result.elems()
+                && layout.is_dense()
+                && operand.is_aligned()
+                && in_place
+        })
+}
+
+/// An element-wise op of dense operands, eight elements at a time.
+fn eights(job: &Job<'_>, two: bool, value: &str) -> Kernel {
+    let mut source = Source::new(job);
+    let mut text = String::new();
+    for (index, operand) in job.operands.iter().enumerate() {
+        source = source.view(index, View::Quads);
+        let array = job.operands[operand.same_as.unwrap_or(index)].name;
+        let piece = match (job.dtype(index), index == job.result()) {
+            (DType::F32, false) => "load floats",
+            (DType::F32, true) => "store floats",
+            (_, false) => "load halves",
+            (_, true) => "store halves",
+        };
+        let name = match (index, two) {
+            (0, true) => "a",
+            (1, true) => "b",
+            (0, false) => "x",
+            _ => "y",
+        };
+        let piece = template::piece(EIGHTS, piece).unwrap_or_default();
+        text.push_str(&template::fill(piece, &[("name", name), ("array", array)]));
+    }
+    let inputs = if two { "two inputs" } else { "one input" };
+    let piece = template::piece(EIGHTS, inputs).unwrap_or_default();
+    text.push_str(&template::fill(piece, &[("value", value)]));
+    each(job, source.body(MATH).body(&text), elems(job) / EIGHT)
 }
 
 pub(super) fn fill(job: &Job<'_>) -> Kernel {

@@ -10,6 +10,7 @@ use crate::error::Result;
 const SUBGROUPS: &str = include_str!("kernels/subgroups.wgsl");
 const SUBGROUPS_ALONE: &str = include_str!("kernels/subgroups_alone.wgsl");
 const NORM: &str = include_str!("kernels/norm.wgsl");
+const NORM_OF_FEW: &str = include_str!("kernels/norm_of_few.wgsl");
 const LAYER_NORM: &str = include_str!("kernels/layer_norm.wgsl");
 const SOFTMAX: &str = include_str!("kernels/softmax.wgsl");
 const CACHE: &str = include_str!("kernels/cache.wgsl");
@@ -46,17 +47,62 @@ pub(super) fn norm(job: &Job<'_>, around: Around) -> Result<Kernel> {
         .spec()
         .is_some_and(|spec| spec.arity() == (job.operands.len() - 1, job.operands.len()));
     let keep = if kept { "put_sum(at_sum(c), v);" } else { "" };
-    let weigh = weight.map_or("", |_| " * get_w(at_w(c))");
-    let join = residual.map_or("", |_| " + get_c(at_c(c))");
+    let (weight_of, weigh) = weight.map_or(("1.0", ""), |_| ("get_w(at_w(c))", " * w"));
+    let (residual_of, join) = residual.map_or(("0.0", ""), |_| ("get_c(at_c(c))", " + r"));
     let steps = format!(
         "fn taken(c: vec4<u32>) -> f32 {{ return {taken}; }}
-fn put(c: vec4<u32>, v: f32, factor: f32) {{
+fn weight_of(c: vec4<u32>) -> f32 {{ return {weight_of}; }}
+fn residual_of(c: vec4<u32>) -> f32 {{ return {residual_of}; }}
+fn put(c: vec4<u32>, v: f32, factor: f32, w: f32, r: f32) {{
     let y = v * factor{weigh}{join};
     {keep}
     put_y(at_y(c), y);
 }}\n"
     );
-    Ok(on_rows(job, Source::new(job).body(&steps), NORM))
+    let source = Source::new(job).body(&steps);
+    Ok(match elements_of_few(job, weight) {
+        Some(elements) => norm_of_few(job, source, weight, elements),
+        None => on_rows(job, source, NORM),
+    })
+}
+
+/// Rows up to which a norm waits for the dispatches before it and is counted.
+const FEW_ROWS: usize = 64;
+/// Elements of a row that an invocation has in registers, at most.
+const MOST_ELEMENTS: u32 = 16;
+
+/// How many elements of a row an invocation has, where a norm is counted. Its weight must be a binding of its own, since it
+/// is read before the wait.
+fn elements_of_few(job: &Job<'_>, weight: Option<usize>) -> Option<u32> {
+    let target = job.target;
+    let layout = job.layout(job.result());
+    let width = target.row_width(layout.cols());
+    let elements = (layout.cols() as u32).div_ceil(width);
+    let alone = weight.is_none_or(|weight| {
+        let shared = job.operands.iter().any(|operand| operand.same_as == Some(weight));
+        job.operands[weight].same_as.is_none() && !shared
+    });
+    let few = layout.rows() <= FEW_ROWS && elements <= MOST_ELEMENTS;
+    let whole = target.subgroup > 1 && width.is_multiple_of(target.subgroup);
+    (target.counters && few && whole && alone).then_some(elements)
+}
+
+fn norm_of_few(job: &Job<'_>, source: Source<'_>, weight: Option<usize>, elements: u32) -> Kernel {
+    let layout = job.layout(job.result());
+    let width = job.target.row_width(layout.cols());
+    let source = if layout.rows() == 1 { source.baked() } else { source };
+    weight
+        .into_iter()
+        .fold(source, Source::early)
+        .constant("WIDTH", width)
+        .constant("WG", width)
+        .constant("SUBGROUP", job.target.subgroup)
+        .constant("ELEMENTS", elements)
+        .body(GRID)
+        .body(SUBGROUPS)
+        .body(NORM_OF_FEW)
+        .counted()
+        .build([layout.rows() as u32, 1, 1])
 }
 
 pub(super) fn layer_norm(job: &Job<'_>) -> Kernel {

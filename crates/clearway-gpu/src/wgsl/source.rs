@@ -52,6 +52,8 @@ pub struct Source<'a> {
     trust: Trust,
     /// Waits for the group before it and is counted itself.
     counted: bool,
+    /// Operands that a counted kernel reads before it waits, beside the weights of a product.
+    early: Vec<usize>,
     args: Vec<u32>,
     baked: bool,
     /// Operands of any number of rows, where records are written into the text.
@@ -75,6 +77,7 @@ impl<'a> Source<'a> {
             scratch_of: "f32",
             trust: Trust::Own,
             counted: false,
+            early: Vec::new(),
             args: job.params.to_vec(),
             baked: false,
             open: Vec::new(),
@@ -142,6 +145,13 @@ impl<'a> Source<'a> {
         self.counted = self.job.target.counters;
         let entry = if self.counted { COUNTED_ENTRY } else { ALONE };
         self.body(entry)
+    }
+
+    /// Says that a counted kernel reads this operand before it waits. Where the list writes it, the barrier stays.
+    #[must_use]
+    pub(super) fn early(mut self, operand: usize) -> Self {
+        self.early.push(operand);
+        self
     }
 
     /// As [`counted`](Self::counted) where the list has no counters.
@@ -285,7 +295,8 @@ impl<'a> Source<'a> {
     fn fixed(&self) -> Vec<usize> {
         use Slot::{Factors, HeadNormWeight, NextNormWeight, NormWeight, UpWeight, Weight};
         let slots = [Weight, UpWeight, NormWeight, HeadNormWeight, NextNormWeight, Factors];
-        slots.into_iter().filter_map(|slot| self.job.slot(slot)).collect()
+        let weights = slots.into_iter().filter_map(|slot| self.job.slot(slot));
+        weights.chain(self.early.iter().copied()).collect()
     }
 
     /// One record for each operand and the constants of the op: in the uniform block, or in the text.

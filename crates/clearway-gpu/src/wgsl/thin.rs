@@ -9,9 +9,13 @@ use super::chunks::{chunk_type, load_chunk};
 use super::planes::{CHUNK, supports};
 use super::{HALVES, Job, Kernel, Source, Target, View, coop};
 
-/// Rows of activations: fewer are the business of products without matrices, more that of large tiles. Without matrices a row
-/// costs what it costs alone; here the first costs what sixteen do.
-const ROWS: std::ops::RangeInclusive<usize> = 5..=16 * MOST_DOWN;
+/// Rows of activations at least. Without matrices a row costs what it costs alone; here the first costs what sixteen do.
+const LEAST_ROWS: usize = 5;
+/// Rows at most, of weights of many rows and of few.
+const MOST_ROWS_WIDE: usize = 192;
+const MOST_ROWS_NARROW: usize = 384;
+/// Rows of weights in the largest tile of products of many rows.
+const LARGE_TILE: usize = 128;
 /// Matrices along the rows of activations at most.
 const MOST_DOWN: usize = 6;
 /// Subgroups of a workgroup, and on devices with less workgroup memory.
@@ -31,7 +35,8 @@ pub(super) fn takes(target: &Target, rows: usize, w: &Layout) -> bool {
     let tiling = Tiling::of(target, rows, w);
     target.cooperative
         && target.subgroup == 32
-        && ROWS.contains(&rows)
+        && rows >= LEAST_ROWS
+        && rows <= most_rows(target, w)
         && w.cols().is_multiple_of(CHUNK)
         && w.rows() >= 64
         && w.is_dense()
@@ -40,6 +45,14 @@ pub(super) fn takes(target: &Target, rows: usize, w: &Layout) -> bool {
             <= target.shared_bytes as usize
         && tiling.threads() <= target.max_invocations as usize
         && tiling.groups.iter().all(|&groups| groups <= target.max_groups)
+}
+
+/// Rows of activations up to which these weights are multiplied here. Above them large tiles take over: later where there are few
+/// of those for each row of tiles, since columns are shared here and not there.
+fn most_rows(target: &Target, w: &Layout) -> usize {
+    let large_tiles = 2 * w.rows().div_ceil(LARGE_TILE);
+    let enough = large_tiles * 8 >= target.processors as usize * 7;
+    if enough { MOST_ROWS_WIDE } else { MOST_ROWS_NARROW }
 }
 
 /// The tiling of a product.
@@ -55,7 +68,8 @@ struct Tiling {
 impl Tiling {
     fn of(target: &Target, rows: usize, w: &Layout) -> Self {
         let processors = target.processors as usize;
-        let down = rows.div_ceil(16).clamp(1, MOST_DOWN);
+        // Tiles of the same height, or nearly.
+        let down = rows.div_ceil(16 * rows.div_ceil(16 * MOST_DOWN)).max(1);
         // Two matrices of weights share each matrix of activations that is loaded. Where there is one of those nothing is
         // gained, and where there are many they take the registers of other workgroups.
         let right = if down == 2 { 2 } else { 1 };

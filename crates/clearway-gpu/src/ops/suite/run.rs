@@ -295,6 +295,7 @@ fn allowed_errors(
     };
     let rounding = match scale {
         Scale::Rounded | Scale::RoundedChain => roundings(case, operands)?,
+        Scale::Magnitude | Scale::Chain if has_half_minimums(case) => minimums(operands)?,
         _ => vec![0.0; rows.len()],
     };
     let on_the_way: Vec<f64> = match scale {
@@ -436,6 +437,32 @@ fn take_largest_of_runs(weights: &mut RefTensor) {
             run.fill(run.iter().copied().fold(0.0, f64::max));
         }
     }
+}
+
+/// Whether runs of weights have minimums that kernels may round to f16: the error is a part of the minimum, which may be far
+/// larger than a weight.
+fn has_half_minimums(case: &OpCase) -> bool {
+    source(case).dtype == DType::A16
+        && case.kind.product().is_some_and(|product| product.is_basic())
+        && matches!(case.operands[1].dtype, DType::Q2_K | DType::Q4_K | DType::Q5_K)
+}
+
+/// For each element of a product, how far rounding the minimums of its weights to f16 may move it. A minimum meets the sum
+/// of a run's inputs.
+fn minimums(operands: &[RefTensor]) -> Result<Vec<f64>, String> {
+    let [x, w, .., y] = operands else { return Ok(Vec::new()) };
+    let (mut x, mut w) = (x.clone(), w.clone());
+    for run in x.data.chunks_mut(16) {
+        let mean = run.iter().sum::<f64>().abs() / run.len() as f64;
+        run.fill(mean);
+    }
+    w.data.iter_mut().for_each(|value| *value = value.abs());
+    take_largest_of_runs(&mut w);
+    let y = RefTensor { dtype: float_of(y.dtype), ..y.clone() };
+    let results = reference(Kind::MATMUL, &[x, w, y], &[]);
+    let sums = results.map_err(|error| error.to_string())?.pop();
+    let sums = sums.map(|sums| sums.data).unwrap_or_default();
+    Ok(sums.into_iter().map(|sum| OF_HALF_WEIGHTS * sum).collect())
 }
 
 /// For each element of a product, how far rounding its inputs to 8 bits may move it.

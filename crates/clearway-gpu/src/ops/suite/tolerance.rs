@@ -109,9 +109,9 @@ pub const OF_ROUNDED: f64 = 6.0;
 /// unit, which is 1 part of 2048, and a score counts as in [`Scale::Score`].
 pub const OF_HALVES: f64 = 4.0 / 2048.0;
 
-/// Limit of products of activations that came as f16: weights in blocks are rounded to f16, too, and off by half a unit
-/// or, where a conversion rounds the other way, by a whole one.
-pub const OF_HALF_WEIGHTS: f64 = 1.0 / 1024.0;
+/// Limit of products of activations that came as f16: weights in blocks are rounded to f16, too. A scale and a weight are
+/// off by half a unit each or, where conversions round the other way, by a whole one.
+pub const OF_HALF_WEIGHTS: f64 = 2.0 / 1024.0;
 
 /// How many deviations the sum of roundings may be off: chance alone goes further in one element of
 /// 500 million.

@@ -1,6 +1,6 @@
 // Root mean square norms: `taken` gives an element of a row before it is divided, `put` stores what
-// becomes of it. An invocation reads and writes the same elements in both passes, so results may take
-// the place of inputs.
+// becomes of it, with the weight and the residual of the element. An invocation reads and writes the
+// same elements in both passes, so results may take the place of inputs.
 fn taken_or_zero(c: vec4<u32>, cols: u32) -> f32 {
     if (c.w < cols) { return taken(c); }
     return 0.0;
@@ -34,6 +34,6 @@ fn main(
     let sum = sum_of_all((squares.x + squares.y) + (squares.z + squares.w));
     let factor = inverseSqrt(sum / f32(shape.w) + argf(0u));
     for (c.w = thread; c.w < shape.w; c.w += WIDTH) {
-        put(c, taken(c), factor);
+        put(c, taken(c), factor, weight_of(c), residual_of(c));
     }
 }
