@@ -22,7 +22,8 @@ ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
 MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2:135m"
 TOKENS = int(sys.argv[3]) if len(sys.argv) > 3 else 4
 ACTORS = 2
-BATCH = 32
+# Few rows make many batches, too: a worker must be at work when a quarter is out.
+BATCH = min(32, max(1, ROWS // 24))
 
 
 def workers() -> dict[int, bool]:
