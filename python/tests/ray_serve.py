@@ -6,7 +6,7 @@ Loads of two kinds, each with a replica killed in the middle: questions, streame
 that the same questions get when nothing is killed; and the load generator of the server, `tools/serve/load.py`. `--vllm-rs` adds
 `vllm-rs bench serve`, the load generator in the wheel of vLLM. Requests that were in the hands of the killed replica must get
 a clean error: a status, or a stream that breaks off. All others get their answer. The replica must come back and answer.
-Exits with 1 where that is not so.
+Exits with 1 where that is not so, and where nothing happens for long.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,15 +25,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-# A busy machine takes long to start a node, and workers, which Ray runs at `nice` 15, would get hardly any time there.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
-os.environ.setdefault("RAY_worker_niceness", "0")
-# Serve kills a proxy that is not ready within five seconds.
-os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+from ray_cluster import PATIENCE, WATCH, on_cluster, titles
 
 import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 
 import clearway.ray
 
@@ -40,12 +36,11 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from load import Load, VllmRs  # noqa: E402
 
 CLIENTS = 8
-PORT = 8123
+# Seconds in which a request must have ended.
+LONGEST = 120.0
 VOCABULARY = 40_000
 # Tokens of each prompt and each answer of load generators.
 TOKENS = 16
-# Bytes of the object store of a node: requests and answers are small.
-STORE = 200 << 20
 
 
 class Answer(NamedTuple):
@@ -70,21 +65,21 @@ def arguments() -> argparse.Namespace:
 ARGS = arguments()
 
 
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+PORT = free_port()
+
+
 def replicas() -> list[int]:
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                title = file.read().decode(errors="replace")
-        except OSError:
-            continue
-        if title.startswith("ray::ServeReplica:"):
-            found.append(int(name))
-    return sorted(found)
+    return sorted(process for process, title in titles().items() if title.startswith("ray::ServeReplica:"))
 
 
-def kill_one(what: str) -> int:
-    victim = replicas()[0]
+def kill_one(what: str, victim: int | None = None) -> int:
+    victim = victim or replicas()[0]
     os.kill(victim, signal.SIGKILL)
     print(f"killed replica {victim} {what}", flush=True)
     return victim
@@ -92,7 +87,8 @@ def kill_one(what: str) -> int:
 
 def ask(index: int, stream: bool) -> Answer:
     body = {"prompt": f"Question {index % 40}: the sum of {index % 40} and 5 is", "max_tokens": 8, "seed": 3, "stream": stream}
-    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
+    WATCH.sees(f"the start of question {index}")
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=LONGEST)
     process = None
     try:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -182,11 +178,12 @@ def generated(kill: bool) -> tuple[list[str], int]:
     killed: list[int] = []
 
     def watch(ended: int, under_way: set[object]) -> None:
+        WATCH.sees(f"request {ended} of the load generator")
         if kill and not killed and ended >= ARGS.requests // 4:
             in_its_hands.update(under_way)
             killed.append(kill_one(f"after {ended} requests, {len(under_way)} under way"))
 
-    done, seconds = load.run(ARGS.requests, CLIENTS, watch=watch)
+    done, seconds = load.run(ARGS.requests, CLIENTS, watch=watch, patience=LONGEST)
     print(f"load generator: {len(done)} answers of {ARGS.requests} in {seconds:.1f} s, {len(load.failed)} failed", flush=True)
     wrong = []
     others = [request for request in load.failed if request not in in_its_hands]
@@ -199,55 +196,112 @@ def generated(kill: bool) -> tuple[list[str], int]:
     return wrong + (back(killed[0]) if killed else []), len(load.failed)
 
 
-def vllm(program: str, seconds: float | None) -> tuple[list[str], int, float]:
-    """The load generator of vLLM, with a kill after so many seconds; what was wrong, how many failed, and how long it took."""
+class Stats(NamedTuple):
+    process: int
+    running: int
+    ended: int
+
+
+def stats() -> Stats | None:
+    """What a replica counts, one or the other."""
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=LONGEST)
+    try:
+        connection.request("GET", "/stats")
+        response = connection.getresponse()
+        found = json.loads(response.read())
+        process = int((response.getheader("X-Clearway-Replica") or "").rpartition("/")[2])
+        return Stats(process, found["reading"] + found["decoding"], found["ended_by_budget"])
+    except (OSError, http.client.HTTPException, ValueError, LookupError):
+        return None
+    finally:
+        connection.close()
+
+
+def all_stats() -> int:
+    """Texts that both replicas have ended."""
+    ended: dict[int, int] = {}
+
+    def both_tell() -> bool:
+        one = stats()
+        if one:
+            ended[one.process] = one.ended
+        return set(ended) >= set(replicas())
+
+    for what in until("what both replicas count", both_tell):
+        raise TimeoutError(what)
+    return sum(ended.values())
+
+
+def vllm(program: str, kill: bool) -> tuple[list[str], int]:
+    """The load generator of vLLM; what was wrong, and how many failed. A replica with requests in its hands is killed after a quarter of them."""
+    before = all_stats()
+    begun = threading.Event()
+    clock: list[float] = []
+    killed: list[tuple[int, float]] = []
+    said: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        generator = VllmRs(os.path.abspath(program), ("127.0.0.1", PORT), ARGS.model, VOCABULARY, TOKENS, folder, 300)
+        generator = VllmRs(os.path.abspath(program), ("127.0.0.1", PORT), ARGS.model, VOCABULARY, TOKENS, folder, PATIENCE)
         command = [generator.program, "bench", "serve", *generator.flags, "--save-detailed", "--result-filename", "found.json"]
         command += ["--num-prompts", str(ARGS.requests), "--max-concurrency", str(CLIENTS)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert process.stdout is not None
-        killed: list[tuple[int, float]] = []
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "starting main benchmark run" in line and seconds is not None:
-                begun = time.monotonic()
 
-                def kill(begun: float = begun) -> None:
-                    victim = kill_one("under vllm-rs bench serve")
-                    killed.append((victim, time.monotonic() - begun))
+        def listen() -> None:
+            for line in process.stdout or ():
+                said.append(line)
+                if "starting main benchmark run" in line:
+                    clock.append(time.monotonic())
+                    begun.set()
+            begun.set()
 
-                threading.Timer(seconds, kill).start()
-        process.wait()
+        listener = threading.Thread(target=listen)
+        listener.start()
+        begun.wait()
+        ended: dict[int, int] = {}
+        while process.poll() is None:
+            one = stats()
+            if one and ended.get(one.process) != one.ended:
+                ended[one.process] = one.ended
+                WATCH.sees(f"text {one.ended} of replica {one.process}")
+            count = sum(ended.values()) - before
+            if kill and not killed and one and one.running and count >= ARGS.requests // 4:
+                victim = kill_one(f"after {count} requests of vllm-rs, {one.running} in its hands", one.process)
+                killed.append((victim, time.monotonic() - clock[0]))
+            time.sleep(0.1)
+        listener.join()
         try:
             with open(os.path.join(folder, "found.json")) as file:
                 found = json.load(file)
         except OSError:
-            return [f"vllm-rs ended with {process.returncode}: {''.join(said)[-2000:]}"], 0, 0.0
+            return [f"vllm-rs ended with {process.returncode}: {''.join(said)[-2000:]}"], 0
     failed, starts = [], found["start_times"]
     for index, (error, written) in enumerate(zip(found["errors"], found["output_lens"])):
         if error or written != TOKENS:
             failed.append(index)
             print(f"request {index} of vllm-rs, sent at {starts[index]:.2f} s: {error[:120]!r}", flush=True)
     print(f"vllm-rs: {ARGS.requests - len(failed)} answers in {found['duration']:.1f} s, {len(failed)} failed", flush=True)
+    wrong = []
+    if len(starts) != ARGS.requests:
+        wrong.append(f"vllm-rs tells of {len(starts)} requests")
     if not killed:
-        return [f"{len(failed)} failed without a kill"] if failed or seconds is not None else [], len(failed), found["duration"]
+        wrong += ["no replica was killed"] if kill else []
+        return wrong + ([f"{len(failed)} requests of vllm-rs failed without a kill"] if failed else []), len(failed)
     victim, when = killed[0]
     # It does not tell when a request failed; one that was under way began at most as long before as the longest took. Its
-    # clock began a moment before its line was read here.
-    earliest, latest = when - max(found["latencies"]) - 0.1, when + 0.1
+    # clock began a moment before its line was read here. No more can have been under way than it has in flight.
+    earliest, latest = when - max(found["latencies"]) - 0.5, when + 0.5
     others = [index for index in failed if not earliest < starts[index] < latest]
-    wrong = [f"requests of vllm-rs failed that were not under way at {when:.2f} s: {others}"] if others else []
-    return wrong + back(victim), len(failed), found["duration"]
+    if others or len(failed) > CLIENTS:
+        wrong.append(f"requests of vllm-rs failed that were not under way at {when:.2f} s: {others or failed}")
+    return wrong + back(victim), len(failed)
 
 
 def until(what: str, is_so: Callable[[], bool]) -> list[str]:
     """Waits for something; what did not come."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not is_so():
         if time.monotonic() > deadline:
             return [f"{what} did not come"]
+        WATCH.sees(f"a look for {what}")
         time.sleep(0.2)
     return []
 
@@ -268,16 +322,14 @@ def back(victim: int) -> list[str]:
     return wrong + ([] if statuses == {200} else [f"afterwards: {statuses}"])
 
 
-def main() -> int:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE})
-    cluster.add_node(num_cpus=2, object_store_memory=STORE)
-    ray.init(address=cluster.address, log_to_driver=False)
+def check() -> list[str]:
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
+    WATCH.sees("the start of Serve")
     engine = {"deterministic": True, "max_model_len": 256, "max_num_seqs": 8, "device": "cpu", "threads": 1}
     serve.run(clearway.ray.deployment(ARGS.model, replicas=2, num_cpus=1, engine=engine), name="clearway")
     # The proxy learns of the application a moment after it is ready.
     wrong = until("the route", lambda: ask(0, False).status == 200)
-    print(f"{len(ray.nodes())} nodes, replicas {replicas()}, {ARGS.requests} requests of {CLIENTS} clients", flush=True)
+    print(f"2 nodes, replicas {replicas()}, {ARGS.requests} requests of {CLIENTS} clients", flush=True)
     wrong += [what for what in (ask_models(), *map(ask_wrong, WRONG)) if what]
     lost = 0
     if ARGS.only in (None, "questions"):
@@ -293,22 +345,17 @@ def main() -> int:
             more, failed = generated(kill=True)
             wrong, lost = wrong + more, lost + failed
     if ARGS.only in (None, "vllm") and ARGS.vllm_rs:
-        more, _, seconds = vllm(ARGS.vllm_rs, None)
+        more, _ = vllm(ARGS.vllm_rs, kill=False)
         wrong += more
         for _ in range(ARGS.kills):
-            more, failed, _ = vllm(ARGS.vllm_rs, seconds / 4)
+            more, failed = vllm(ARGS.vllm_rs, kill=True)
             wrong, lost = wrong + more, lost + failed
     # Otherwise nothing was tested.
-    wrong += [] if lost else ["no replica had a request in its hands when it was killed"]
-    print(wrong or "as it should be", flush=True)
-    serve.shutdown()
-    ray.shutdown()
-    cluster.shutdown()
-    return int(bool(wrong))
+    return wrong + ([] if lost else ["no replica had a request in its hands when it was killed"])
 
 
 def ask_models() -> str | None:
-    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=LONGEST)
     connection.request("GET", "/v1/models")
     found = json.loads(connection.getresponse().read())
     return None if [row["id"] for row in found["data"]] == [ARGS.model] else f"models: {found}"
@@ -319,7 +366,7 @@ WRONG = (({"nonsense": 1}, 400, "nonsense"), ({"model": "another"}, 404, "there 
 
 def ask_wrong(what: tuple[dict[str, object], int, str]) -> str | None:
     more, status, word = what
-    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=LONGEST)
     connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "Hi"}], **more}))
     response = connection.getresponse()
     text = response.read().decode()
@@ -327,4 +374,4 @@ def ask_wrong(what: tuple[dict[str, object], int, str]) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(on_cluster(check, serve.shutdown))

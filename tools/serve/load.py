@@ -48,6 +48,7 @@ class Request:
         self.tail = b""
         self.begin = b""  # of the answer
         self.received = b""  # its end
+        self.is_late = False  # its end did not come in time
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(head.encode() + body)
@@ -75,13 +76,23 @@ class Request:
         self.socket.close()
         return True
 
+    def give_up(self, patience):
+        """Its end did not come in time."""
+        self.is_late = True
+        self.received += f"no end within {patience:.0f} s".encode()
+        self.socket.close()
+
     def status(self):
-        """The status of the answer; 0 where none came."""
+        """The status of the answer; 0 where none came, and where the answer had no end."""
+        if self.is_late:
+            return 0
         words = self.begin.split(None, 2)
         return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit() else 0
 
     def failed(self, tokens):
         """Whether it did not end as it should."""
+        if self.is_late:
+            return True
         written = WRITTEN.findall(self.received)
         complete = b"data: [DONE]" in self.received and written and int(written[-1]) == tokens
         return not complete or sum(self.counts) != tokens
@@ -100,10 +111,11 @@ class Load:
             "stream_options": {"include_usage": True}, "return_token_ids": True,
         }).encode()
 
-    def run(self, count, in_flight, arrivals=None, answer=None, watch=None):
+    def run(self, count, in_flight, arrivals=None, answer=None, watch=None, patience=None):
         """Sends requests, at most so many at once, or at given times; those without errors, and the seconds all took.
 
-        `watch` is told how many have ended and which are under way, each time that one has ended.
+        `watch` is told how many have ended and which are under way, each time that one has ended. A request without an end
+        after `patience` seconds has failed.
         """
         selector = selectors.DefaultSelector()
         answer = answer or self.tokens
@@ -120,10 +132,16 @@ class Load:
             wait = 1.0
             if arrivals is not None and sent < count:
                 wait = max(0.0, start + arrivals[sent] - time.perf_counter())
-            for key, _ in selector.select(wait):
-                request = key.data
+            ready = {key.data for key, _ in selector.select(wait)}
+            now = time.perf_counter()
+            late = {request for request in live if patience is not None and now - request.started > patience}
+            for request in ready | late:
                 fd = request.socket
-                if request.read():
+                ended = request in ready and request.read()
+                if not ended and request in late:
+                    request.give_up(patience)
+                    ended = True
+                if ended:
                     selector.unregister(fd)
                     live.remove(request)
                     if request.failed(answer):

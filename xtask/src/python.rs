@@ -18,11 +18,16 @@ use crate::run::{Skip, Suite, cargo, lines, step};
 
 const TESTS: [&str; 2] = ["pytest==9.2.0", "numpy==2.4.6"];
 const RAY: [&str; 2] = ["ray[data,serve]==2.60.0", "numpy==2.4.6"];
+/// vLLM, whose wheel has the load generator for Ray Serve.
+const VLLM: &str = "0.33.0";
 /// Name of the package among suites.
 pub const PACKAGE: &str = "clearway_python";
 /// Rows of Ray Data in a full run, and in any.
 pub const RAY_ROWS: u64 = 2000;
 pub const LEAST_RAY_ROWS: u64 = 100;
+/// Requests of each load of Ray Serve for a row of Ray Data, and at least.
+const ROWS_OF_A_REQUEST: u64 = 10;
+const LEAST_REQUESTS: u64 = 100;
 
 /// Makes the environment of the tests; why it cannot be made.
 pub fn missing(root: &Path) -> Option<String> {
@@ -137,14 +142,36 @@ pub fn ray(rows: u64) -> Result<bool> {
         bail!("the build failed");
     }
     let folder = python(&root, "ray", &RAY)?;
-    let mut good = true;
-    for (name, script) in [("Ray Data", "ray_data.py"), ("Ray Serve", "ray_serve.py")] {
+    let load = vllm_rs(&root, &program(&folder, "python"))?;
+    let package = package(&root)?;
+    let script = |name: &str, count: u64| {
         let mut command = Command::new(program(&folder, "python"));
-        command.arg(root.join("python/tests").join(script)).arg(rows.to_string());
-        command.env("PYTHONPATH", package(&root)?).current_dir(&folder);
-        good &= step(name, &mut command);
+        command.arg(root.join("python/tests").join(name)).arg(count.to_string());
+        command.env("PYTHONPATH", &package).current_dir(&folder);
+        command
+    };
+    let data = step("Ray Data", &mut script("ray_data.py", rows));
+    let requests = (rows / ROWS_OF_A_REQUEST).max(LEAST_REQUESTS);
+    let serve = step("Ray Serve", script("ray_serve.py", requests).arg("--vllm-rs").arg(load));
+    for (name, good) in [("Ray Data", data), ("Ray Serve", serve)] {
+        println!("{name}: {}", if good { "as it should be" } else { "not as it should be" });
     }
-    Ok(good)
+    Ok(data && serve)
+}
+
+/// The load generator of vLLM, taken out of its wheel once and kept.
+fn vllm_rs(root: &Path, python: &Path) -> Result<PathBuf> {
+    let folder = target(root).join("python/vllm").join(VLLM);
+    let load = folder.join("vllm-rs");
+    if !load.is_file() {
+        println!("installing the load generator of vllm=={VLLM}");
+        let mut command = Command::new(python);
+        command.arg(root.join("tools/serve/vllm_rs.py")).arg(&folder).arg(VLLM);
+        if !command.status()?.success() {
+            bail!("the load generator of vllm=={VLLM} cannot be installed");
+        }
+    }
+    Ok(load)
 }
 
 fn target(root: &Path) -> PathBuf {

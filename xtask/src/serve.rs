@@ -96,13 +96,16 @@ pub fn report(root: &Path, extent: Extent) -> Result<Suite> {
     let Extent { schemas, seconds } = extent;
     let (server, second) =
         (Server::start(root, MODEL, CONTEXT)?, Server::start(root, MODEL, CONTEXT)?);
-    let mut failed = 0;
-    let mut run = |name: &str, command: Result<Command>| match command {
-        Ok(mut command) => failed += u64::from(!step(name, &mut command)),
-        Err(error) => {
-            println!("\n== {name}\n{error:#}");
-            failed += 1;
-        }
+    let mut steps = Vec::new();
+    let mut run = |name: &'static str, command: Result<Command>| {
+        let good = match command {
+            Ok(mut command) => step(name, &mut command),
+            Err(error) => {
+                println!("\n== {name}\n{error:#}");
+                false
+            }
+        };
+        steps.push((name, good));
     };
     run("official clients", clients(root, &server));
     for (name, package) in FRAMES {
@@ -119,6 +122,11 @@ pub fn report(root: &Path, extent: Extent) -> Result<Suite> {
     drop((server, second));
     let server = Server::start(root, MODEL, SHORT_CONTEXT)?;
     run("schemathesis", schemathesis(root, &server, seconds));
+    println!();
+    for (name, good) in &steps {
+        println!("{name}: {}", if *good { "as it should be" } else { "not as it should be" });
+    }
+    let failed = steps.iter().filter(|(_, good)| !good).count() as u64;
     Ok(Suite {
         package: "clearway_serve".to_owned(),
         target: "clients".to_owned(),
