@@ -16,7 +16,7 @@ use half::{bf16, f16};
 
 use super::simd::float;
 use super::simd::packed::PackedView;
-use crate::quant::{self, cache};
+use crate::quant::{self, BlockDecoder, cache};
 
 /// How a dispatch is cut into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -357,6 +357,7 @@ impl<'a> Piece<'a> {
     /// All [declared](Self::declared) elements of an operand that is only read, gaps of a strided layout
     /// included.
     pub fn src<T: Pod>(&self, operand: usize) -> &'a [T] {
+        assert!(self.packed(operand).is_none(), "rows of this operand are packed; use load_row");
         bytemuck::cast_slice(self.src_bytes(operand))
     }
 
@@ -393,6 +394,15 @@ impl<'a> Piece<'a> {
     /// Decodes `out.len()` elements from column `col` of a row. In block types `col` starts a block.
     pub fn load(&self, operand: usize, row: usize, col: usize, out: &mut [f32]) {
         let layout = self.layout(operand);
+        if let Some(PackedView { tensor, first_row }) = self.packed(operand) {
+            let (bytes, row) = (self.src_bytes(operand), first_row + row);
+            return match layout.dtype() {
+                DType::F32 => tensor.load_plain(bytes, row, col, |x: f32| x, out),
+                DType::F16 => tensor.load_plain(bytes, row, col, f16::to_f32, out),
+                DType::BF16 => tensor.load_plain(bytes, row, col, bf16::to_f32, out),
+                dtype => tensor.load(bytes, row, col, block_decoder(dtype), out),
+            };
+        }
         let start = row_start(layout, row) + col;
         match layout.dtype() {
             DType::F32 => out.copy_from_slice(self.elems(operand, start..start + out.len())),
@@ -412,13 +422,11 @@ impl<'a> Piece<'a> {
             dtype => {
                 let block = dtype.block_elems();
                 let bytes = dtype.block_bytes();
-                let decode = quant::block_decoder(dtype);
-                let decode = decode.unwrap_or_else(|| misuse("operand holds no numbers"));
-                if let Some(PackedView { tensor, first_row }) = self.packed(operand) {
-                    return tensor.load(self.src_bytes(operand), first_row + row, col, decode, out);
-                }
                 let (first, count) = (start / block, out.len() / block);
-                decode(self.view_bytes(operand, first * bytes..(first + count) * bytes), out);
+                block_decoder(dtype)(
+                    self.view_bytes(operand, first * bytes..(first + count) * bytes),
+                    out,
+                );
             }
         }
     }
@@ -551,6 +559,10 @@ pub(super) fn row_start(layout: &Layout, row: usize) -> usize {
     let (i2, rest) = (row % d2, row / d2);
     let (i1, i0) = (rest % d1, rest / d1);
     i0 * strides[0] as usize + i1 * strides[1] as usize + i2 * strides[2] as usize
+}
+
+fn block_decoder(dtype: DType) -> BlockDecoder {
+    quant::block_decoder(dtype).unwrap_or_else(|| misuse("operand holds no numbers"))
 }
 
 #[cold]

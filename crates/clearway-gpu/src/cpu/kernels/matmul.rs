@@ -1,13 +1,15 @@
 //! Products with weight matrices of any type.
 //!
 //! Block weights meet inputs rounded to 8 bits, sixteen rows at a time (see [`simd`]). Plain weights
-//! meet f32 inputs, eight rows at a time ([`float::products`]). Either way an element does not depend on
+//! meet f32 inputs: sixteen rows at a time where they were packed as weights ([`plain_products`]), eight at a time
+//! where they lie as they are ([`float::products`]). In each way an element does not depend on
 //! what else is computed with it. A device that keeps activations float multiplies block weights like
 //! plain ones ([`Activations`]).
 //!
 //! [`simd`]: crate::cpu::simd
 
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use clearway_graph::{DType, Layout, TensorView};
 use half::{bf16, f16};
@@ -17,7 +19,7 @@ use super::rows::{CHUNK, Sink, Source, f32_row, f32_row_memory, is_f32};
 use crate::cpu::piece::row_start;
 use crate::cpu::simd::float::{self, Element, GROUP, product_floats};
 use crate::cpu::simd::packed::{ROWS, pack_rows};
-use crate::cpu::simd::{Products, RUN, Run, run_floats};
+use crate::cpu::simd::{Products, RUN, Run, plain_products, run_floats};
 use crate::cpu::{Grid, Piece};
 
 /// Most input rows that meet a weight row while it is in the nearest cache. Together they stay in the
@@ -34,8 +36,11 @@ const DECODE_WORK: usize = 8;
 /// rounded anew for each piece.
 const FEWEST_COLS: usize = 512;
 
-/// Pieces of a product that rounds its inputs, as far as rows alone do not make more: two for each of 16 workers.
-const ROUNDED_PIECES: usize = 32;
+/// Pieces of a product that rounds its inputs, as far as rows alone do not make more: four for each core, but two for each of 16.
+static ROUNDED_PIECES: LazyLock<usize> = LazyLock::new(|| {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (4 * cores).clamp(16, 32)
+});
 
 /// Weights of a matrix that fits the second cache.
 const SMALL_MATRIX: usize = 2 << 20;
@@ -79,6 +84,17 @@ fn grid_with(views: &[TensorView], activations: Activations) -> Grid {
 
 /// Rows and columns of a piece.
 pub(super) fn blocks(rows: usize, outer: usize, inner: usize, rounds: bool) -> (usize, usize) {
+    blocks_of(*ROUNDED_PIECES, rows, outer, inner, rounds)
+}
+
+/// The same, where products that round their inputs want so many pieces.
+pub(super) fn blocks_of(
+    rounded_pieces: usize,
+    rows: usize,
+    outer: usize,
+    inner: usize,
+    rounds: bool,
+) -> (usize, usize) {
     let matrix = outer.saturating_mul(inner);
     let (most_rows, pieces) = if !rounds {
         (ROW_BLOCK, cut::pieces(matrix.saturating_mul(rows.saturating_add(DECODE_WORK))))
@@ -90,11 +106,11 @@ pub(super) fn blocks(rows: usize, outer: usize, inner: usize, rounds: bool) -> (
         // take its weights apart, if their inputs leave room in that cache.
         let most_rows = match matrix {
             0..SMALL_MATRIX => 16,
-            _ if rows >= 4 * ROW_BLOCK && inner <= LARGE_INNER => ROW_BLOCK,
+            _ if rows / ROW_BLOCK >= rounded_pieces / 8 && inner <= LARGE_INNER => ROW_BLOCK,
             _ => 32,
         };
         let row_blocks = rows.div_ceil(most_rows);
-        let across = (ROUNDED_PIECES / row_blocks).clamp(1, 16);
+        let across = (rounded_pieces / row_blocks).clamp(1, 16);
         (most_rows, row_blocks * outer.div_ceil(FEWEST_COLS).min(across))
     };
     let row_blocks = rows.div_ceil(most_rows);
@@ -137,11 +153,15 @@ pub(super) fn scratch(rows: usize, x: &Layout, w: &Layout, activations: Activati
     if activations.round(w.dtype()) {
         return rows * run_floats(x.cols()) + decoded(x) * x.cols() + group_floats(w);
     }
-    let weights = if w.dtype().is_quantised() { GROUP } else { 0 };
-    (decoded(x) * rows + weights) * x.cols() + product_floats(rows)
+    let weights = match w.dtype().is_quantised() {
+        true => GROUP * x.cols() + product_floats(rows),
+        // Packed or not.
+        false => group_floats(w).max(product_floats(rows)),
+    };
+    decoded(x) * rows * x.cols() + weights
 }
 
-/// Floats of memory for sixteen rows of block weights.
+/// Floats of memory for sixteen rows of weights.
 fn group_floats(w: &Layout) -> usize {
     ROWS * row_bytes(w) / size_of::<f32>()
 }
@@ -200,6 +220,9 @@ impl<'a> Inputs<'a> {
             let dtype = piece.layout(self.w).dtype();
             match Products::of(dtype).filter(|_| self.activations.round(dtype)) {
                 Some(products) => self.multiply_blocks(piece, first, target, products),
+                None if !dtype.is_quantised() && piece.packed(self.w).is_some() => {
+                    self.multiply_packed(piece, first, target);
+                }
                 None => self.multiply_floats(piece, first, target),
             }
         }
@@ -222,25 +245,22 @@ impl<'a> Inputs<'a> {
             let x = f32_row(piece, self.x, row, row_memory);
             products.round(x, token, self.len, &mut runs[..self.len * (inner / RUN)]);
         }
-        let mut weights = Groups::new(piece, self.w, bytemuck::cast_slice_mut(group));
-        let mut found = [[0.0; ROWS]; ROW_BLOCK * COL_BLOCK / ROWS];
-        let cols = piece.cols();
-        let mut start = cols.start;
-        while start < cols.end {
-            // Up to four row blocks, the first and the last perhaps in part.
-            let (groups, count, within) = weights.next(piece, first + start..first + cols.end);
-            let end = start + within.len();
-            products.multiply(groups, count, runs, &mut found[..count * self.len]);
-            for (token, &row) in self.outputs[..self.len].iter().enumerate() {
-                let mut line = [0.0; COL_BLOCK];
-                let found = found[token..].iter().step_by(self.len);
-                for (line, found) in line.as_chunks_mut().0.iter_mut().zip(found).take(count) {
-                    *line = *found;
-                }
-                store(piece, target, row, start..end, &mut line[within.clone()]);
-            }
-            start = end;
-        }
+        let outputs = &self.outputs[..self.len];
+        each_group(piece, self.w, first, target, outputs, group, |groups, count, found| {
+            products.multiply(groups, count, runs, found);
+        });
+    }
+
+    /// Weights of a plain type that are packed.
+    fn multiply_packed(&mut self, piece: &mut Piece<'_>, first: usize, target: &Target) {
+        let weights = piece.layout(self.w);
+        let (group, memory) = self.memory.split_at_mut(group_floats(weights));
+        let mut inputs: [&[f32]; ROW_BLOCK] = [&[]; ROW_BLOCK];
+        load_inputs(piece, self.x, &self.rows[..self.len], memory, &mut inputs);
+        let (inputs, outputs) = (&inputs[..self.len], &self.outputs[..self.len]);
+        each_group(piece, self.w, first, target, outputs, group, |groups, count, found| {
+            plain_products(weights.dtype(), groups, count, inputs, found);
+        });
     }
 
     fn multiply_floats(&mut self, piece: &mut Piece<'_>, first: usize, target: &Target) {
@@ -258,18 +278,9 @@ impl<'a> Inputs<'a> {
         let inner = piece.layout(self.x).cols();
         let decode = piece.layout(self.w).dtype().is_quantised();
         let (sums, memory) = self.memory.split_at_mut(product_floats(self.len));
-        let (decoded, mut memory) = memory.split_at_mut(if decode { GROUP * inner } else { 0 });
+        let (decoded, memory) = memory.split_at_mut(if decode { GROUP * inner } else { 0 });
         let mut inputs: [&[f32]; ROW_BLOCK] = [&[]; ROW_BLOCK];
-        for (slot, &row) in inputs.iter_mut().zip(&self.rows[..self.len]) {
-            *slot = if is_f32(piece, self.x) {
-                piece.src_row(self.x, row)
-            } else {
-                let (decoded, rest) = memory.split_at_mut(inner);
-                memory = rest;
-                piece.load_row(self.x, row, decoded);
-                decoded
-            };
-        }
+        load_inputs(piece, self.x, &self.rows[..self.len], memory, &mut inputs);
         let (inputs, outputs) = (&inputs[..self.len], &self.outputs[..self.len]);
         let mut found = [[[0.0; GROUP]; ROW_BLOCK]; COL_BLOCK / GROUP];
         let cols = piece.cols();
@@ -303,7 +314,62 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Rows of block weights, sixteen at a time: where they lie if they are packed, else packed into
+/// Rows of the input as f32: where they lie if they are that, else decoded into memory.
+fn load_inputs<'b, 'a: 'b>(
+    piece: &Piece<'a>,
+    x: usize,
+    rows: &[usize],
+    memory: &'b mut [f32],
+    inputs: &mut [&'b [f32]; ROW_BLOCK],
+) {
+    let mut memory = memory;
+    let inner = piece.layout(x).cols();
+    for (slot, &row) in inputs.iter_mut().zip(rows) {
+        *slot = if is_f32(piece, x) {
+            piece.src_row(x, row)
+        } else {
+            let (decoded, rest) = memory.split_at_mut(inner);
+            memory = rest;
+            piece.load_row(x, row, decoded);
+            decoded
+        };
+    }
+}
+
+/// Has `multiply` compute the weight rows from `first` on that belong to the columns of the piece, some groups of sixteen at a
+/// time, and stores what it finds.
+fn each_group(
+    piece: &mut Piece<'_>,
+    w: usize,
+    first: usize,
+    target: &Target,
+    outputs: &[usize],
+    memory: &mut [f32],
+    mut multiply: impl FnMut(&[u8], usize, &mut [[f32; ROWS]]),
+) {
+    let tokens = outputs.len();
+    let mut weights = Groups::new(piece, w, bytemuck::cast_slice_mut(memory));
+    let mut found = [[0.0; ROWS]; ROW_BLOCK * COL_BLOCK / ROWS];
+    let cols = piece.cols();
+    let mut start = cols.start;
+    while start < cols.end {
+        // Up to four row blocks, the first and the last perhaps in part.
+        let (groups, count, within) = weights.next(piece, first + start..first + cols.end);
+        let end = start + within.len();
+        multiply(groups, count, &mut found[..count * tokens]);
+        for (token, &row) in outputs.iter().enumerate() {
+            let mut line = [0.0; COL_BLOCK];
+            let found = found[token..].iter().step_by(tokens);
+            for (line, found) in line.as_chunks_mut().0.iter_mut().zip(found).take(count) {
+                *line = *found;
+            }
+            store(piece, target, row, start..end, &mut line[within.clone()]);
+        }
+        start = end;
+    }
+}
+
+/// Rows of weights, sixteen at a time: where they lie if they are packed, else packed into
 /// memory.
 struct Groups<'a> {
     w: usize,

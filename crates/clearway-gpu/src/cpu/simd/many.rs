@@ -10,6 +10,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::formats::Format;
 use super::lanes::Lanes;
 use super::packed::ROWS;
@@ -31,30 +33,43 @@ pub(super) fn product<F: Format>(
 ) {
     let (bytes, tokens) = (groups.len() / count, out.len() / count);
     let units = bytes / F::BYTES * F::UNITS;
-    let tiles = runs[..eights * units].as_chunks().0;
+    let tiles: &[[Run; 8]] = runs[..eights * units].as_chunks().0;
+    // Looked for once for all groups: the runs of a tile lie far apart, and outliers are rare.
+    let marked = (0..tiles.len()).filter(|&at| product::has_outlier(&tiles[at])).collect();
+    let inputs = Inputs { tiles, units, marked };
     let mut groups = groups.chunks_exact(2 * bytes);
     let mut out = out.chunks_exact_mut(2 * tokens);
     for (pair, out) in groups.by_ref().zip(out.by_ref()) {
         let (one, two) = pair.split_at(bytes);
         let (out_one, out_two) = out.split_at_mut(tokens);
         let out = [&mut out_one[..eights], &mut out_two[..eights]];
-        multiply::<F, 2>(isa, [one, two], tiles, out);
+        multiply::<F, 2>(isa, [one, two], &inputs, out);
     }
     let (rest, out) = (groups.remainder(), out.into_remainder());
     if !rest.is_empty() {
-        multiply::<F, 1>(isa, [rest], tiles, [&mut out[..eights]]);
+        multiply::<F, 1>(isa, [rest], &inputs, [&mut out[..eights]]);
     }
 }
 
-/// Multiplies `R` groups with tiles of eight tokens, whose runs take turns.
+/// Tiles of eight tokens, whose runs take turns.
+struct Inputs<'a> {
+    /// Those of a tile behind those of the one before.
+    tiles: &'a [[Run; 8]],
+    /// Runs of a token.
+    units: usize,
+    /// Which of `tiles` have an outlier.
+    marked: SmallVec<[usize; 32]>,
+}
+
+/// Multiplies `R` groups with tiles of tokens.
 fn multiply<F: Format, const R: usize>(
     isa: Isa,
     groups: [&[u8]; R],
-    tiles: &[[Run; 8]],
+    inputs: &Inputs<'_>,
     mut out: [&mut [[f32; ROWS]]; R],
 ) {
     const { assert!(F::UNITS == 1 || F::UNITS == CHUNK) };
-    let units = groups[0].len() / F::BYTES * F::UNITS;
+    let Inputs { tiles, units, ref marked } = *inputs;
     let format = PhantomData::<F>;
     if F::COSTLY {
         for out in &mut out {
@@ -72,7 +87,9 @@ fn multiply<F: Format, const R: usize>(
         vectorise_as(isa, MeetPacked { groups, tiles, units, out: &mut out, format });
     }
     for (group, out) in groups.into_iter().zip(out) {
-        vectorise_as(isa, Outliers { group, tiles, units, out, format });
+        if !marked.is_empty() {
+            vectorise_as(isa, Outliers { group, tiles, units, marked, out, format });
+        }
     }
 }
 
@@ -356,11 +373,13 @@ impl<L: Lanes, F: Format> Weights<L> for Near<'_, F> {
     fn fetch_ahead(&self, _: L, _: usize) {}
 }
 
-/// Adds what was clipped from outliers of all tokens.
+/// Adds what was clipped from outliers of all tokens, in the order of the runs.
 struct Outliers<'a, F> {
     group: &'a [u8],
     tiles: &'a [[Run; 8]],
     units: usize,
+    /// Which of `tiles` have any.
+    marked: &'a [usize],
     out: &'a mut [[f32; ROWS]],
     format: PhantomData<F>,
 }
@@ -373,8 +392,10 @@ impl<F: Format> Vectorised for Outliers<'_, F> {
         if const { L::TILE < 8 } {
             return;
         }
-        for (runs, out) in self.tiles.chunks_exact(self.units).zip(self.out.as_chunks_mut().0) {
-            product::add_outliers::<L, F, 8>(l, self.group, runs, out);
+        let out = self.out.as_chunks_mut().0;
+        for &at in self.marked {
+            let (tile, unit) = (at / self.units, at % self.units);
+            product::add_outlier::<L, F, 8>(l, self.group, unit, &self.tiles[at], &mut out[tile]);
         }
     }
 }

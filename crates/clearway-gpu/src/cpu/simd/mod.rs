@@ -7,6 +7,7 @@
 //! | `scalar`, `avx2`, `avx512`, `neon` | the machines |
 //! | `formats` | the block formats in those terms |
 //! | `float` | rows of plain floats |
+//! | `plain` | products of packed plain weights with inputs that stay floats |
 //! | `product` | products of packed weights with inputs rounded to 8 bits |
 //! | `many` | the same with many inputs |
 //!
@@ -25,6 +26,7 @@ mod many;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub(super) mod packed;
+mod plain;
 mod product;
 mod scalar;
 #[cfg(test)]
@@ -154,6 +156,18 @@ impl Products {
     ) {
         (self.product)(self.isa, groups, count, runs, out);
     }
+}
+
+/// Multiplies `count` groups of sixteen packed rows of a plain type, one behind the other, with inputs as they are. `out` has an
+/// element for each group and input, those of a group together.
+pub(super) fn plain_products(
+    dtype: DType,
+    groups: &[u8],
+    count: usize,
+    inputs: &[&[f32]],
+    out: &mut [[f32; ROWS]],
+) {
+    plain::products(*ISA, dtype, groups, count, inputs, out);
 }
 
 /// Work that is compiled for every set of instructions. `run` must be `#[inline(always)]`, and so must

@@ -6,9 +6,12 @@
 //! four bytes of quants) of row `r` is unit `u * 16 + r`. The order of the fields is that of the file,
 //! so a packed tensor has as many bytes as a plain one. Rows behind the last full sixteen stay plain.
 //!
+//! Plain types are packed alike: their blocks are single elements.
+//!
 //! The fifth bits of Q5_0 and Q5_1 are also put in another order: bit `g` of byte `c` belongs to
 //! weight `4 * g + c`, so that one shift finds those of four neighbours.
 
+use bytemuck::Pod;
 use clearway_graph::{DType, Layout};
 
 use crate::quant::BlockDecoder;
@@ -59,9 +62,9 @@ const fn fields(dtype: DType) -> &'static [Field] {
         DType::Q6_K => const { &[field(4, 48), field(1, 16), field(2, 1)] },
         DType::IQ4_XS => const { &[field(2, 2), field(1, 4), field(4, 32)] },
         DType::MXFP4 => const { &[field(1, 1), field(4, 4)] },
-        DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::A8 | DType::A16 | DType::C8 => {
-            &[]
-        }
+        DType::F16 | DType::BF16 => const { &[field(2, 1)] },
+        DType::F32 => const { &[field(4, 1)] },
+        DType::U32 | DType::A8 | DType::A16 | DType::C8 => &[],
     }
 }
 
@@ -88,6 +91,26 @@ impl Packed {
         let group = ROWS * self.row_bytes();
         for (plain, packed) in plain.chunks_exact(group).zip(packed.chunks_exact_mut(group)) {
             pack_rows(self.dtype, plain, self.row_bytes(), packed);
+        }
+    }
+
+    /// Widens elements of a row of a plain type, from column `col` on.
+    pub(in crate::cpu) fn load_plain<E: Pod>(
+        &self,
+        bytes: &[u8],
+        row: usize,
+        col: usize,
+        widen: fn(E) -> f32,
+        out: &mut [f32],
+    ) {
+        // The first element and how far they are apart.
+        let (first, step) = match row < self.packed_rows() {
+            true => (row / ROWS * ROWS * self.cols + col * ROWS + row % ROWS, ROWS),
+            false => (row * self.cols + col, 1),
+        };
+        let elems: &[E] = bytemuck::cast_slice(bytes);
+        for (out, elem) in out.iter_mut().zip(elems[first..].iter().step_by(step)) {
+            *out = widen(*elem);
         }
     }
 
@@ -144,6 +167,12 @@ pub(in crate::cpu) fn pack_rows(dtype: DType, plain: &[u8], stride: usize, packe
     if rows < ROWS {
         packed.fill(0);
     }
+    if dtype.block_elems() == 1 {
+        return match size {
+            2 => pack_plain::<2>(plain, stride, rows, packed),
+            _ => pack_plain::<4>(plain, stride, rows, packed),
+        };
+    }
     let fields = fields(dtype);
     for (index, packed) in packed.chunks_exact_mut(ROWS * size).enumerate() {
         let mut start = 0;
@@ -163,6 +192,20 @@ pub(in crate::cpu) fn pack_rows(dtype: DType, plain: &[u8], stride: usize, packe
                 }
             }
             start = end;
+        }
+    }
+}
+
+/// Packs rows of elements of `N` bytes. Some columns at a time, which stay in the nearest cache until all rows have been there.
+fn pack_plain<const N: usize>(plain: &[u8], stride: usize, rows: usize, packed: &mut [u8]) {
+    const COLUMNS: usize = 64;
+    let columns: &mut [[[u8; N]; ROWS]] = packed.as_chunks_mut().0.as_chunks_mut().0;
+    for (index, columns) in columns.chunks_mut(COLUMNS).enumerate() {
+        for row in 0..rows {
+            let source = plain[row * stride + index * COLUMNS * N..].as_chunks::<N>().0;
+            for (column, elem) in columns.iter_mut().zip(source) {
+                column[row] = *elem;
+            }
         }
     }
 }
@@ -214,14 +257,19 @@ fn unspread(bits: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
     use super::*;
     use crate::quant;
+
+    const PLAIN: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
     #[test]
     fn fields_fill_their_blocks() {
         for dtype in DType::ALL {
             let bytes = |fields: &[Field]| fields.iter().map(|f| f.unit * f.count).sum::<usize>();
-            let expected = if dtype.is_quantised() { dtype.block_bytes() } else { 0 };
+            let packs = dtype.is_quantised() || PLAIN.contains(&dtype);
+            let expected = if packs { dtype.block_bytes() } else { 0 };
             assert_eq!(bytes(fields(dtype)), expected, "{dtype}");
         }
     }
@@ -245,6 +293,37 @@ mod tests {
                     decode(&plain[first * dtype.block_bytes()..], &mut expected);
                     packed.load(&bytes, row, col, decode, &mut found);
                     assert_eq!(bits(&found), bits(&expected), "{dtype}, row {row}");
+                }
+            }
+        }
+    }
+    #[test]
+    fn plain_rows_come_back_as_they_went_in() {
+        // More columns than are packed at a time, and rows that stay as they are.
+        let (rows, cols) = (37, 67);
+        let elems: Vec<f32> = (0..rows * cols).map(|i| i as f32 - 700.0).collect();
+        for dtype in PLAIN {
+            let layout = Layout::new(dtype, &[rows, cols]).unwrap();
+            let packed = Packed::of(&layout).unwrap();
+            let mut plain = vec![0; layout.span_bytes() as usize];
+            quant::encode(dtype, &elems, &mut plain).unwrap();
+            let mut expected = vec![0.0; elems.len()];
+            quant::decode(dtype, &plain, &mut expected).unwrap();
+            let mut bytes = plain.clone();
+            let end = packed.packed_rows() * packed.row_bytes();
+            packed.pack(&plain[..end], &mut bytes[..end]);
+            assert_ne!(bytes, plain, "{dtype}");
+            for (row, expected) in expected.chunks(cols).enumerate() {
+                for col in [0, 5] {
+                    let mut found = vec![0.0; cols - col];
+                    match dtype {
+                        DType::F16 => packed.load_plain(&bytes, row, col, f16::to_f32, &mut found),
+                        DType::BF16 => {
+                            packed.load_plain(&bytes, row, col, bf16::to_f32, &mut found)
+                        }
+                        _ => packed.load_plain(&bytes, row, col, |x: f32| x, &mut found),
+                    }
+                    assert_eq!(found, expected[col..], "{dtype}, row {row}");
                 }
             }
         }

@@ -284,26 +284,43 @@ fn few<L: Lanes, F: Format, const T: usize>(
 
 /// Adds what was clipped from outliers. Behind the loops over all runs, which have no registers to spare for what is rare.
 #[inline(always)]
-pub(super) fn add_outliers<L: Lanes, F: Format, const T: usize>(
+fn add_outliers<L: Lanes, F: Format, const T: usize>(
     l: L,
     group: &[u8],
     runs: &[[Run; T]],
     out: &mut [[f32; ROWS]; T],
 ) {
     for (index, runs) in runs.iter().enumerate() {
-        if runs[0].outlier_in_tile == NONE {
-            continue;
+        if has_outlier(runs) {
+            add_outlier::<L, F, T>(l, group, index, runs, out);
         }
-        let mut place = runs[0].outlier_in_tile - 1;
-        let mut weights = weights_at::<L, F>(l, group, index, place);
-        for (out, run) in out.iter_mut().zip(runs) {
-            if run.clipped != 0.0 {
-                if run.outlier != place {
-                    place = run.outlier;
-                    weights = weights_at::<L, F>(l, group, index, place);
-                }
-                *out = l.store(l.mul_add(weights, l.float(run.clipped), l.floats(out)));
+    }
+}
+
+/// Whether any token of a tile has an outlier in these runs.
+#[inline(always)]
+pub(super) fn has_outlier<const T: usize>(runs: &[Run; T]) -> bool {
+    runs[0].outlier_in_tile != NONE
+}
+
+/// Adds what was clipped in run `index` of the tokens of a tile, any of which has an outlier there.
+#[inline(always)]
+pub(super) fn add_outlier<L: Lanes, F: Format, const T: usize>(
+    l: L,
+    group: &[u8],
+    index: usize,
+    runs: &[Run; T],
+    out: &mut [[f32; ROWS]; T],
+) {
+    let mut place = runs[0].outlier_in_tile - 1;
+    let mut weights = weights_at::<L, F>(l, group, index, place);
+    for (out, run) in out.iter_mut().zip(runs) {
+        if run.clipped != 0.0 {
+            if run.outlier != place {
+                place = run.outlier;
+                weights = weights_at::<L, F>(l, group, index, place);
             }
+            *out = l.store(l.mul_add(weights, l.float(run.clipped), l.floats(out)));
         }
     }
 }

@@ -285,7 +285,7 @@ fn missing_rows_are_zeros() {
         assert_eq!(found[..5], expected[..5], "{dtype}");
         assert_eq!(found[5..], [0.0; 11], "{dtype}");
     }
-    assert!(Packed::of(&clearway_graph::Layout::new(DType::F16, &[32, 32]).unwrap()).is_none());
+    assert!(Packed::of(&clearway_graph::Layout::new(DType::U32, &[32, 32]).unwrap()).is_none());
 }
 
 #[test]
@@ -307,5 +307,52 @@ fn every_set_of_instructions_transposes_a_square() {
     let expected = std::array::from_fn(|i| std::array::from_fn(|j| (100 * j + i) as f32));
     for isa in available() {
         assert_eq!(vectorise_as(isa, Transpose(square)), expected, "{}", isa.name());
+    }
+}
+
+/// Lengths around the block of columns, and numbers of groups and inputs that do not fill a tile.
+#[test]
+fn plain_products_are_sums_in_the_order_of_the_columns() {
+    const BLOCK: usize = 256;
+    let mut random = Random(23);
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        for (cols, count, tokens) in [(1, 1, 1), (255, 2, 7), (256, 3, 8), (700, 4, 13)] {
+            let mut weights: Vec<f32> = (0..count * ROWS * cols).map(|_| random.float()).collect();
+            let mut plain = vec![0; count * ROWS * cols * dtype.block_bytes()];
+            quant::encode(dtype, &weights, &mut plain).unwrap();
+            quant::decode(dtype, &plain, &mut weights).unwrap();
+            let row_bytes = cols * dtype.block_bytes();
+            let mut packed = vec![0_u64; plain.len().div_ceil(8)];
+            let packed = &mut bytemuck::cast_slice_mut(&mut packed)[..plain.len()];
+            for (plain, packed) in
+                plain.chunks(ROWS * row_bytes).zip(packed.chunks_mut(ROWS * row_bytes))
+            {
+                pack_rows(dtype, plain, row_bytes, packed);
+            }
+            let inputs: Vec<Vec<f32>> =
+                (0..tokens).map(|_| (0..cols).map(|_| random.float()).collect()).collect();
+            let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+            let mut expected = vec![[0.0; ROWS]; count * tokens];
+            for (index, expected) in expected.iter_mut().enumerate() {
+                let (group, input) = (index / tokens, inputs[index % tokens]);
+                for (row, expected) in expected.iter_mut().enumerate() {
+                    let weights = &weights[(group * ROWS + row) * cols..][..cols];
+                    for (weights, input) in weights.chunks(BLOCK).zip(input.chunks(BLOCK)) {
+                        let pairs = weights.iter().zip(input);
+                        *expected += pairs.fold(0.0, |sum: f32, (w, x)| w.mul_add(*x, sum));
+                    }
+                }
+            }
+            for isa in available() {
+                let mut found = vec![[f32::NAN; ROWS]; count * tokens];
+                plain::products(isa, dtype, packed, count, &inputs, &mut found);
+                assert_eq!(
+                    bits(&found),
+                    bits(&expected),
+                    "{dtype} with {}, {count} x {tokens}",
+                    isa.name()
+                );
+            }
+        }
     }
 }

@@ -73,6 +73,15 @@ impl Rig {
         self.tensor(dtype, &elems, shape)
     }
 
+    /// The same tensor, in the order of weights.
+    fn packed(&mut self, view: TensorView) -> TensorView {
+        let bytes: Vec<u8> = self.elems(view);
+        let buffer = self.device.upload_weights(&view.layout, &bytes).unwrap();
+        let packed = buffer.view(0, view.layout).unwrap();
+        self.buffers.push(buffer);
+        packed
+    }
+
     /// An output, full of a number no kernel writes.
     fn output(&mut self, dtype: DType, shape: &[usize]) -> TensorView {
         self.tensor(dtype, &vec![-77.0; shape.iter().product()], shape)

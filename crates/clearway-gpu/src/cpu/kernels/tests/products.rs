@@ -1,5 +1,5 @@
 use super::*;
-use crate::cpu::kernels::matmul::blocks;
+use crate::cpu::kernels::matmul::blocks_of;
 
 const WEIGHTS: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_K];
 
@@ -8,9 +8,12 @@ fn rows_give_the_same_bits_alone_and_together() {
     // More rows than a block, more columns than a piece, an odd number of both.
     let (rows, inner, outer) = (67, 256, 403);
     for weights in WEIGHTS {
-        for inputs in [DType::F32, DType::F16] {
+        for (inputs, packed) in
+            [(DType::F32, false), (DType::F16, false), (DType::F32, true), (DType::F16, true)]
+        {
             let mut rig = Rig::new(2);
             let (x, w) = (rig.random(inputs, &[rows, inner]), rig.random(weights, &[outer, inner]));
+            let w = if packed { rig.packed(w) } else { w };
             let together = rig.output(inputs, &[rows, outer]);
             let alone = rig.output(inputs, &[rows, outer]);
             rig.op(Kind::MATMUL, &[x, w, together], &[]);
@@ -23,7 +26,7 @@ fn rows_give_the_same_bits_alone_and_together() {
                 rig.op(Kind::MATMUL, &[row(x, i), w, row(alone, i)], &[]);
             }
             rig.run();
-            assert_eq!(rig.bits(together), rig.bits(alone), "{weights} {inputs}");
+            assert_eq!(rig.bits(together), rig.bits(alone), "{weights} {inputs} {packed}");
         }
     }
 }
@@ -93,17 +96,20 @@ fn experts_are_summed_by_weight() {
 
 /// Rows are rounded anew for every piece, so wide pieces round less; narrow ones keep more workers busy.
 #[test]
-fn pieces_with_rounded_inputs_are_as_wide_as_16_workers_allow() {
-    for ((rows, outer, inner), piece) in [
-        // Sixteen pieces, and 32.
-        ((8, 8192, 2048), (8, 512)),
-        ((128, 8192, 2048), (32, 1024)),
-        // More rows share what is taken apart, unless their inputs are too long.
-        ((512, 8192, 2048), (64, 2048)),
-        ((512, 2048, 8192), (32, 1024)),
+fn pieces_with_rounded_inputs_are_as_wide_as_workers_allow() {
+    // For up to four cores, and for 16 of them.
+    for ((rows, outer, inner), few, many) in [
+        ((8, 8192, 2048), (8, 512), (8, 512)),
+        // More rows share what is taken apart, unless pieces become narrow by it or inputs are too long.
+        ((128, 8192, 2048), (64, 1024), (32, 1024)),
+        ((512, 8192, 2048), (64, 4096), (64, 2048)),
+        ((512, 2048, 8192), (32, 2048), (32, 1024)),
         // A small matrix, whose rows alone make 32.
-        ((512, 1536, 576), (16, 1536)),
+        ((512, 1536, 576), (16, 1536), (16, 1536)),
     ] {
-        assert_eq!(blocks(rows, outer, inner, true), piece, "{rows} x {outer} x {inner}");
+        for (pieces, expected) in [(16, few), (32, many)] {
+            let found = blocks_of(pieces, rows, outer, inner, true);
+            assert_eq!(found, expected, "{rows} x {outer} x {inner}, {pieces} pieces");
+        }
     }
 }
