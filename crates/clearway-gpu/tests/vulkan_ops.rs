@@ -80,7 +80,7 @@ fn kernels_that_are_counted_agree_too() {
     let options =
         VulkanOptions { disk_cache: false, counting: Counting::Always, ..VulkanOptions::default() };
     let Some(device) = open(options) else { return };
-    let few = |case: &OpCase| case.operands[0].shape.iter().rev().skip(1).product::<usize>() == 1;
+    let few = |case: &OpCase| case.operands[0].shape.iter().rev().skip(1).product::<usize>() <= 8;
     let some: Vec<OpCase> = Scope::from_env().cases(2).into_iter().filter(few).collect();
     let summary = suite::run_cases(&device, &some);
     assert!(summary.failed.is_empty(), "{summary}");

@@ -57,31 +57,36 @@ fn counters_give_the_tokens_of_barriers() {
     assert_eq!(barriers.kernels_with("b_counters"), 0);
 }
 
-/// One text through slots and blocks, greedy and then drawn, with works handed over ahead.
-fn through_slots(gguf: &Gguf, device: &Arc<VulkanDevice>) -> (Vec<u32>, bool) {
-    let options = EngineOptions { context: Some(128), ..EngineOptions::default() };
+/// So many texts through slots and blocks, greedy and then drawn, with works handed over ahead.
+fn through_slots(gguf: &Gguf, device: &Arc<VulkanDevice>, texts: usize) -> (Vec<u32>, bool) {
+    const BLOCKS: usize = 8;
+    let (slots, context) = (texts + 1, 8 * BLOCKS);
+    let options = EngineOptions { context: Some(slots * context), ..EngineOptions::default() };
     let engine = Engine::new(gguf, device.clone(), options).unwrap();
-    let options = DeviceOptions { slots: 2, block: 8, context: 64, deterministic: false };
+    let options = DeviceOptions { slots, block: 8, context, deterministic: false };
     let mut runner = DeviceRunner::new(engine, options).unwrap();
     let mut found = Vec::new();
     for sampling in [Sampling::greedy(), Sampling { seed: 9, ..Sampling::default() }] {
-        let prompt = [5, 17, 40];
-        let state = SlotState {
-            token: 11,
-            position: prompt.len(),
-            end: prompt.len() + COUNT,
-            sampling,
-            stop_tokens: Vec::new(),
-            history: Vec::new(),
-        };
-        let changes = vec![
-            Change::Blocks { slot: 1, first: 0, blocks: vec![9, 2, 7, 4, 1, 12, 3, 5] },
-            Change::Open { slot: 1, state: Box::new(state) },
-        ];
-        let tokens = prompt.to_vec();
-        let read = vec![Read { slot: 1, position: 0, tokens, adapter: None }];
-        let first = Work { changes, read, decode: vec![1], steps: COUNT / 2 };
-        let second = Work { decode: vec![1], steps: COUNT / 2, ..Work::default() };
+        let (mut changes, mut read) = (Vec::new(), Vec::new());
+        for slot in 1..=texts {
+            let tokens = vec![5, 17, 39 + slot as u32];
+            let state = SlotState {
+                token: 11,
+                position: tokens.len(),
+                end: tokens.len() + COUNT,
+                sampling: sampling.clone(),
+                stop_tokens: Vec::new(),
+                history: Vec::new(),
+            };
+            // Blocks of a text lie in no order.
+            let blocks = (0..BLOCKS).map(|block| (slot * BLOCKS + block * 5 % BLOCKS) as u32);
+            changes.push(Change::Blocks { slot, first: 0, blocks: blocks.collect() });
+            changes.push(Change::Open { slot, state: Box::new(state) });
+            read.push(Read { slot, position: 0, tokens, adapter: None });
+        }
+        let decode: Vec<usize> = (1..=texts).collect();
+        let second = Work { decode: decode.clone(), steps: COUNT / 2, ..Work::default() };
+        let first = Work { changes, read, decode, steps: COUNT / 2 };
         runner.start(&first).unwrap();
         runner.start(&second).unwrap();
         for _ in 0..2 {
@@ -89,24 +94,26 @@ fn through_slots(gguf: &Gguf, device: &Arc<VulkanDevice>) -> (Vec<u32>, bool) {
             found.extend(results.iter().flat_map(|slot| &slot.tokens).map(|chosen| chosen.token));
         }
     }
-    assert_eq!(found.len(), 2 * COUNT);
+    assert_eq!(found.len(), 2 * COUNT * texts);
     (found, runner.engine().has_stalled())
 }
 
 #[test]
 fn counters_give_the_tokens_of_barriers_through_slots() {
-    let Some(barriers) = open(Counting::Never) else { return };
-    let counted = open(Counting::Always).unwrap();
-    let stalling = open(Counting::Stalling).unwrap();
-    let plain = Gguf::from_bytes(file("llama", &shapes()[0].1, |_| ())).unwrap();
-    let gguf = quantised(&plain, DType::Q8_0);
-    let (expected, stalled) = through_slots(&gguf, &barriers);
-    assert!(!stalled);
-    assert_eq!(through_slots(&gguf, &counted), (expected.clone(), false));
-    assert!(counted.kernels_with("b_counters") >= 4);
-    // A wait that never ends ends in the same text, with barriers from then on.
-    assert_eq!(through_slots(&gguf, &stalling), (expected, true));
-    assert!(!stalling.counts_workgroups());
+    for texts in [1, 3] {
+        let Some(barriers) = open(Counting::Never) else { return };
+        let counted = open(Counting::Always).unwrap();
+        let stalling = open(Counting::Stalling).unwrap();
+        let plain = Gguf::from_bytes(file("llama", &shapes()[0].1, |_| ())).unwrap();
+        let gguf = quantised(&plain, DType::Q8_0);
+        let (expected, stalled) = through_slots(&gguf, &barriers, texts);
+        assert!(!stalled);
+        assert_eq!(through_slots(&gguf, &counted, texts), (expected.clone(), false));
+        assert!(counted.kernels_with("b_counters") >= 4);
+        // A wait that never ends ends in the same text, with barriers from then on.
+        assert_eq!(through_slots(&gguf, &stalling, texts), (expected, true));
+        assert!(!stalling.counts_workgroups());
+    }
 }
 
 #[test]

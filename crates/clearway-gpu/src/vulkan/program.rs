@@ -11,6 +11,7 @@ use super::context::Context;
 use super::memory::VulkanMemory;
 use super::pipeline::Wanted;
 use super::record::{Clock, Edge, Stamps};
+use super::scratch::Scratch;
 use super::waits::Waits;
 use crate::device::{DeviceMemory, Program, Ticket};
 use crate::error::{GpuError, Result};
@@ -75,9 +76,11 @@ impl VulkanProgram {
         mut memory: Vec<Arc<VulkanMemory>>,
     ) -> Result<Self> {
         let raw = &context.raw;
-        memory.extend(lowered.bind_scratch(context)?);
+        let scratch = lowered.bind_scratch(context)?;
+        let tickets = scratch.as_ref().map(|scratch| scratch.tickets.clone());
+        memory.extend(scratch.into_iter().flat_map(Scratch::memory));
         // Weights that are asked for before a wait need no reading ahead.
-        let waits = lowered.bind_counters(context)?;
+        let waits = lowered.bind_counters(context, tickets)?;
         match &waits {
             Some(waits) => memory.extend(waits.memory()),
             None => {

@@ -66,9 +66,9 @@ impl Lowered<Info> {
     pub(in crate::vulkan) fn bind_scratch(
         &mut self,
         context: &Arc<Context>,
-    ) -> Result<Vec<Arc<VulkanMemory>>> {
+    ) -> Result<Option<Scratch>> {
         if self.tickets == 0 {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let scratch = VulkanMemory::new(context, self.scratch.1, Packing::Plain)?;
         let tickets = VulkanMemory::zeroed(context, self.tickets)?;
@@ -81,7 +81,21 @@ impl Lowered<Info> {
                 step.bound.ranges.push(Info { buffer, offset, range });
             }
         }
-        Ok(vec![Arc::new(scratch), Arc::new(tickets)])
+        Ok(Some(Scratch { scratch: Arc::new(scratch), tickets: Arc::new(tickets) }))
+    }
+}
+
+/// Memory in which workgroups of a dispatch leave something for one another. Dispatches of a list have it one after another.
+pub(super) struct Scratch {
+    scratch: Arc<VulkanMemory>,
+    /// Zero before each dispatch and behind it.
+    pub(super) tickets: Arc<VulkanMemory>,
+}
+
+impl Scratch {
+    /// What the program must keep.
+    pub(super) fn memory(self) -> [Arc<VulkanMemory>; 2] {
+        [self.scratch, self.tickets]
     }
 }
 

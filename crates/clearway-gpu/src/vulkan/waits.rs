@@ -31,6 +31,8 @@ pub(super) struct Waits {
     fault: Arc<VulkanMemory>,
     /// The uniform blocks without waits.
     plain: Vec<u32>,
+    /// Tickets of the list, which dispatches without an order may have left at any number.
+    tickets: Option<Arc<VulkanMemory>>,
 }
 
 impl Waits {
@@ -53,6 +55,9 @@ impl Waits {
 
     /// Lets nobody wait any more; barriers must stand between all groups from now on. The program must be idle.
     pub(super) fn stop(self, blocks: &VulkanMemory) -> Result<()> {
+        if let Some(tickets) = &self.tickets {
+            tickets.write(0, &vec![0; tickets.piece.len as usize])?;
+        }
         blocks.write(0, bytemuck::cast_slice(&self.plain))
     }
 }
@@ -63,6 +68,7 @@ impl Lowered<Info> {
     pub(in crate::vulkan) fn bind_counters(
         &mut self,
         context: &Arc<Context>,
+        tickets: Option<Arc<VulkanMemory>>,
     ) -> Result<Option<Waits>> {
         if !self.steps.iter().any(|step| step.counted) {
             return Ok(None);
@@ -105,7 +111,7 @@ impl Lowered<Info> {
         }
         let (counters, fault) = (Arc::new(counters), Arc::new(fault));
         let notes_at = placed.words;
-        Ok(Some(Waits { groups: placed.waits, counters, notes_at, fault, plain }))
+        Ok(Some(Waits { groups: placed.waits, counters, notes_at, fault, plain, tickets }))
     }
 }
 

@@ -242,10 +242,12 @@ fn rounded(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
         .body(ROUNDED);
     let source = epilogue::close(source, job, unit(shape, &tiling))?.body(&text);
     let groups = groups(job, shape, &tiling);
-    // The kernel of several rows has an entry point of its own.
     let source = match shape.cols {
         1 => staged(source, job, 3 * shape.inner / CHUNK as u32, groups)?,
-        _ => source,
+        // Several rows pass through workgroup memory in any case. For two the wait costs what the barrier does.
+        2 => source.uncounted(),
+        _ if is_counted(job, groups) => source.counted(),
+        _ => source.uncounted(),
     };
     Some(source.build(groups))
 }
@@ -314,8 +316,7 @@ fn blocks(job: &Job<'_>, shape: &Shape) -> Option<Kernel> {
     let source = if quads { source.body(operand("quads from memory")?) } else { source };
     let source = source.body(&waiting(include_str!("kernels/matvec_blocks.wgsl"))?);
     let groups = groups(job, shape, &tiling);
-    let counted = shape.cols == 1 && is_counted(job, groups);
-    let source = if counted { source.counted() } else { source.uncounted() };
+    let source = if is_counted(job, groups) { source.counted() } else { source.uncounted() };
     Some(source.build(groups))
 }
 
@@ -379,7 +380,7 @@ fn staged<'a>(
     quads: u32,
     groups: [u32; 3],
 ) -> Option<Source<'a>> {
-    let fits = 16 * quads <= job.target.shared_bytes / 4 * 3 && job.layout(0).rows() == 1;
+    let fits = 16 * quads <= job.target.shared_bytes / 4 * 3 && job.layout(0).is_dense();
     Some(match fits && is_counted(job, groups) {
         true => source
             .constant("X_QUADS", quads)

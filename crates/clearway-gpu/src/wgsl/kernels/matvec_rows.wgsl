@@ -28,8 +28,7 @@ fn fetch_x(i: u32, base: u32) -> vec4<u32> {
     return select(unit, vec4<u32>(), chunk >= CHUNKS && part == 2u);
 }
 
-@compute @workgroup_size(WG)
-fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group: vec3<u32>) {
+fn work(lid: u32, group: vec3<u32>) {
     let expert = expert_of(group);
     let place = group_row(group);
     let team = lid / TEAM;
@@ -42,6 +41,14 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     var u$r = fetch_u(row$r + min(lane, CHUNKS - 1u));
     //# end
     //# end
+    var word = 0u;
+    //# for r in ROWS
+    word ^= word_of(w$r);
+    //# for g in GATES
+    word ^= word_of(u$r);
+    //# end
+    //# end
+    wait_for_inputs(lid, group, word);
     var ends_early = early(place, team, lane);
     let closing = close_early(place, lid);
     var sums: array<f32, SUMS>;

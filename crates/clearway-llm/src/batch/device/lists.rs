@@ -202,8 +202,8 @@ impl StepList {
             ring,
         };
         advance.record(graph, tables.block)?;
-        // A step is done again from the host's copy of its slots. Kernels of several rows are not counted.
-        let counters = read + rows == 1;
+        // A step is done again from the host's copies of its slots, which know nothing of prompts.
+        let counters = read == 0;
         let options = CompileOptions { counters, ..steps.options().compile };
         let graph = steps.executor().compile(graph, &bound, &options)?;
         Ok(Self { graph, inputs, rows: of_rows, blocks, logits: recorded.logits })
