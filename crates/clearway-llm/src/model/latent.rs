@@ -7,7 +7,8 @@
 
 use clearway::{DType, Layout, Ops, TensorView};
 
-use super::layer::{FEW_TOKENS, Given, Layers, reshape};
+use super::experts::FEW_TOKENS;
+use super::layer::{Given, Layers, reshape};
 use super::shape::Latent;
 use super::{HEADS, Result};
 

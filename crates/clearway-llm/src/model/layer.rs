@@ -1,19 +1,15 @@
 //! The parts of a layer.
 
 use clearway::{
-    Attention, AttentionParams, BlockTable, DType, Layout, Ops, Recorder, RopeParams, RouterMode,
-    RouterParams, TensorView,
+    Attention, AttentionParams, BlockTable, DType, Layout, Ops, Recorder, RopeParams, TensorView,
 };
 
 use super::adapters::Narrow;
-use super::shape::{Experts, FeedForward, HeadNorms, ModelShape, NormPlace};
+use super::shape::{FeedForward, HeadNorms, ModelShape, NormPlace};
 use super::{
     BLOCKS, CACHE_ROWS, CacheLayout, DECODE_BLOCKS, LOGIT_ROWS, Logits, POSITIONS, Part,
     ROPE_FACTORS, RecordOptions, Result, SEEN, SEQUENCES, STREAM, TOKENS, in_cache,
 };
-
-/// Tokens up to which rows of experts are multiplied one by one: hardly any two share an expert.
-pub(super) const FEW_TOKENS: usize = 8;
 
 /// Constants of the clamped gate: its limit, and the factor in its sigmoid.
 const GATE_LIMIT: f32 = 7.0;
@@ -21,9 +17,9 @@ const GATE_ALPHA: f32 = 1.702;
 
 /// What a part of a layer gives.
 pub(super) struct Given {
-    y: TensorView,
+    pub(super) y: TensorView,
     /// What adapters of its last product add to that.
-    more: Option<TensorView>,
+    pub(super) more: Option<TensorView>,
 }
 
 /// Records the parts of a model one after another.
@@ -246,7 +242,7 @@ impl<'a> Layers<'a> {
 
     /// What adapters add and what they add it to. The product of the adapters comes first: it is the one that shall take
     /// the sum in, while the other runs beside the narrow product.
-    fn sum(&mut self, y: TensorView, more: Option<TensorView>) -> Result<TensorView> {
+    pub(super) fn sum(&mut self, y: TensorView, more: Option<TensorView>) -> Result<TensorView> {
         match more {
             None => Ok(y),
             Some(more) => self.ops.add(more, y),
@@ -460,7 +456,7 @@ impl<'a> Layers<'a> {
     }
 
     /// `act(gate(x)) * up(x)`, or `act(up(x))` where there is no gate; then down.
-    fn gated(
+    pub(super) fn gated(
         &mut self,
         layer: usize,
         x: TensorView,
@@ -482,103 +478,12 @@ impl<'a> Layers<'a> {
         self.given(layer, down, y, self.shape.embd, biased)
     }
 
-    /// The experts each token chose, summed by weight, and the one that all use.
-    fn experts(&mut self, layer: usize, x: TensorView, experts: Experts) -> Result<TensorView> {
-        let Experts { count, ff, shared_ff, shared_gate, .. } = experts;
-        let biases = self.shape.biases.experts;
-        let embd = self.shape.embd;
-        let logits = self.biased(layer, "ffn_gate_inp", x, count, biases)?;
-        let (ids, weights) = self.route(layer, logits, experts)?;
-        let gate = self.expert_weight(layer, "ffn_gate_exps", &[count, ff, embd])?;
-        let up = self.expert_weight(layer, "ffn_up_exps", &[count, ff, embd])?;
-        let down = self.expert_weight(layer, "ffn_down_exps", &[count, embd, ff])?;
-        let order = match self.options.order_experts && self.tokens > FEW_TOKENS {
-            true => {
-                self.label(layer, "ffn_order");
-                Some(self.ops.expert_order(ids, count)?)
-            }
-            false => None,
-        };
-        let multiply = |this: &mut Self, part, x, w| {
-            this.label(layer, part);
-            let y = match order {
-                Some(order) => this.ops.matmul_experts_in_order(x, w, ids, order),
-                None => this.ops.matmul_experts(x, w, ids),
-            }?;
-            if biases { this.expert_bias(layer, part, y, ids, count) } else { Ok(y) }
-        };
-        let gate = multiply(self, "ffn_gate_exps", x, gate)?;
-        let up = multiply(self, "ffn_up_exps", x, up)?;
-        let y = self.activate(layer, gate, up)?;
-        let y = multiply(self, "ffn_down_exps", y, down)?;
-        self.label(layer, "ffn_experts");
-        let y = self.ops.expert_sum(y, weights)?;
-        let Some(shared_ff) = shared_ff else {
-            return Ok(y);
-        };
-        let names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-        let Given { y: shared, more } = self.gated(layer, x, names, shared_ff)?;
-        let mut shared = self.sum(shared, more)?;
-        if shared_gate {
-            shared = self.gate_shared(layer, x, shared)?;
-        }
-        self.label(layer, "ffn_shared");
-        self.ops.add(y, shared)
-    }
-
-    /// The experts that each token uses, and their weights.
-    fn route(
+    pub(super) fn activate(
         &mut self,
         layer: usize,
-        logits: TensorView,
-        experts: Experts,
-    ) -> Result<(TensorView, TensorView)> {
-        let Experts { count, used, renormalise, sigmoid, scale, bias, groups, .. } = experts;
-        let mode = if sigmoid { RouterMode::Sigmoid } else { RouterMode::SoftmaxAll };
-        let router = RouterParams { used, mode, renormalise, scale };
-        let name = format!("blk.{layer}.exp_probs_b.bias");
-        let bias = if bias { Some(self.vector(&name, count)?) } else { None };
-        self.label(layer, "ffn_router");
-        match (bias, groups.count) {
-            (None, 1) => self.ops.router_top_k(logits, router),
-            _ => self.ops.router_groups(logits, bias, router, groups),
-        }
-    }
-
-    /// What the chosen experts gave, plus the bias of each: rows of a table by the numbers of the experts.
-    fn expert_bias(
-        &mut self,
-        layer: usize,
-        part: &str,
-        y: TensorView,
-        ids: TensorView,
-        count: usize,
+        gate: TensorView,
+        up: TensorView,
     ) -> Result<TensorView> {
-        let [tokens, used, size] = [0, 1, 2].map(|i| y.layout.dims()[i] as usize);
-        let name = format!("blk.{layer}.{part}.bias");
-        let table = self.ops.external(&name, DType::F32, &[count, size])?;
-        self.ops.set_label(&name);
-        let rows = self.ops.gather(table, reshape(ids, &[tokens * used])?, 1.0)?;
-        self.ops.add(y, reshape(rows, &[tokens, used, size])?)
-    }
-
-    /// What the expert that all use gives, times the sigmoid of a product of the row it was given. That is a sum over one
-    /// expert, by the weight that a router of one expert gives it.
-    fn gate_shared(&mut self, layer: usize, x: TensorView, y: TensorView) -> Result<TensorView> {
-        let (tokens, embd) = (self.tokens, self.shape.embd);
-        // A vector in files.
-        let name = format!("blk.{layer}.ffn_gate_inp_shexp.weight");
-        let weight = self.ops.external(&name, (self.options.weight_dtype)(&name), &[embd])?;
-        self.label(layer, "ffn_gate_inp_shexp");
-        let logits = self.ops.matmul(x, reshape(weight, &[1, embd])?)?;
-        let sigmoid =
-            RouterParams { used: 1, mode: RouterMode::Sigmoid, renormalise: false, scale: 1.0 };
-        let (_, share) = self.ops.router_top_k(logits, sigmoid)?;
-        self.label(layer, "ffn_shared_gate");
-        self.ops.expert_sum(reshape(y, &[tokens, 1, embd])?, share)
-    }
-
-    fn activate(&mut self, layer: usize, gate: TensorView, up: TensorView) -> Result<TensorView> {
         self.label(layer, "ffn_act");
         let gate = match self.shape.feed_forward {
             FeedForward::SiluGated => self.ops.silu(gate)?,
@@ -636,7 +541,7 @@ impl<'a> Layers<'a> {
     }
 
     /// A product, plus a bias and what adapters add, where it has them.
-    fn biased(
+    pub(super) fn biased(
         &mut self,
         layer: usize,
         part: &str,
@@ -680,15 +585,11 @@ impl<'a> Layers<'a> {
         Ok(Given { y, more: self.adapted(&name, x, size)? })
     }
 
-    fn expert_weight(&mut self, layer: usize, part: &str, shape: &[usize]) -> Result<TensorView> {
-        self.matrix(&format!("blk.{layer}.{part}.weight"), shape)
-    }
-
     pub(super) fn matrix(&mut self, name: &str, shape: &[usize]) -> Result<TensorView> {
         self.ops.external(name, (self.options.weight_dtype)(name), shape)
     }
 
-    fn vector(&mut self, name: &str, size: usize) -> Result<TensorView> {
+    pub(super) fn vector(&mut self, name: &str, size: usize) -> Result<TensorView> {
         self.ops.external(name, DType::F32, &[size])
     }
 

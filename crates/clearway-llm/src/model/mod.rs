@@ -5,6 +5,7 @@
 //! lowered. Tensor names are those of GGUF files.
 
 mod adapters;
+mod experts;
 mod family;
 mod latent;
 mod layer;
