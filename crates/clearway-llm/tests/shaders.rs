@@ -375,6 +375,27 @@ fn models(texts: &mut Texts, machine: &Machine, types: &[DType], steps: &[usize]
     }
 }
 
+/// Prompts of any length are rounded up to one of many sizes, so those between two that are compiled must cost no kernel.
+#[test]
+fn prompts_of_neighbouring_sizes_have_the_same_kernels() {
+    let machines = machines();
+    // A card whose tiles change at other sizes than those below.
+    for machine in machines.iter().filter(|machine| machine.name == "large") {
+        for (name, dtype) in [("llama-8b", DType::Q4_K), ("smollm2-135m", DType::Q4_1)] {
+            let shape = ModelShape { layers: 1, ..model::builtin_shape(name).unwrap() };
+            for [first, last] in [[72, 80], [104, 112], [352, 384], [416, 480], [640, 704]] {
+                let texts = |sizes: &[usize]| {
+                    let mut texts = Texts::default();
+                    sizes.iter().for_each(|&rows| texts.model(machine, &shape, dtype, rows));
+                    texts.0.len()
+                };
+                let [one, both] = [texts(&[last]), texts(&[first, last])];
+                assert_eq!(one, both, "{name}, {first} and {last}");
+            }
+        }
+    }
+}
+
 fn weight_types() -> Vec<DType> {
     DType::ALL.into_iter().filter(|&dtype| dtype != DType::U32).collect()
 }

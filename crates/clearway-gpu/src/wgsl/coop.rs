@@ -16,7 +16,7 @@ const STEP: usize = 32;
 /// Tiles that lie below one another before the next to the right come.
 const BAND: usize = 4;
 
-/// Rows from which on their number is in the text.
+/// Rows from which on their number is in the text, if it is a multiple of half of this.
 const LONG: usize = 512;
 
 /// How a workgroup cuts its part of the result.
@@ -148,13 +148,13 @@ fn multiply(job: &Job<'_>, tiling: Tiling, part: &Part) -> Option<Kernel> {
     if !takes(job.target, part.rows, &w.layout) || !w.is_aligned() {
         return None;
     }
-    // With its shape in the text a loop needs fewer registers and instructions: 3 to 9 % of a prompt. Short prompts have any
-    // number of rows, so those are not in it; long ones come in few sizes, and need not wait for the uniform block.
+    // With its shape in the text a loop needs fewer registers and instructions: 3 to 9 % of a prompt. Every number of rows in the
+    // text is another kernel to compile, so only a few large ones are: those of full chunks of long prompts, and some between.
     let open: Vec<usize> = (0..job.operands.len()).filter(|&operand| operand != 1).collect();
     let even = open.iter().all(|&operand| job.operands[operand].rows_are_even());
     let source = Source::new(job).enable("wgpu_cooperative_matrix");
     let (source, rows) = match even {
-        true if part.rows >= LONG => {
+        true if part.rows >= LONG && part.rows.is_multiple_of(LONG / 2) => {
             (source.even_rows().baked(), "P.x.shape.x * P.x.shape.y * P.x.shape.z")
         }
         true => (source.baked_but_rows(open), "U.x.shape.x * U.x.shape.y * U.x.shape.z"),

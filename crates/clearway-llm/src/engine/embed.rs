@@ -6,15 +6,13 @@
 use clearway::{Bindings, Buffer};
 use rustc_hash::FxHashMap;
 
-use super::{BATCHES, Engine, EngineError, Result, Step, missing};
+use super::sizes::{self, Kept};
+use super::{Engine, EngineError, Result, Step, missing};
 use crate::gguf::Gguf;
 use crate::model::{Logits, POSITIONS, SEEN, STREAM, TOKENS, family_of};
 
 /// Rows of the smallest cache.
 const FEWEST_ROWS: usize = 256;
-
-/// Longer texts of an encoder are read in steps of a multiple of this.
-const LONGEST_BATCH: usize = BATCHES[BATCHES.len() - 1];
 
 /// How the vectors of a text's tokens become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +77,17 @@ impl Embedding {
 }
 
 /// Steps that give vectors, and their cache.
-#[derive(Default)]
 pub(super) struct Embedder {
     rows: usize,
     cache: FxHashMap<String, Buffer>,
-    steps: FxHashMap<usize, Step>,
+    steps: Kept<usize, Step>,
+}
+
+impl Embedder {
+    /// No cache yet. Its steps have so many rows together.
+    pub(super) fn new(kept_rows: usize) -> Self {
+        Self { rows: 0, cache: FxHashMap::default(), steps: Kept::new(kept_rows) }
+    }
 }
 
 impl Engine {
@@ -165,7 +169,7 @@ impl Engine {
         if tokens <= self.embedder.rows {
             return Ok(());
         }
-        self.embedder = Embedder::default();
+        self.embedder = Embedder::new(self.kept_rows());
         if let Some(front) = &mut self.front {
             front.embedder_for(tokens)?;
         }
@@ -177,18 +181,14 @@ impl Engine {
             let buffer = device.alloc(external.view.layout.span_bytes())?;
             cache.insert(external.name.to_string(), buffer);
         }
-        self.embedder = Embedder { rows, cache, steps: FxHashMap::default() };
+        self.embedder = Embedder { rows, cache, ..Embedder::new(self.kept_rows()) };
         Ok(())
     }
 
     /// Reads a part of a text from a position on; the vectors of its tokens, one after another.
     fn embed_step(&mut self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
-        let most = match self.shape.causal {
-            true => self.batch_tokens(),
-            false => tokens.len().next_multiple_of(LONGEST_BATCH),
-        };
-        let fitting = BATCHES.into_iter().find(|&size| size >= tokens.len());
-        let size = fitting.map_or(most, |size| size.min(most));
+        let most = if self.shape.causal { self.batch_tokens() } else { usize::MAX };
+        let size = sizes::fitting(tokens.len()).min(most);
         // As in a step with logits: what is missing is the first token again, at its own place.
         let (missing, first) = (size - tokens.len(), position as u32);
         let positions: Vec<u32> =
@@ -210,11 +210,14 @@ impl Engine {
         last: u32,
     ) -> Result<Vec<f32>> {
         let size = tokens.len();
-        let step = match self.embedder.steps.remove(&size) {
+        let step = match self.embedder.steps.take(&size) {
             Some(step) if self.options.replay => step,
-            _ => self.compile_embedder(size)?,
+            _ => {
+                self.embedder.steps.give_up_for(size);
+                self.compile_embedder(size)?
+            }
         };
-        let step = self.embedder.steps.entry(size).or_insert(step);
+        let step = self.embedder.steps.put(size, size, step);
         match &mut self.front {
             None => step.input.write_slice(0, tokens)?,
             Some(front) => {

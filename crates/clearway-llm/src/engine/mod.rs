@@ -40,6 +40,7 @@ mod open;
 mod sample;
 pub mod sampling;
 mod shape;
+pub(crate) mod sizes;
 mod split;
 mod state;
 mod token_loop;
@@ -70,6 +71,7 @@ use clearway::{Bindings, Buffer, CompileOptions, DType, Device, Executable, Grap
 use rustc_hash::FxHashMap;
 
 use adapter::Stack;
+use sizes::Kept;
 use token_loop::TokenLoop;
 use verify::CheckStep;
 
@@ -82,10 +84,8 @@ use crate::model::{
 /// Shorthand for results of this module.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
-/// Numbers of tokens that steps are compiled for. A batch in between takes the next one, so a prompt
-/// of any length needs few graphs. What is computed too much is less than half of the tokens from 5 on.
-const BATCHES: [usize; 20] =
-    [1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536];
+/// Steps of prompts that are kept compiled have so many times the rows that the device reads at once, together.
+const KEPT: usize = 4;
 
 /// Rows of every step that generates where the number of rows must not matter.
 const PINNED_ROWS: usize = 8;
@@ -148,7 +148,7 @@ pub struct Engine {
     choices: Vec<String>,
     buffers: FxHashMap<String, Buffer>,
     /// Compiled steps by their number of tokens and what they compute logits for.
-    steps: FxHashMap<(usize, Logits), Step>,
+    steps: Kept<(usize, Logits), Step>,
     looped: Option<TokenLoop>,
     /// Compiled steps that check drafts, by their number of rows.
     checks: FxHashMap<usize, CheckStep>,
@@ -422,18 +422,18 @@ impl Engine {
 
     /// How many tokens the step has that reads so many, and what it computes logits for.
     fn size_of_step(&self, tokens: usize, rows: &[usize]) -> (usize, Logits) {
-        let fitting = |count: usize| BATCHES.into_iter().find(|&size| size >= count);
-        let most = self.batch_tokens();
-        let size = fitting(tokens).map_or(most, |size| size.min(most));
+        let size = sizes::fitting(tokens).min(self.batch_tokens());
         if size <= PINNED_ROWS && self.pins_rows() {
             return (PINNED_ROWS, Logits::All);
         }
-        let kind = match (rows, fitting(rows.len())) {
+        let kind = match rows {
             // Somebody has to be last, if nobody asks for logits.
-            ([], _) => Logits::Last,
-            (&[row], _) if row + 1 == tokens => Logits::Last,
-            (_, Some(count)) if count < size => Logits::Rows(count),
-            _ => Logits::All,
+            [] => Logits::Last,
+            &[row] if row + 1 == tokens => Logits::Last,
+            rows => match sizes::fitting(rows.len()) {
+                count if count < size => Logits::Rows(count),
+                _ => Logits::All,
+            },
         };
         (size, kind)
     }
@@ -441,6 +441,11 @@ impl Engine {
     /// Whether steps that generate have the same number of rows, as their kernels depend on it.
     fn pins_rows(&self) -> bool {
         self.options.deterministic && !self.executor.device().rows_are_independent()
+    }
+
+    /// Rows of all steps of prompts that are kept, together.
+    fn kept_rows(&self) -> usize {
+        KEPT * self.executor.device().batch_tokens()
     }
 
     /// Compiles a step of so many tokens, on each device that has a part of the model.
@@ -454,11 +459,14 @@ impl Engine {
     /// A step of so many tokens.
     fn compiled(&mut self, size: usize, kind: Logits) -> Result<&mut Step> {
         let key = (size, kind);
-        let step = match self.steps.remove(&key) {
+        let step = match self.steps.take(&key) {
             Some(step) => step,
-            None => self.compile(size, kind)?,
+            None => {
+                self.steps.give_up_for(size);
+                self.compile(size, kind)?
+            }
         };
-        Ok(self.steps.entry(key).or_insert(step))
+        Ok(self.steps.put(key, size, step))
     }
 
     /// Runs the step of as many tokens as are given, which is compiled where it is not there yet. Returns the logits of the

@@ -7,8 +7,10 @@ use rustc_hash::FxHashMap;
 
 use super::adapter::Stack;
 use super::convert::{self, Conversion};
+use super::sizes::Kept;
 use super::{
-    Adapters, Devices, Engine, EngineError, EngineOptions, Footprint, Result, embed, plain_model,
+    Adapters, Devices, Engine, EngineError, EngineOptions, Footprint, KEPT, Result, embed,
+    plain_model,
 };
 use crate::gguf::Gguf;
 use crate::model::{ADAPTERS, HEADS, Logits, POSITIONS, Part, ROPE_FACTORS, SEEN, STREAM, TOKENS};
@@ -85,6 +87,7 @@ impl Engine {
             .map(|t| (t.name().to_owned(), convert::device_dtype(t.dtype(), &*device)));
         let of_adapters = stack.iter().flat_map(|stack| stack.dtypes(&*device));
         let weight_dtypes = of_file.chain(of_adapters).collect();
+        let kept_rows = KEPT * device.batch_tokens();
         let mut engine = Self {
             executor: GraphExecutor::on(device),
             part,
@@ -99,11 +102,11 @@ impl Engine {
             adapters: stack,
             choices,
             buffers: FxHashMap::default(),
-            steps: FxHashMap::default(),
+            steps: Kept::new(kept_rows),
             looped: None,
             checks: FxHashMap::default(),
             stalled: false,
-            embedder: embed::Embedder::default(),
+            embedder: embed::Embedder::new(kept_rows),
             position: 0,
         };
         engine.upload(gguf, progress)?;

@@ -64,6 +64,14 @@ impl Tables {
         }
     }
 
+    /// The fewest rows of a list that has room for so many sequences.
+    pub(super) fn rows_for(&self, sequences: usize) -> usize {
+        match self.one_kernel || sequences <= *TOGETHER.start() {
+            true => 0,
+            false => sequences * ROWS_OF_EACH,
+        }
+    }
+
     fn slot_count(&self) -> usize {
         (self.slots.len() / 4) as usize / WORDS
     }
@@ -132,6 +140,13 @@ pub(super) struct StepKey {
     pub(super) decode: usize,
     /// How their tokens are chosen.
     pub(super) choice: Choice,
+}
+
+impl StepKey {
+    /// Rows of both kinds.
+    pub(super) fn rows(self) -> usize {
+        self.read + self.decode
+    }
 }
 
 /// A decode step of so many rows, with rows of prompts beside them or without: all weights are read once for both.

@@ -32,7 +32,7 @@ use self::shelf::Shelf;
 use self::slots::{FAILED, RING, RUNNING, WORDS};
 use super::runner::{Change, Chosen, Limits, ListCounts, Read, Runner, Slot, SlotTokens, Work};
 use crate::engine::choose::Choice;
-use crate::engine::{Embedding, Engine, EngineError};
+use crate::engine::{Embedding, Engine, EngineError, sizes};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -40,14 +40,19 @@ type Result<T> = std::result::Result<T, EngineError>;
 const DECODE_ROWS: [usize; 18] =
     [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 /// As [`DECODE_ROWS`], beside rows of prompts on a device that multiplies many rows at once: few more cost nothing there, and there
-/// are as many lists as pairs of numbers.
-const DECODE_ROWS_BESIDE: [usize; 6] = [8, 16, 32, 64, 128, 256];
-/// The fewest rows of prompts beside them there.
-const READ_ROWS_BESIDE: usize = 32;
-/// Numbers of rows that prompts are read in.
+/// are as many lists as pairs of numbers. One is what a prompt has that nobody else decodes beside.
+const DECODE_ROWS_BESIDE: [usize; 7] = [1, 8, 16, 32, 64, 128, 256];
+/// Rows of a tile there: a list of prompts and a step has whole ones.
+const TILE_ROWS: usize = 16;
+/// The fewest rows of prompts of a list, and of one beside rows that decode.
+const LEAST_READ_ROWS: usize = 8;
+const LEAST_READ_ROWS_BESIDE: usize = 24;
+/// Numbers of rows of prompts whose lists are made ahead of need. Those between them are made when works ask for them.
 const READ_ROWS: [usize; 14] = [8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
 /// Rows of the list of prompts that is made first and stands in for all others.
 const SHORT_READ: usize = 64;
+/// Lists that are kept have so many times the rows that the device reads at once, or of steps of all slots, together.
+const KEPT: usize = 6;
 /// Rows of prompts that are read at once where rows are pinned.
 const PINNED_READ: usize = 64;
 /// Steps of one work at most, where the host is far from the device and where it is not.
@@ -132,6 +137,8 @@ impl DeviceRunner {
         engine.stretch_for(context)?;
         let entries = context.div_ceil(block);
         let tables = Tables::new(&engine, slots, block, entries)?;
+        let kept_rows = KEPT * engine.executor().device().batch_tokens().max(slots);
+        let source = Source { steps: engine.steps_in_blocks()?, tables: tables.clone() };
         Ok(Self {
             options: DeviceOptions {
                 context,
@@ -140,7 +147,7 @@ impl DeviceRunner {
             },
             slots: (0..slots).map(|_| slots::Slot::empty()).collect(),
             blocks: vec![0; slots * entries],
-            lists: Shelf::new(Source { steps: engine.steps_in_blocks()?, tables: tables.clone() }),
+            lists: Shelf::new(source, kept_rows),
             engine,
             tables,
             under_way: VecDeque::new(),
@@ -286,10 +293,16 @@ impl DeviceRunner {
         if self.options.deterministic {
             return PINNED_READ;
         }
-        let fits = |rows: &usize| {
-            *rows >= batch.rows.len() && self.tables.together(*rows) >= batch.sequences.len()
-        };
-        READ_ROWS.into_iter().find(fits).unwrap_or(batch.rows.len())
+        let rows = self.tables.rows_for(batch.sequences.len()).max(batch.rows.len());
+        sizes::fitting(rows.max(LEAST_READ_ROWS))
+    }
+
+    /// Rows of prompts of a list that reads a batch beside so many rows that decode: both together are a number that lists are made
+    /// for, so that no tile is begun for a few rows.
+    fn read_beside(&self, batch: &Batch, decode: usize) -> usize {
+        let rows = self.tables.rows_for(batch.sequences.len()).max(batch.rows.len());
+        let all = sizes::fitting(rows.max(LEAST_READ_ROWS_BESIDE) + decode);
+        all.next_multiple_of(TILE_ROWS) - decode
     }
 
     /// The blocks of the sequences of a batch.
@@ -333,7 +346,8 @@ impl DeviceRunner {
             return StepKey { read, decode, choice };
         }
         let coarse = DECODE_ROWS_BESIDE.into_iter().find(|&rows| rows >= slots.len());
-        StepKey { read: read.max(READ_ROWS_BESIDE), decode: coarse.unwrap_or(decode), choice }
+        let decode = coarse.unwrap_or(decode);
+        StepKey { read: self.read_beside(batch, decode), decode, choice }
     }
 
     fn write_rows(&mut self, key: StepKey, slots: &[Slot], beside: Option<&Batch>) -> Result<()> {
@@ -485,6 +499,7 @@ impl Runner for DeviceRunner {
                 }
             }
             self.ready = None;
+            self.lists.give_up();
             self.apply(&work.changes)?;
             let mut batches = self.batches(&work.read);
             if !work.decode.is_empty() && work.steps > 0 {

@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use super::lists::{CopyList, ReadList, StepKey, StepList};
 use super::maker::{List, ListKey, Maker, Source};
 use crate::batch::runner::ListCounts;
 use crate::engine::EngineError;
+use crate::engine::sizes::Kept;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -20,8 +21,10 @@ const LONGER: usize = 2;
 
 pub(super) struct Shelf {
     source: Arc<Source>,
-    steps: FxHashMap<StepKey, StepList>,
-    read: FxHashMap<usize, ReadList>,
+    steps: Kept<StepKey, StepList>,
+    read: Kept<usize, ReadList>,
+    /// Lists that stand in for all others, which are never given up.
+    first: Vec<ListKey>,
     copy: Option<CopyList>,
     maker: Option<Maker>,
     /// Lists that a work needed before they were there.
@@ -30,11 +33,13 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    pub(super) fn new(source: Source) -> Self {
+    /// Lists of steps, and those of prompts, have so many rows together.
+    pub(super) fn new(source: Source, kept_rows: usize) -> Self {
         Self {
             source: Arc::new(source),
-            steps: FxHashMap::default(),
-            read: FxHashMap::default(),
+            steps: Kept::new(kept_rows),
+            read: Kept::new(kept_rows),
+            first: Vec::new(),
             copy: None,
             maker: None,
             needed: FxHashSet::default(),
@@ -48,6 +53,7 @@ impl Shelf {
         for &key in first {
             self.prepare(key)?;
         }
+        self.first = first.to_vec();
         self.copy_list()?;
         if self.maker.is_none() {
             let then = then.iter().copied().filter(|&key| !self.has(key)).collect();
@@ -87,6 +93,13 @@ impl Shelf {
         }
     }
 
+    /// Gives up lists that were not used for longest, where all together take too much memory. Nothing may be under way.
+    pub(super) fn give_up(&mut self) {
+        let first = &self.first;
+        self.steps.give_up_but(0, |&key| first.contains(&ListKey::Step(key)));
+        self.read.give_up_but(0, |&rows| first.contains(&ListKey::Read(rows)));
+    }
+
     pub(super) fn counts(&self) -> ListCounts {
         self.counts
     }
@@ -94,8 +107,8 @@ impl Shelf {
     /// Whether a list is there.
     pub(super) fn has(&self, key: ListKey) -> bool {
         match key {
-            ListKey::Step(key) => self.steps.contains_key(&key),
-            ListKey::Read(rows) => self.read.contains_key(&rows),
+            ListKey::Step(key) => self.steps.get(&key).is_some(),
+            ListKey::Read(rows) => self.read.get(&rows).is_some(),
         }
     }
 
@@ -109,10 +122,12 @@ impl Shelf {
             return Ok(Some(key));
         }
         let fits = |other: &&StepKey| {
-            let same = other.read == key.read && other.choice.serves(key.choice);
-            same && if key.read > 0 { other.decode == key.decode } else { other.decode >= rows }
+            let same = (other.read == 0) == (key.read == 0) && other.choice.serves(key.choice);
+            // Rows of both kinds: more of them than one list in place of two is worth are no help.
+            let few = key.read == 0 || 2 * other.rows() <= 3 * key.rows();
+            same && few && other.read >= key.read && other.decode >= rows
         };
-        let nearest = self.steps.keys().filter(fits).min_by_key(|other| other.decode).copied();
+        let nearest = self.steps.keys().filter(fits).min_by_key(|other| other.rows()).copied();
         match nearest {
             None if key.read > 0 => self.counts.apart += 1,
             None => return self.make_now(ListKey::Step(key)).map(|()| Some(key)),
@@ -182,12 +197,8 @@ impl Shelf {
 
     fn put(&mut self, list: List) {
         match list {
-            List::Step(key, list) => {
-                self.steps.entry(key).or_insert(list);
-            }
-            List::Read(rows, list) => {
-                self.read.entry(rows).or_insert(list);
-            }
+            List::Step(key, list) => drop(self.steps.put(key, key.rows(), list)),
+            List::Read(rows, list) => drop(self.read.put(rows, rows, list)),
         }
     }
 }
