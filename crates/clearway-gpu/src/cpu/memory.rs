@@ -25,6 +25,10 @@ const FEWEST_PAGES: usize = 128 << 10;
 /// Bytes mapped at a time for weights: many of the largest pages there are.
 const WEIGHT_CHUNK: usize = 32 << 20;
 
+/// Memory of a machine on which caches and values have large pages, too. A cache of which little is used yet takes up to one
+/// large page for each of its tensors then, 120 MiB for a model of 30 layers.
+const PLENTY: u64 = 8_000_000_000;
+
 /// Bytes of a buffer. Freed when the last handle and the last program that uses it are gone.
 pub(super) struct HostMemory {
     start: NonNull<u8>,
@@ -124,7 +128,10 @@ impl HostMemory {
             wanted: bytes,
             available: available_bytes(),
         })?;
-        let chunk = Chunk::new(len)?;
+        let chunk = match device.info.memory_bytes >= PLENTY {
+            true => Chunk::new_large(len)?,
+            false => Chunk::new(len)?,
+        };
         let lock = device.pool.lock().clone();
         Ok(Self { start: chunk.start, len, lock, packed: None, _chunk: chunk })
     }

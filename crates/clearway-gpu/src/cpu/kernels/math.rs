@@ -1,5 +1,5 @@
-//! Exponentials without branches or calls, so that loops over them become vector code and give the
-//! same bits on every machine.
+//! Exponentials, sines and cosines without branches or calls in their loops, so that they become vector code and give
+//! the same bits on every machine.
 
 use crate::cpu::simd::{Lanes, ROUND};
 
@@ -46,6 +46,68 @@ pub(super) fn exp_lanes<L: Lanes>(l: L, x: L::Floats) -> L::Floats {
         y = l.mul_add(y, r, l.float(c));
     }
     l.scale(y, whole)
+}
+
+/// Terms of the series of sine and cosine: within an eighth of a turn the next one is below 3e-14.
+const SIN_COS: usize = 7;
+
+/// `1 / 3!`, `1 / 5!` and so on with alternating signs, from the last to the first.
+const SIN: [f64; SIN_COS - 1] = series(3);
+/// The same for `1 / 2!`, `1 / 4!` and so on.
+const COS: [f64; SIN_COS] = series(2);
+
+const fn series<const N: usize>(first: usize) -> [f64; N] {
+    let mut terms = [0.0; N];
+    let mut term = 1.0;
+    let (mut at, mut i) = (0, 2);
+    while at < N {
+        term /= i as f64;
+        if i == first + 2 * at {
+            terms[N - 1 - at] = if at.is_multiple_of(2) { -term } else { term };
+            at += 1;
+        }
+        i += 1;
+    }
+    terms
+}
+
+/// A quarter of a turn in two parts. The first has 33 bits, so that products with whole numbers up to [`MOST_QUARTERS`]
+/// are exact.
+const QUARTER_HIGH: f64 = f64::from_bits(std::f64::consts::FRAC_PI_2.to_bits() >> 20 << 20);
+/// The rest of it, and what is missing in the nearest f64.
+const QUARTER_LOW: f64 = (std::f64::consts::FRAC_PI_2 - QUARTER_HIGH) + 6.123_233_995_736_766e-17;
+const MOST_QUARTERS: f64 = (1 << 20) as f64;
+
+/// 1.5 * 2^52: a number that is added to it and taken away again is rounded to the nearest whole one.
+const ROUND_F64: f64 = 6_755_399_441_055_744.0;
+
+/// Sines and cosines, within 1e-13.
+#[inline(always)]
+pub(super) fn sin_cos<const N: usize>(angles: &[f64; N]) -> ([f64; N], [f64; N]) {
+    let (mut sines, mut cosines) = ([0.0; N], [0.0; N]);
+    let mut largest = 0.0;
+    for ((&angle, sin), cos) in angles.iter().zip(&mut sines).zip(&mut cosines) {
+        let shifted = angle * std::f64::consts::FRAC_2_PI + ROUND_F64;
+        let quarters = shifted - ROUND_F64;
+        let r = angle - quarters * QUARTER_HIGH - quarters * QUARTER_LOW;
+        let square = r * r;
+        let s = SIN.iter().fold(0.0, |sum, term| sum * square + term);
+        let s = r + r * square * s;
+        let c = 1.0 + square * COS.iter().fold(0.0, |sum, term| sum * square + term);
+        let turns = shifted.to_bits();
+        let (s, c) = if turns & 1 == 0 { (s, c) } else { (c, s) };
+        *sin = if turns & 2 == 0 { s } else { -s };
+        *cos = if turns.wrapping_add(1) & 2 == 0 { c } else { -c };
+        let quarters = quarters.abs();
+        largest = if quarters <= MOST_QUARTERS { largest } else { quarters };
+    }
+    // NaN and infinity are among these.
+    if largest != 0.0 {
+        for ((angle, sin), cos) in angles.iter().zip(&mut sines).zip(&mut cosines) {
+            (*sin, *cos) = angle.sin_cos();
+        }
+    }
+    (sines, cosines)
 }
 
 /// `tanh(x)`.
@@ -117,6 +179,23 @@ mod tests {
         let above = f32::from_bits((nearest.abs().to_bits()) + 1);
         let unit = f64::from(above) - f64::from(nearest.abs());
         (f64::from(found) - exact).abs() / unit
+    }
+
+    #[test]
+    fn sines_and_cosines_are_those_of_the_library() {
+        let near = (0..200_000).map(|i| f64::from(i) * 1e-4);
+        let far = (0..200_000).map(|i| f64::from(i) * 8.123_456);
+        // Whole quarters of a turn, and where another way is taken.
+        let quarters = (0..1000).map(|i| f64::from(i * i + 1) * std::f64::consts::FRAC_PI_2);
+        let odd = [0.0, 1.6e6, 1.7e6, 1e12, 1e300, f64::INFINITY, f64::NAN];
+        for angle in near.chain(far).chain(quarters).chain(odd) {
+            for angle in [angle, -angle] {
+                let ([_, sin], [_, cos]) = sin_cos(&[0.5, angle]);
+                let (s, c) = angle.sin_cos();
+                let same = |a: f64, b: f64| (a - b).abs() < 1e-13 || a.is_nan() && b.is_nan();
+                assert!(same(sin, s) && same(cos, c), "{angle}: {sin} {cos}, not {s} {c}");
+            }
+        }
     }
 
     #[test]

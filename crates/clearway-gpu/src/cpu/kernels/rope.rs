@@ -5,8 +5,11 @@
 
 use clearway_graph::TensorView;
 
-use super::{cut, shape};
+use super::{cut, math, shape};
 use crate::cpu::{Grid, Piece};
+
+/// Angles whose sines and cosines are computed together.
+const AT_ONCE: usize = 16;
 
 /// Cut into whole tokens, whose heads share their angles.
 pub(super) fn grid(views: &[TensorView], params: &[u32]) -> Grid {
@@ -108,6 +111,7 @@ impl<'a> Rotation<'a> {
         self.rotated
     }
 
+    #[inline(always)]
     fn angles(&mut self, piece: &Piece<'_>, token: usize) {
         if self.token == Some(token) {
             return;
@@ -115,12 +119,17 @@ impl<'a> Rotation<'a> {
         self.token = Some(token);
         let position = f64::from(piece.src_row::<u32>(1, 0)[token]) * self.scale;
         let mut frequency = 1.0;
-        let angles = self.cos.iter_mut().zip(&mut *self.sin).zip(self.factors);
-        for ((cos, sin), &factor) in angles {
-            let angle = position * frequency / f64::from(factor);
-            let (s, c) = angle.sin_cos();
-            (*cos, *sin) = ((self.magnitude * c) as f32, (self.magnitude * s) as f32);
-            frequency *= self.ratio;
+        let angles = self.cos.chunks_mut(AT_ONCE).zip(self.sin.chunks_mut(AT_ONCE));
+        for ((cos, sin), factors) in angles.zip(self.factors.chunks(AT_ONCE)) {
+            let mut angles = [0.0; AT_ONCE];
+            for (angle, &factor) in angles.iter_mut().zip(factors) {
+                *angle = position * frequency / f64::from(factor);
+                frequency *= self.ratio;
+            }
+            let (sines, cosines) = math::sin_cos(&angles);
+            for ((cos, sin), (c, s)) in cos.iter_mut().zip(sin).zip(cosines.iter().zip(&sines)) {
+                (*cos, *sin) = ((self.magnitude * c) as f32, (self.magnitude * s) as f32);
+            }
         }
     }
 }
