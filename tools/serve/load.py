@@ -1,13 +1,16 @@
 """Load on `clearway serve`, held against `clearway bench` of the same program.
 
 usage: load.py PROGRAM [-m MODEL] [--device D] [--vllm-rs FILE] [--in-flight 1,8,32,64] [--tokens 128] [--rounds 4]
+               [--newcomer 8000] [--others 16]
 
 Needs nothing but Python 3. The server gets
 
 - one stream after another, in turns with `clearway bench`: tokens per second and time to the first byte beside the
   rate and the time of the prompt that `bench` has;
 - a closed loop of N requests in flight: tokens per second against N x tokens / (T_PP + T_TG) of `bench --parallel N`;
-- Poisson arrivals at 70 % of the rate of the largest N: times to the first token and between tokens.
+- Poisson arrivals at 70 % of the rate of the largest N: times to the first token and between tokens;
+- with `--newcomer`, a prompt of so many tokens while `--others` texts are written: the time to its first token, and times between
+  tokens of the others before it comes and until then.
 
 Every prompt has so many tokens, random ones, so that no cache helps; every answer has as many, ends of text ignored.
 
@@ -104,8 +107,8 @@ class Load:
         self.random = random.Random(1)
         self.failed = []
 
-    def body(self, answer):
-        prompt = [self.random.randrange(10, self.vocabulary) for _ in range(self.tokens)]
+    def body(self, answer, tokens=None):
+        prompt = [self.random.randrange(10, self.vocabulary) for _ in range(tokens or self.tokens)]
         return json.dumps({
             "prompt": prompt, "max_tokens": answer, "temperature": 0, "ignore_eos": True, "stream": True,
             "stream_options": {"include_usage": True}, "return_token_ids": True,
@@ -155,6 +158,60 @@ class Load:
         if not done:
             sys.exit("no request was answered")
         return done, time.perf_counter() - start
+
+
+# Tokens of a text that is written while a newcomer's prompt is read, and seconds before it comes.
+STEADY = 2048
+BEFORE = 2.0
+
+
+def newcomer(load, tokens, others):
+    """A prompt of so many tokens while others are written."""
+
+    def prompt_of(count):
+        rest = [Request(load.address, load.body(STEADY), time.perf_counter()) for _ in range(others)]
+        selector = selectors.DefaultSelector()
+        for request in rest:
+            selector.register(request.socket, selectors.EVENT_READ, request)
+        came, started, steady = None, time.perf_counter(), None
+        while came is None or not came.times:
+            for key, _ in selector.select(0.05):
+                request = key.data
+                if request.read():
+                    selector.unregister(request.socket)
+                    sys.exit(f"a text ended too early: {request.begin!r} ... {request.received!r}")
+            now = time.perf_counter()
+            if steady is None and all(request.times for request in rest):
+                steady = now
+            if came is None and steady is not None and now - steady >= BEFORE:
+                came = Request(load.address, load.body(1, count), now)
+                selector.register(came.socket, selectors.EVENT_READ, came)
+            if now - started > 600:
+                sys.exit("the newcomer's first token did not come in ten minutes")
+        # The others are given up, which the server has to bear.
+        for request in [*rest, came]:
+            request.socket.close()
+        return rest, came, steady
+
+    # What is compiled on the way is compiled now.
+    prompt_of(tokens)
+    rest, came, steady = prompt_of(tokens)
+    first = came.times[0]
+    parts = {"before": (steady, came.started), "until": (came.started, first)}
+    gaps = {name: [] for name in parts}
+    for request in rest:
+        for before, after, count in zip(request.times, request.times[1:], request.counts[1:]):
+            for name, (begin, end) in parts.items():
+                if begin <= before < end:
+                    gaps[name] += [1e3 * (after - before) / count] * count
+    if not all(gaps.values()):
+        sys.exit("no token came before the newcomer or beside its prompt: make it longer")
+    median, until = quantile(gaps["before"], 0.5), gaps["until"]
+    return {
+        "tokens": tokens, "others": others, "first_ms": 1e3 * (first - came.started), "before_p50_ms": median,
+        "until_p50_ms": quantile(until, 0.5), "until_p99_ms": quantile(until, 0.99), "until_worst_ms": max(until),
+        "times": quantile(until, 0.99) / median,
+    }
 
 
 def quantile(values, share):
@@ -249,10 +306,10 @@ def bench(program, model, device, flags):
 
 
 @contextlib.contextmanager
-def serve(program, model, device, tokens, most):
-    """A server; its process and address."""
-    command = [program, "serve", *model, *device, "--port", "0", "--log", "none", "--parallel", str(most)]
-    command += ["--ctx-size", str(4 * tokens), "--cache-size", str(4 * tokens * most), "--queue", "4096"]
+def serve(program, model, device, context, texts, cache):
+    """A server for so many texts of at most `context` tokens, with `cache` tokens for all; its process and address."""
+    command = [program, "serve", *model, *device, "--port", "0", "--log", "none", "--parallel", str(texts)]
+    command += ["--ctx-size", str(context), "--cache-size", str(cache), "--queue", "4096"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         address = None
@@ -351,6 +408,8 @@ def main():
     parser.add_argument("--turns", type=int, default=3, help="of one stream and `bench`; 0 for none")
     parser.add_argument("--repeat", type=int, default=3, help="measurements of a turn; the fastest counts")
     parser.add_argument("--seconds", type=float, default=15, help="length of the Poisson arrivals")
+    parser.add_argument("--newcomer", type=int, metavar="TOKENS", help="a prompt that comes while others are written")
+    parser.add_argument("--others", type=int, default=16, help="texts that are written when it comes")
     parser.add_argument("--patience", type=float, default=300, help="longest run of the load generator in seconds")
     parser.add_argument("--out", help="a file for the figures as JSON")
     args = parser.parse_args()
@@ -366,8 +425,13 @@ def main():
         alone = {row["b"]: row for row in measured(flags)}
     # Whoever ends this program ends the server with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    figures = {"tokens": tokens, "single": None, "closed": [], "poisson": None}
-    with serve(args.program, model, device, tokens, most) as (server, address), tempfile.TemporaryDirectory() as folder:
+    figures = {"tokens": tokens, "single": None, "closed": [], "poisson": None, "newcomer": None}
+    context, texts, cache = 4 * tokens, most, 4 * tokens * most
+    if args.newcomer:
+        context = max(context, args.newcomer + tokens, 2 * STEADY)
+        texts = max(texts, args.others + 1)
+        cache = max(cache, 2 * STEADY * args.others + context)
+    with serve(args.program, model, device, context, texts, cache) as (server, address), tempfile.TemporaryDirectory() as folder:
         with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/v1/models", timeout=60) as answer:
             served = json.load(answer)["data"][0]
         vocabulary = served["meta"]["n_vocab"]
@@ -391,6 +455,11 @@ def main():
         if in_flight:
             figures["generator"] = generator.name
             loops(generator, alone, in_flight, args, figures)
+        if args.newcomer:
+            figures["newcomer"] = row = newcomer(load, args.newcomer, args.others)
+            print(f"\na prompt of {args.newcomer} tokens beside {args.others} texts: first token after {row['first_ms']:.0f} ms; between tokens of the "
+                  f"others p50 {row['before_p50_ms']:.2f} ms before, until then p99 {row['until_p99_ms']:.2f} ms ({row['times']:.2f} times), "
+                  f"worst {row['until_worst_ms']:.1f} ms", flush=True)
         errors = len(load.failed)
         if args.vllm_rs and in_flight:
             errors += sum(row["errors"] for row in [*figures["closed"], figures["poisson"]])

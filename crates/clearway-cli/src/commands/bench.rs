@@ -31,7 +31,8 @@ use table::{About, Table};
   clearway bench -m synthetic.gguf -r 3 --json
   clearway bench --micro --device vulkan
   clearway bench -m model.gguf -p 128 -n 128 --parallel 1,2,4,8,16
-  clearway bench --spec ngram -n 256
+  clearway bench --spec ngram -n 256 --write-trace trace.json
+  clearway bench -m random-8b.gguf --trace trace.json
   clearway bench -m model.gguf --device vulkan --check-counters 200000
   clearway bench --matrix --device vulkan --formats q4_0,q4_k_m,q8_0
 
@@ -45,7 +46,8 @@ bandwidth that a kernel that only reads has on the device, and costs so much tim
 the process, those of the driver included.
 
 With --spec a text is answered with drafts and without, -r times in turns: one whose answer quotes it
-and one whose answer does not, or that of -f. Ratios are medians of pairs.
+and one whose answer does not, or that of -f. Ratios are medians of pairs. --write-trace writes down how
+drafts from the text itself fare; --trace repeats that with a model of random weights, which quotes nothing.
 
 With --matrix files of random weights are made and measured one after another, each with an empty cache and with
 4,096 tokens in it, or as many as -d says. Files lie in the folder of --folder and are gone afterwards.
@@ -77,6 +79,12 @@ pub struct Args {
     /// File with the text that is answered with --spec.
     #[arg(short = 'f', long, value_name = "FILE", conflicts_with_all = ["micro", "parallel"])]
     file: Option<PathBuf>,
+    /// With --spec ngram: write down how drafts from the text itself fare at each place of the answers.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["micro", "parallel"])]
+    write_trace: Option<PathBuf>,
+    /// Let drafts fare as those of such a file did, with any model: prompts of random tokens, answers as long as its.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["micro", "parallel", "n_depth", "temp", "file", "spec", "draft", "write_trace"])]
+    trace: Option<PathBuf>,
     /// Generate so many sequences at once and print llama-batched-bench's table, with the first lengths of -p and -n.
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', conflicts_with_all = ["n_depth", "micro"])]
     parallel: Vec<usize>,
@@ -122,6 +130,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let drafts = args.spec.kind()? != Spec::Off;
     anyhow::ensure!(drafts || args.file.is_none(), "-f is the text for --spec; add --spec ngram");
+    anyhow::ensure!(
+        drafts || args.write_trace.is_none(),
+        "--write-trace is for answers with drafts; add --spec ngram"
+    );
+    if let Some(file) = &args.trace {
+        return drafts::run_traces(args, file);
+    }
     let others = args.micro || !args.parallel.is_empty() || args.n_depth > 0;
     anyhow::ensure!(!(drafts && others), "--spec goes with neither --micro, --parallel nor -d");
     if drafts {

@@ -1,8 +1,13 @@
 //! `clearway bench --spec`: texts with and without drafts, in turns.
 
+mod trace;
+
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use clearway::Device;
 use clearway_llm::engine::chat_template;
 use clearway_llm::speculate::DraftCounts;
 use clearway_llm::text::{ChatMessage, ChatOptions, EncodeOptions};
@@ -12,6 +17,7 @@ use serde_json::json;
 use super::{Args, cpu_time};
 use crate::model;
 use crate::out;
+use trace::{Trace, Traced};
 
 /// Texts that are measured where none is named: one whose answer quotes it, and one whose answer does not.
 const TEXTS: [(&str, &str); 2] =
@@ -31,57 +37,125 @@ struct Run {
 pub fn run(args: &Args) -> Result<()> {
     let count = args.n_gen.first().copied().unwrap_or(0);
     anyhow::ensure!(count > 1, "--spec needs tokens to generate (-n), more than one");
-    let given = match &args.file {
-        Some(file) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            Some(("file", text))
-        }
-        None => None,
-    };
-    let texts: Vec<(&str, String)> = match given {
-        Some(text) => vec![text],
+    let texts: Vec<(&str, String)> = match &args.file {
+        Some(file) => vec![("file", content(file)?)],
         None => TEXTS.map(|(name, text)| (name, text.to_owned())).into(),
     };
-    let adapters = args.lora.for_all()?;
-    let gguf = args.name.open()?;
-    let options = args.engine.options(None);
-    let devices = args.engine.layers.devices(&gguf, &adapters, &args.device, &options)?;
-    let device = devices.last().clone();
-    let mut model = model::load_model(&gguf, &adapters, devices, options)?;
+    let (mut model, device) = open(args)?;
     let sampling = Sampling { temperature: args.temp, budget: count, ..Sampling::default() };
     args.spec.apply(&mut model, &device, &args.engine)?;
     model.prepare(&sampling)?;
     let mut speculation = model.speculate(None);
     model.prepare(&sampling)?;
-    if !args.json {
-        out::line(
-            "| text  | tokens | t/s plain | t/s drafts | ratio | of cpu time | drafts | tokens each | kept | tokens a step | text   |",
-        )?;
-        out::line(
-            "| ----- | -----: | --------: | ---------: | ----: | ----------: | -----: | ----------: | ---: | ------------: | ------ |",
-        )?;
-    }
-    let mut objects = Vec::new();
+    let mut table = Table::new(args)?;
+    let mut traces = Vec::new();
     for (name, text) in &texts {
         let prompt = prompt(&model, text)?;
-        let mut pairs = Vec::new();
-        // The first pair reads the prompt and warms up.
-        for _ in 0..=args.repetitions {
-            let plain = once(&mut model, None, &prompt, &sampling)?.0;
-            let (drafted, back) = once(&mut model, speculation.take(), &prompt, &sampling)?;
-            speculation = back;
-            pairs.push((plain, drafted));
-        }
-        let pairs = &pairs[1..];
-        let found = Found::new(pairs);
-        if args.json {
-            objects.push(found.object(name, pairs));
-        } else {
-            out::line(&found.row(name))?;
+        let pairs = pairs(&mut model, &mut speculation, args, &prompt, &sampling)?;
+        table.add(name, &pairs)?;
+        if args.write_trace.is_some() {
+            once(&mut model, None, &prompt, &sampling)?;
+            traces.push(Trace::of_ngrams(name, model.tokens(), prompt.len())?.object());
         }
     }
-    if args.json { out::json(&objects.into()) } else { Ok(()) }
+    if let Some(file) = &args.write_trace {
+        std::fs::write(file, serde_json::Value::from(traces).to_string())
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    table.end()
+}
+
+/// Measures a model with drafts that fare as those of another text did.
+pub fn run_traces(args: &Args, file: &Path) -> Result<()> {
+    let traces = trace::read(&content(file)?).with_context(|| file.display().to_string())?;
+    let (mut model, _) = open(args)?;
+    let mut table = Table::new(args)?;
+    for trace in traces {
+        let sampling = Sampling { budget: trace.answer(), ..Sampling::greedy() };
+        let vocab = model.engine().shape().vocab as u64;
+        let token = |i: usize| ((i as u64 + 1).wrapping_mul(2_654_435_761) % vocab) as u32;
+        let prompt: Vec<u32> = (0..trace.prompt).map(token).collect();
+        model.prepare(&sampling)?;
+        let (plain, _) = once(&mut model, None, &prompt, &sampling)?;
+        anyhow::ensure!(
+            plain.tokens + 1 == trace.answer(),
+            "the text of this model ends after {} tokens, the trace `{}` has {}",
+            plain.tokens + 1,
+            trace.name,
+            trace.answer()
+        );
+        let (name, text) = (trace.name.clone(), model.tokens().to_vec());
+        let mut speculation = Some(Speculation::new(Traced { trace, text }));
+        let pairs = pairs(&mut model, &mut speculation, args, &prompt, &sampling)?;
+        table.add(&name, &pairs)?;
+    }
+    table.end()
+}
+
+fn content(file: &Path) -> Result<String> {
+    std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// The model, and the device that drafts are made on.
+fn open(args: &Args) -> Result<(Model, Arc<dyn Device>)> {
+    let adapters = args.lora.for_all()?;
+    let gguf = args.name.open()?;
+    let options = args.engine.options(None);
+    let devices = args.engine.layers.devices(&gguf, &adapters, &args.device, &options)?;
+    let device = devices.last().clone();
+    Ok((model::load_model(&gguf, &adapters, devices, options)?, device))
+}
+
+/// Replies without drafts and with them in turns. The first pair, which reads the prompt and warms up, is left out.
+fn pairs(
+    model: &mut Model,
+    speculation: &mut Option<Speculation>,
+    args: &Args,
+    prompt: &[u32],
+    sampling: &Sampling,
+) -> Result<Vec<(Run, Run)>> {
+    let mut pairs = Vec::new();
+    for _ in 0..=args.repetitions {
+        let plain = once(model, None, prompt, sampling)?.0;
+        let (drafted, back) = once(model, speculation.take(), prompt, sampling)?;
+        *speculation = back;
+        pairs.push((plain, drafted));
+    }
+    pairs.remove(0);
+    Ok(pairs)
+}
+
+/// Lines for people, or objects.
+struct Table {
+    json: bool,
+    objects: Vec<serde_json::Value>,
+}
+
+impl Table {
+    fn new(args: &Args) -> Result<Self> {
+        if !args.json {
+            out::line(
+                "| text  | tokens | t/s plain | t/s drafts | ratio | of cpu time | drafts | tokens each | kept | tokens a step | text   |",
+            )?;
+            out::line(
+                "| ----- | -----: | --------: | ---------: | ----: | ----------: | -----: | ----------: | ---: | ------------: | ------ |",
+            )?;
+        }
+        Ok(Self { json: args.json, objects: Vec::new() })
+    }
+
+    fn add(&mut self, name: &str, pairs: &[(Run, Run)]) -> Result<()> {
+        let found = Found::new(pairs);
+        if self.json {
+            self.objects.push(found.object(name, pairs));
+            return Ok(());
+        }
+        out::line(&found.row(name))
+    }
+
+    fn end(self) -> Result<()> {
+        if self.json { out::json(&self.objects.into()) } else { Ok(()) }
+    }
 }
 
 /// The tokens of a text as the model is asked: through its template where it has one.

@@ -5,9 +5,15 @@
 //!
 //! Work is counted in units of about a tenth of a nanosecond: one multiply-add of a vectorised loop.
 
+use std::sync::LazyLock;
+
 use clearway_graph::Layout;
 
 use crate::cpu::Grid;
+
+/// Cores of the machine.
+pub(super) static CORES: LazyLock<usize> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
 
 /// Least work of a piece, unless the op has less.
 const PIECE_WORK: usize = 32 << 10;

@@ -37,10 +37,7 @@ const DECODE_WORK: usize = 8;
 const FEWEST_COLS: usize = 512;
 
 /// Pieces of a product that rounds its inputs, as far as rows alone do not make more: four for each core, but two for each of 16.
-static ROUNDED_PIECES: LazyLock<usize> = LazyLock::new(|| {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    (4 * cores).clamp(16, 32)
-});
+static ROUNDED_PIECES: LazyLock<usize> = LazyLock::new(|| (4 * *cut::CORES).clamp(16, 32));
 
 /// Weights of a matrix that fits the second cache.
 const SMALL_MATRIX: usize = 2 << 20;

@@ -19,7 +19,7 @@ use std::ops::Range;
 use clearway_graph::{DType, Layout, TensorView};
 use half::{bf16, f16};
 
-use super::math;
+use super::{cut, math};
 use crate::cpu::piece::misuse;
 use crate::cpu::simd::float::{Element, LANES, sixteen};
 use crate::cpu::simd::{Lanes, Vectorised, vectorise};
@@ -41,8 +41,9 @@ const MOST_PARTS: usize = 32;
 /// Most floats that parts may leave behind.
 const MOST_JOINT_FLOATS: usize = 16 << 20;
 
-/// Most pieces to cut tokens of several sequences into, for each key-value head.
-const MOST_PIECES: usize = 16;
+/// Pieces for each core that tokens of several sequences are cut into: rows of one sequence are read once for the tokens of a
+/// piece, and sequences differ in length.
+const PIECES_OF_A_CORE: usize = 8;
 
 /// Constant of the op: rows of a block.
 const BLOCK: usize = 3;
@@ -118,7 +119,10 @@ pub(super) fn grid(views: &[TensorView], params: &[u32]) -> Grid {
             let tokens = match sizes.block {
                 0 => most,
                 // They may be of as many sequences.
-                _ => sizes.tokens.div_ceil(MOST_PIECES).min(most),
+                _ => {
+                    let pieces = (PIECES_OF_A_CORE * *cut::CORES).div_ceil(sizes.kv_heads);
+                    sizes.tokens.div_ceil(pieces).min(most)
+                }
             };
             Grid::runs(rows, tokens * sizes.heads, sizes.heads, sizes.group())
         }
