@@ -14,10 +14,11 @@
 # | prompts | 512 to 16,384 tokens, and 512 behind 3,968 |
 # | families | Qwen 3, Gemma 3 and a mixture of experts |
 # | batch | 1 to 64 sequences |
-# | drafts | texts with drafts and without; needs MODEL, a real model file |
+# | drafts | texts with drafts and without, and the 8B shape with drafts that fare the same; needs MODEL, a real model file |
 # | divided | 8B in f16 with 8 GB of the card, beside the CPU alone |
 # | micro | the parts, three times |
 # | server | load of the server's own generator, or of VLLM_RS |
+# | newcomer | a prompt of 8,000 tokens beside 16 texts |
 # | matrix | all shapes and formats |
 #
 # Environment: DEVICE (vulkan), MODEL, VLLM_RS, SMALL=1 (tiny numbers: shows that the commands work).
@@ -49,13 +50,15 @@ bench() { run "$program" bench --device "$device" "$@"; }
 
 if [ -n "${SMALL:-}" ]; then
   few="-r 1" tokens=4 deep=32 prompts=8,16 long=32,64 steps=20 at_once=1,2 in_flight=1,2 divided=smollm2-135m cap=200M
-  main=("smollm2-135m q4_1") families=("smollm2-135m q8_0") wide=("smollm2-135m q8_0") large=smollm2-135m
+  main=("smollm2-135m q4_1") families=("smollm2-135m q8_0") wide=("smollm2-135m q8_0") large=smollm2-135m large_format=q8_0
+  drafted=8 arrives=64 others=2
   matrix="--shapes smollm2-135m --formats q4_0,q8_0 -d 32 -p 8 -n 4"
 else
   few="-r 5" tokens=128 deep=3968 prompts=512,2048 long=4096,16384 steps=200000 at_once=1,2,4,8,16,32,64 in_flight=1,8,32,64
   main=("smollm2-135m q4_1" "llama-1b f16" "llama-1b q8_0" "llama-8b q4_k_m") divided=llama-8b cap=8G
   families=("qwen3-0.6b q8_0" "gemma3-4b q4_k_m" "qwen3-30b-a3b q4_k_m")
-  wide=("llama-8b q4_k_m" "llama-1b q8_0") large=llama-8b
+  wide=("llama-8b q4_k_m" "llama-1b q8_0") large=llama-8b large_format=q4_k_m
+  drafted=256 arrives=8000 others=16
   matrix="-r 3"
 fi
 
@@ -111,7 +114,11 @@ batch() {
 
 drafts() {
   [ -n "${MODEL:-}" ] || { echo "drafts: MODEL names no model file" >&2; failed+=("drafts without MODEL"); return; }
-  bench -m "$MODEL" --spec ngram -n 256 -r 5
+  bench -m "$MODEL" --spec ngram -n $drafted $few --write-trace "$folder/trace.json"
+  bench -m "$MODEL" --spec ngram -n $drafted $few --deterministic
+  local model
+  model=$(file "$large" "$large_format") || return 1
+  bench -m "$model" --trace "$folder/trace.json" $few
 }
 
 divided() {
@@ -137,9 +144,15 @@ server() {
   done
 }
 
+newcomer() {
+  local model
+  model=$(file "$large" "$large_format") || return 1
+  run python3 "$here/../serve/load.py" "$program" -m "$model" --device "$device" --in-flight 0 --turns 0 --newcomer $arrives --others $others
+}
+
 matrix() { bench --matrix --folder "$folder" $matrix; }
 
-sections=(counters decode prompts families batch drafts divided micro server matrix)
+sections=(counters decode prompts families batch drafts divided micro server newcomer matrix)
 [ $# -gt 0 ] || set -- "${sections[@]}"
 for section in "$@"; do
   [[ " ${sections[*]} " == *" $section "* ]] || { echo "no section is called $section: ${sections[*]}" >&2; exit 2; }

@@ -26,6 +26,9 @@ use crate::cpu::{Grid, Piece};
 /// second cache.
 pub(super) const ROW_BLOCK: usize = 64;
 
+/// Rows whose results take less memory: to clear all of it takes longer than a small piece with one row.
+const FEW_TOKENS: usize = 8;
+
 /// Columns computed before they are stored: whole cache lines of each row, and whole row blocks.
 const COL_BLOCK: usize = 64;
 
@@ -346,7 +349,14 @@ fn each_group(
 ) {
     let tokens = outputs.len();
     let mut weights = Groups::new(piece, w, bytemuck::cast_slice_mut(memory));
-    let mut found = [[0.0; ROWS]; ROW_BLOCK * COL_BLOCK / ROWS];
+    let mut few = [[0.0; ROWS]; FEW_TOKENS * COL_BLOCK / ROWS];
+    let mut many;
+    let found = if tokens <= FEW_TOKENS {
+        few.as_mut_slice()
+    } else {
+        many = [[0.0; ROWS]; ROW_BLOCK * COL_BLOCK / ROWS];
+        &mut many
+    };
     let cols = piece.cols();
     let mut start = cols.start;
     while start < cols.end {
