@@ -61,7 +61,7 @@ impl Trace {
     }
 
     fn from_object(object: &Value) -> Option<Self> {
-        let number = |value: &Value| Some(usize::try_from(value.as_u64()?).ok()?);
+        let number = |value: &Value| usize::try_from(value.as_u64()?).ok();
         let draft = |value: &Value| {
             if value.is_null() {
                 return Some(None);
