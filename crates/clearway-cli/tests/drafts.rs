@@ -50,6 +50,34 @@ fn bench_answers_with_and_without_drafts_in_turns() {
 }
 
 #[test]
+fn drafts_fare_as_a_trace_says() {
+    let folder = Folder::new("traced_drafts");
+    let [path, text, trace] = ["m.gguf", "text.txt", "trace.json"].map(|name| folder.path(name));
+    tiny_model(&path, "llama", true);
+    std::fs::write(&text, "a b c a b c").unwrap();
+    let [m, text, trace_file] = [&path, &text, &trace].map(|path| path.to_str().unwrap());
+    let base = ["bench", "-m", m, "--device", "cpu", "-r", "1", "--json"];
+    let write = ["--spec", "ngram", "-n", "20", "-f", text, "--write-trace", trace_file];
+    stdout(&clearway(&[&base[..], &write].concat()));
+    let written: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    assert!(written[0]["drafts"].as_array().unwrap().len() > 2, "{written}");
+    // Half of each draft is right.
+    let drafts = [&[Value::Null][..], &vec![serde_json::json!([3, 6, 3]); 11]].concat();
+    let half = serde_json::json!([{ "text": "half", "prompt": 9, "drafts": drafts }]);
+    std::fs::write(&trace, half.to_string()).unwrap();
+    let found = stdout(&clearway(&[&base[..], &["--trace", trace_file]].concat()));
+    let found: Value = serde_json::from_str(&found).unwrap();
+    assert_eq!((&found[0]["text"], &found[0]["same_text"]), (&"half".into(), &true.into()));
+    let [drafted, kept] = ["drafted", "kept"].map(|key| found[0][key].as_u64().unwrap());
+    assert!(kept > 0 && kept < drafted, "{found}");
+
+    let message = failure(&clearway(&[&base[..], &["--trace", m]].concat()));
+    assert!(message.contains(m), "{message}");
+    let message = failure(&clearway(&[&base[..], &["--write-trace", trace_file]].concat()));
+    assert!(message.contains("--spec ngram"), "{message}");
+}
+
+#[test]
 fn flags_that_make_no_sense_are_refused() {
     let folder = Folder::new("odd_drafts");
     let (path, dumb) = (folder.path("m.gguf"), folder.path("dumb.gguf"));
