@@ -1,9 +1,9 @@
 //! Products on matrices of a whole workgroup, on a device that has them (VK_NV_cooperative_matrix2).
 
+use clearway_gpu::Device;
 use clearway_gpu::ops::suite::{Fill, OpCase, OperandSpec, run_cases};
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::wgsl::planes;
-use clearway_gpu::Device;
 use clearway_graph::testkit::{kind, say, skip};
 use clearway_graph::{CapturedOpKind as Kind, DType, Layout};
 
@@ -72,14 +72,15 @@ fn products_agree_with_the_reference_in_every_way() {
         let Some(device) = open_wide(Tuning::Variant(way)) else { return };
         let mut cases = Vec::new();
         for weights in types() {
-            for x in [DType::A16, DType::F16] {
-                cases.push(product(weights, x, false, [256, 256, 512]));
-                cases.push(product(weights, x, true, [512, 256, 256]));
-            }
+            cases.push(product(weights, DType::A16, false, [256, 256, 512]));
+            cases.push(product(weights, DType::A16, true, [512, 256, 256]));
         }
         let summary = run_cases(&device, &cases);
         let made = device.kernels_with(WIDE);
-        say(&format!("matrices of a workgroup, way {way}: {made} kernels, {} passed", summary.passed));
+        say(&format!(
+            "matrices of a workgroup, way {way}: {made} kernels, {} passed",
+            summary.passed
+        ));
         assert!(summary.failed.is_empty(), "way {way}: {summary}");
         assert!(made > 0, "way {way}: the driver made none");
     }
@@ -95,9 +96,9 @@ fn a_choice_is_right_whatever_it_is() {
         product(DType::Q8_0, DType::A16, false, shape),
     ];
     let summary = run_cases(&device, &cases);
-    let chosen = device.wgsl_target().map_or(0, |target| {
-        target.tuned.values().filter(|&&choice| choice > 0).count()
-    });
+    let chosen = device
+        .wgsl_target()
+        .map_or(0, |target| target.tuned.values().filter(|&&choice| choice > 0).count());
     say(&format!("matrices of a workgroup: {chosen} of {} products take them", device.tuned()));
     assert!(summary.failed.is_empty(), "{summary}");
     assert_eq!(device.tuned(), cases.len());

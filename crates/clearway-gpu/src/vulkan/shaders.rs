@@ -31,7 +31,7 @@ pub fn read_ahead() -> String {
     prefetch::reader(0, 4096).source
 }
 
-/// Products on matrices of a workgroup, each with a name: all types of weights, forms of activations, sides, steps and addends.
+/// Products on matrices of a workgroup, each with a name: all types of weights, sides, steps and addends.
 pub fn wide() -> Vec<(String, Vec<u32>)> {
     let readable = |dtype: &DType| {
         let layout = Layout::new(*dtype, &[4096, 4096]);
@@ -41,7 +41,7 @@ pub fn wide() -> Vec<(String, Vec<u32>)> {
     let mut all = Vec::new();
     for weights in DType::ALL.into_iter().filter(readable) {
         let (starts, _) = planes::offsets(weights, 4096 * 4096 / 32);
-        for (x_in_runs, step) in [(false, 64), (true, 64), (true, 32)] {
+        for step in [64, 32] {
             for (left, addend) in
                 [(false, None), (true, Some((2, 4096))), (false, Some((2, 4096))), (true, None)]
             {
@@ -59,16 +59,14 @@ pub fn wide() -> Vec<(String, Vec<u32>)> {
                     outer: 4096,
                     inner: 4096,
                     x_stride: 4096,
-                    x_in_runs,
                     weights,
                     planes: starts.map(|start| (start / 4) as u32),
                     y,
                     addend,
                 };
-                let runs = if x_in_runs { "runs" } else { "rows" };
                 let added = addend.map_or("", |c| if c == y { "-in-place" } else { "-added" });
                 let side = if left { "left" } else { "right" };
-                let name = format!("wide-{weights}-{side}-{runs}-{step}{added}");
+                let name = format!("wide-{weights}-{side}-{step}{added}");
                 all.push((name, wide::words(&product)));
             }
         }

@@ -37,10 +37,9 @@ pub struct Wide {
     pub outer: u32,
     /// Columns of both sides.
     pub inner: u32,
-    /// Distance of rows of activations, in elements.
+    /// Distance of rows of activations, in elements. They are f16 in the first half of the bytes of 32 floats
+    /// ([`DType::A16`]).
     pub x_stride: u32,
-    /// Activations are f16 in the first half of the bytes of 32 floats ([`DType::A16`]).
-    pub x_in_runs: bool,
     /// Type of the weights; block formats lie in planes.
     pub weights: DType,
     /// Where their planes start, in words.
@@ -83,7 +82,8 @@ const PLAIN: [Tile; 2] = [Tile([128, 256], false), Tile([128, 128], false)];
 /// Tiles of weights that are decoded.
 const DECODED: [Tile; 2] = [Tile([256, 128], true), Tile([128, 128], false)];
 
-/// Columns of a step: those that are fastest, and those that a run of f16 has.
+/// Columns of a step: those that are fastest where rows are dense, and those of a run of f16, which need no third dimension.
+/// Which are faster is to be measured.
 const STEPS: [u32; 2] = [64, 32];
 
 /// Rows of activations and of weights, and whether weights are the left side.
@@ -117,8 +117,7 @@ fn of(job: &Job<'_>, matrices: WideMatrices) -> Option<Vec<Wide>> {
     // What lies elsewhere than its binding says, or in parts, is left to the portable kernel.
     let placed = job.operands.iter().all(|o| o.is_aligned() && o.rows.is_none());
     let apart = x.same_as.is_none() && w.same_as.is_none();
-    let kinds =
-        matches!(x.layout.dtype(), DType::F16 | DType::A16) && y.layout.dtype() == DType::F32;
+    let kinds = x.layout.dtype() == DType::A16 && y.layout.dtype() == DType::F32;
     let read = x.role == BindingRole::Read && w.role == BindingRole::Read;
     if !readable || !placed || !apart || !kinds || !read || !w.layout.is_dense() {
         return None;
@@ -126,7 +125,6 @@ fn of(job: &Job<'_>, matrices: WideMatrices) -> Option<Vec<Wide>> {
     if outer < LEAST_OUTER || !inner.is_multiple_of(CHUNK) {
         return None;
     }
-    let x_in_runs = x.layout.dtype() == DType::A16;
     let slot = |index: usize| job.operands[index].same_as.unwrap_or(index) as u32;
     let addend = match job.slot(Slot::Addend) {
         Some(c) => {
@@ -145,7 +143,6 @@ fn of(job: &Job<'_>, matrices: WideMatrices) -> Option<Vec<Wide>> {
         outer: outer as u32,
         inner: inner as u32,
         x_stride: stride(job, 0)?,
-        x_in_runs,
         weights,
         planes: [start(0)?, start(1)?, start(2)?, start(3)?],
         y: (slot(bound - 1), stride(job, bound - 1)?),
@@ -172,8 +169,7 @@ fn of(job: &Job<'_>, matrices: WideMatrices) -> Option<Vec<Wide>> {
         if few && index + 1 < tiles.len() {
             continue;
         }
-        // With f16 in runs a step of one run needs no third dimension. Which is faster is to be measured.
-        for step in STEPS.into_iter().take(if x_in_runs { 2 } else { 1 }) {
+        for step in STEPS {
             let tile = [t, n, step];
             if fits(tile, weights_left) {
                 all.push(Wide { tile, weights_left, ..kernel });
@@ -189,8 +185,7 @@ fn stride(job: &Job<'_>, index: usize) -> Option<u32> {
     let (shape, strides) = (operand.layout.shape4(), operand.layout.strides4());
     let [.., stride, inside] = strides;
     let stride = if operand.layout.rows() == 1 { shape[3] } else { stride };
-    let unit = if operand.layout.dtype() == DType::F32 { 4 } else { 8 };
-    let unit = if operand.layout.dtype() == DType::A16 { CHUNK as u32 } else { unit };
+    let unit = if operand.layout.dtype() == DType::A16 { CHUNK as u32 } else { 4 };
     let even = operand.rows_are_even() && (inside == 1 || shape[3] == 1);
     (even && stride >= shape[3] && stride.is_multiple_of(unit)).then_some(stride)
 }

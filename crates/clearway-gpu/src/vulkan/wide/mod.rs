@@ -307,17 +307,15 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Elements of a run of f16, and how far apart runs start.
+/// Elements of a run of f16, and how far apart runs start: activations are f16 in the first half of the bytes of 32 floats.
 const RUN: u32 = 32;
 const RUN_STRIDE: u32 = 64;
 
 /// How activations lie.
 enum Form {
-    /// Rows of so many f16, of which the first are used.
+    /// As rows of so many f16, with a step of one run: the second half of each 64 is never touched.
     Rows(u32),
-    /// As the same rows, with a step of one run: the second half of each 64 elements is never touched.
-    RowsOfRuns(u32),
-    /// Rows of runs, as a tensor of three dimensions. Rows are so many elements apart.
+    /// As a tensor of three dimensions: rows of runs. Rows are so many elements apart.
     Runs { row: u32, runs: u32 },
 }
 
@@ -334,10 +332,9 @@ impl Activations {
         let [tile_m, _, step] = product.tile;
         let stride = product.x_stride;
         let (mut ty, mut view) = (flat, transposed);
-        let form = match product.x_in_runs {
-            false => Form::Rows(stride),
-            true if step == RUN => Form::RowsOfRuns(2 * stride),
-            true => {
+        let form = match step {
+            RUN => Form::Rows(2 * stride),
+            _ => {
                 let [c0, c1, c2, c3] = [0, 1, 2, 3].map(|c| m.u32(c));
                 ty = m.ty(TYPE_TENSOR_LAYOUT, &[c3, c0]);
                 view = m.ty(TYPE_TENSOR_VIEW, &[c3, no, c1, c2, c0]);
@@ -350,7 +347,7 @@ impl Activations {
     fn layout(&self, m: &mut Module, rows: u32) -> u32 {
         let layout = m.value(CREATE_TENSOR_LAYOUT, self.ty, &[]);
         match self.form {
-            Form::Rows(stride) | Form::RowsOfRuns(stride) => {
+            Form::Rows(stride) => {
                 let stride = m.u32(stride);
                 m.value(TENSOR_LAYOUT_SET_DIMENSION, self.ty, &[layout, rows, stride])
             }
@@ -369,8 +366,7 @@ impl Activations {
         let u32t = m.ty(TYPE_INT, &[32, 0]);
         let [rows, step] = self.tile.map(|size| m.u32(size));
         match self.form {
-            Form::Rows(_) => vec![first, rows, k, step],
-            Form::RowsOfRuns(_) => {
+            Form::Rows(_) => {
                 let one = m.u32(1);
                 let at = m.value(SHIFT_LEFT_LOGICAL, u32t, &[k, one]);
                 vec![first, rows, at, step]

@@ -4,6 +4,7 @@
 use clearway_graph::{BindingRole, CapturedOpKind, DType, Layout};
 use half::f16;
 
+use super::super::spirv::writer::CONSTANT;
 use super::interpreter::run;
 use super::words;
 use crate::ops::reference::{RefTensor, reference};
@@ -45,7 +46,6 @@ struct Case {
     outer: usize,
     inner: usize,
     weights: DType,
-    x: DType,
     addend: Addend,
 }
 
@@ -81,7 +81,7 @@ impl Case {
         if self.weights.is_quantised() {
             w.packing = Packing::Planes;
         }
-        let mut all = vec![operand("x", self.x, [rows, inner], false), w];
+        let mut all = vec![operand("x", DType::A16, [rows, inner], false), w];
         if self.addend != Addend::None {
             all.push(operand("c", DType::F32, [rows, outer], false));
         }
@@ -98,32 +98,15 @@ impl Case {
         }
     }
 
-    /// All kernels on a device.
-    fn kernels(&self, target: &Target) -> Vec<Kernel> {
-        let (kind, operands) = (self.kind(), self.operands());
-        let mut job = Job { kind, operands, params: &[], target, choice: 0 };
-        let lower = |choice| {
-            job.choice = choice;
-            wgsl::lower(&job).unwrap()
-        };
-        let all = 0..wgsl::choices(&Job {
-            kind,
-            operands: self.operands(),
-            params: &[],
-            target,
-            choice: 0,
-        });
-        all.map(lower).collect()
-    }
-
     /// Kernels on matrices of a workgroup.
     fn wide(&self, target: &Target) -> Vec<Wide> {
-        self.kernels(target).into_iter().filter_map(|kernel| kernel.wide).collect()
+        let all = kernels(self.kind(), self.operands(), target);
+        all.into_iter().filter_map(|kernel| kernel.wide).collect()
     }
 
     /// Runs the words of a product and compares all it has written, and tells how far the worst element is off in parts of
     /// what it may be off.
-    fn error(&self, product: &Wide) -> f64 {
+    fn error(&self, product: &Wide, words: &[u32]) -> f64 {
         let Self { rows, outer, inner, .. } = *self;
         let mut random = Random((rows * 31 + outer) as u64 ^ (inner as u64) << 20);
         let x: Vec<f32> =
@@ -133,7 +116,7 @@ impl Case {
         let x_stride = product.x_stride as usize;
         let stride = product.y.1 as usize;
         let mut buffers = vec![Vec::new(); 6];
-        buffers[0] = activations(&x, inner, x_stride, product.x_in_runs);
+        buffers[0] = activations(&x, inner, x_stride);
         buffers[1] = w_bytes;
         let nan = vec![f32::NAN; rows * stride];
         if let Some((binding, c_stride)) = product.addend {
@@ -149,13 +132,13 @@ impl Case {
         }
         let before = buffers.clone();
         let [tile_m, tile_n, _] = product.tile.map(|size| size as usize);
-        run(&words(product), &mut buffers, [(rows / tile_m) as u32, (outer / tile_n) as u32, 1]);
+        run(words, &mut buffers, [(rows / tile_m) as u32, (outer / tile_n) as u32, 1]);
 
         let exact = |dtype, shape: &[usize], values: &[f32]| {
             RefTensor::new(dtype, shape, values.iter().map(|&v| v.into()).collect())
         };
         let mut operands =
-            vec![exact(DType::F16, &[rows, inner], &x), exact(self.weights, &[outer, inner], &w)];
+            vec![exact(DType::F32, &[rows, inner], &x), exact(self.weights, &[outer, inner], &w)];
         if self.addend != Addend::None {
             operands.push(exact(DType::F32, &[rows, outer], &c));
         }
@@ -201,19 +184,28 @@ impl Case {
     /// Checks the words of a product.
     #[track_caller]
     fn check(&self, product: &Wide) {
-        let error = self.error(product);
+        let error = self.error(product, &words(product));
         assert!(error <= 1.0, "{self:?}: {error} of what {product:?} may be off");
     }
 }
 
-/// Rows of f16, or of runs of f16 in the first half of the bytes of 32 floats. What lies between is no number.
-fn activations(x: &[f32], inner: usize, stride: usize, in_runs: bool) -> Vec<u8> {
-    let unit = if in_runs { 2 } else { 1 };
-    let mut halves = vec![f16::NAN; x.len() / inner * stride * unit];
+/// All kernels of a job.
+fn kernels(kind: CapturedOpKind, operands: Vec<Operand>, target: &Target) -> Vec<Kernel> {
+    let mut job = Job { kind, operands, params: &[], target, choice: 0 };
+    let choices = wgsl::choices(&job);
+    let lower = |choice| {
+        job.choice = choice;
+        wgsl::lower(&job).unwrap()
+    };
+    (0..choices).map(lower).collect()
+}
+
+/// Runs of f16 in the first half of the bytes of 32 floats. What lies between is no number.
+fn activations(x: &[f32], inner: usize, stride: usize) -> Vec<u8> {
+    let mut halves = vec![f16::NAN; x.len() / inner * stride * 2];
     for (at, &x) in x.iter().enumerate() {
         let (row, column) = (at / inner, at % inner);
-        let column = if in_runs { column / 32 * 64 + column % 32 } else { column };
-        halves[row * stride * unit + column] = f16::from_f32(x);
+        halves[row * stride * 2 + column / 32 * 64 + column % 32] = f16::from_f32(x);
     }
     halves.iter().flat_map(|half| half.to_le_bytes()).collect()
 }
@@ -238,13 +230,13 @@ fn small(case: Case, tile: [u32; 3], weights_left: bool) -> Wide {
 fn weights_of_all_types_are_multiplied() {
     let mut count = 0;
     for weights in TYPES {
-        for (x, addend, tile, left) in [
-            (DType::A16, Addend::None, [32, 32, 64], false),
-            (DType::A16, Addend::InPlace, [32, 64, 64], true),
-            (DType::A16, Addend::Apart, [64, 32, 32], true),
-            (DType::F16, Addend::Apart, [32, 64, 64], false),
+        for (addend, tile, left) in [
+            (Addend::None, [32, 32, 64], false),
+            (Addend::InPlace, [32, 64, 64], true),
+            (Addend::Apart, [64, 32, 32], true),
+            (Addend::Apart, [32, 64, 32], false),
         ] {
-            let case = Case { rows: 64, outer: 128, inner: 256, weights, x, addend };
+            let case = Case { rows: 64, outer: 128, inner: 256, weights, addend };
             case.check(&small(case, tile, left));
             count += 1;
         }
@@ -254,13 +246,11 @@ fn weights_of_all_types_are_multiplied() {
 
 #[test]
 fn all_shapes_of_whole_tiles_are_multiplied() {
-    let types = [(DType::F16, DType::F16), (DType::Q4_0, DType::A16), (DType::Q6_K, DType::A16)];
-    for (weights, x) in types {
-        for (rows, outer, inner) in [(32, 128, 512), (96, 160, 256), (64, 192, 768)] {
-            for addend in [Addend::None, Addend::InPlace] {
-                let case = Case { rows, outer, inner, weights, x, addend };
-                case.check(&small(case, [32, 32, 64], false));
-                case.check(&small(case, [32, 32, 64], true));
+    for weights in [DType::F16, DType::Q4_0, DType::Q6_K] {
+        for (rows, outer, inner) in [(32, 128, 512), (96, 384, 256), (64, 256, 768)] {
+            for (addend, left) in [(Addend::None, false), (Addend::InPlace, true)] {
+                let case = Case { rows, outer, inner, weights, addend };
+                case.check(&small(case, [32, 32, 64], left));
             }
         }
     }
@@ -268,10 +258,10 @@ fn all_shapes_of_whole_tiles_are_multiplied() {
 
 #[test]
 fn rows_may_lie_further_apart() {
-    for (weights, x) in [(DType::F16, DType::F16), (DType::Q8_0, DType::A16)] {
-        for addend in [Addend::Apart, Addend::InPlace] {
-            let case = Case { rows: 64, outer: 128, inner: 128, weights, x, addend };
-            let dense = small(case, [32, 64, 64], true);
+    for weights in [DType::F16, DType::Q8_0] {
+        for (addend, step) in [(Addend::Apart, 32), (Addend::InPlace, 64)] {
+            let case = Case { rows: 64, outer: 128, inner: 128, weights, addend };
+            let dense = small(case, [32, 64, step], true);
             let c = dense.addend.map(|(binding, _)| (binding, 140));
             // What is in place has one distance.
             let y = (dense.y.0, if addend == Addend::InPlace { 140 } else { 132 });
@@ -281,16 +271,32 @@ fn rows_may_lie_further_apart() {
 }
 
 #[test]
+fn a_wrong_number_in_the_words_is_found_out() {
+    let wrong = |weights: DType, from: u32, to: u32| {
+        let case = Case { rows: 64, outer: 128, inner: 256, weights, addend: Addend::None };
+        let product = small(case, [32, 64, 64], true);
+        let right = words(&product);
+        let mut words = right.clone();
+        let is_constant = |i: &[u32]| i[0] == 4 << 16 | CONSTANT && i[3] == from;
+        let at = words.windows(4).position(is_constant).unwrap();
+        words[at + 3] = to;
+        case.error(&product, &words)
+    };
+    // Masks of nibbles and bits, zeros, and the word at which scales begin.
+    assert!(wrong(DType::Q4_0, 15, 7) > 1.0);
+    assert!(wrong(DType::Q4_K, 15, 14) > 1.0);
+    assert!(wrong(DType::Q5_K, 1, 0) > 1.0);
+    assert!(wrong(DType::Q8_0, 0x6480, 0x6481) > 1.0);
+    assert!(wrong(DType::Q6_K, 0x4b00_0020, 0x4b00_0021) > 1.0);
+    let (starts, _) = planes::offsets(DType::Q4_0, 128 * 256 / 32);
+    let first = 2 * (starts[1] / 4) as u32;
+    assert!(wrong(DType::Q4_0, first, first + 1) > 1.0);
+}
+
+#[test]
 fn kernels_of_a_card_are_right_in_their_own_tiles() {
     for (weights, tiles) in [(DType::F16, 2), (DType::Q4_K, 2)] {
-        let case = Case {
-            rows: 256,
-            outer: 256,
-            inner: 256,
-            weights,
-            x: DType::A16,
-            addend: Addend::InPlace,
-        };
+        let case = Case { rows: 256, outer: 256, inner: 256, weights, addend: Addend::InPlace };
         // Few processors are content with large tiles.
         let all = case.wide(&target(1, Some(MATRICES)));
         assert_eq!(all.len(), 2 * tiles, "with two steps each: {all:?}");
@@ -300,14 +306,8 @@ fn kernels_of_a_card_are_right_in_their_own_tiles() {
 
 #[test]
 fn only_whole_tiles_of_what_a_device_has_are_taken() {
-    let case = Case {
-        rows: 512,
-        outer: 4096,
-        inner: 4096,
-        weights: DType::Q4_K,
-        x: DType::A16,
-        addend: Addend::None,
-    };
+    let case =
+        Case { rows: 512, outer: 4096, inner: 4096, weights: DType::Q4_K, addend: Addend::None };
     let tiles = |case: Case, target: &Target| -> Vec<[u32; 3]> {
         case.wide(target).iter().map(|product| product.tile).collect()
     };
@@ -319,18 +319,31 @@ fn only_whole_tiles_of_what_a_device_has_are_taken() {
         tiles(large, &card),
         [[256, 128, 64], [256, 128, 32], [128, 128, 64], [128, 128, 32]]
     );
-    let plain = Case { weights: DType::F16, x: DType::F16, ..large };
-    assert_eq!(tiles(plain, &card), [[128, 256, 64], [128, 128, 64]]);
+    let plain = Case { weights: DType::F16, ..large };
+    assert_eq!(tiles(plain, &card)[..2], [[128, 256, 64], [128, 256, 32]]);
     // Rows, outer and inner extents that are not whole tiles.
     assert_eq!(tiles(Case { rows: 2048 + 64, ..case }, &card), [[0; 3]; 0]);
     assert_eq!(tiles(Case { rows: 2048 + 128, ..case }, &card), [[128, 128, 64], [128, 128, 32]]);
     assert_eq!(tiles(Case { outer: 4096 + 32, ..large }, &card), [[0; 3]; 0]);
-    assert_eq!(
-        tiles(Case { weights: DType::F16, x: DType::F16, inner: 4096 + 32, ..large }, &card),
-        [[0; 3]; 0]
-    );
-    // f32 activations are left to the portable kernel.
-    assert_eq!(tiles(Case { x: DType::F32, ..large }, &card), [[0; 3]; 0]);
+    let odd = Case { weights: DType::F16, inner: 4096 + 32, ..large };
+    assert_eq!(tiles(odd, &card), [[128, 256, 32], [128, 128, 32]]);
+    // What lies elsewhere, in f32, or in parts, and a row that is added to all others.
+    let added = Case { addend: Addend::Apart, ..large };
+    type Change = fn(&mut Vec<Operand>);
+    let changes: [Change; 5] = [
+        |all| all[0].layout = Layout::new(DType::F32, &[2048, 4096]).unwrap(),
+        |all| all[0].shift = 16,
+        |all| all[1].rows = Some([0, 8192]),
+        |all| all[1].packing = Packing::Plain,
+        |all| all[2].layout = Layout::new(DType::F32, &[4096]).unwrap(),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let mut operands = added.operands();
+        assert_eq!(kernels(added.kind(), operands.clone(), &card).len(), 5);
+        change(&mut operands);
+        let left = kernels(added.kind(), operands, &card);
+        assert!(left.iter().all(|kernel| kernel.wide.is_none()), "change {number}");
+    }
     // A device that decodes nothing, one with smaller matrices, one without any, one that was not asked.
     let with = |matrices| target(132, Some(matrices));
     assert_eq!(tiles(large, &with(WideMatrices { decodes: false, ..MATRICES })), [[0; 3]; 0]);
@@ -345,14 +358,8 @@ fn only_whole_tiles_of_what_a_device_has_are_taken() {
 fn what_is_known_of_a_job_is_known_of_its_number_of_rows() {
     let card = target(132, Some(MATRICES));
     let key = |rows: usize, target: &Target| {
-        let case = Case {
-            rows,
-            outer: 4096,
-            inner: 4096,
-            weights: DType::Q4_K,
-            x: DType::A16,
-            addend: Addend::None,
-        };
+        let case =
+            Case { rows, outer: 4096, inner: 4096, weights: DType::Q4_K, addend: Addend::None };
         let (kind, operands) = (case.kind(), case.operands());
         let job = Job { kind, operands, params: &[], target, choice: 0 };
         let expected = wgsl::lower(&job).unwrap();

@@ -45,7 +45,8 @@ fn a_kernel_that_gives_something_else_is_found_out() {
     quant::encode(DType::Q4_0, &values, &mut bytes).unwrap();
     let weights = weights::upload(&context, &w, &bytes).unwrap();
     let empty = weights::upload(&context, &w, &vec![0; bytes.len()]).unwrap();
-    let memory = |elems: usize| VulkanMemory::new(&context, elems as u64 * 4, Packing::Plain).unwrap();
+    let memory =
+        |elems: usize| VulkanMemory::new(&context, elems as u64 * 4, Packing::Plain).unwrap();
     let (x, c, y) = (memory(ROWS * INNER), memory(ROWS * OUTER), memory(ROWS * OUTER));
     for added in [None, Some(false), Some(true)] {
         let operand = |name, shape: &[usize], role| Operand {
@@ -59,7 +60,11 @@ fn a_kernel_that_gives_something_else_is_found_out() {
         };
         let mut operands = vec![
             operand("x", &[ROWS, INNER], BindingRole::Read),
-            Operand { layout: w, packing: Packing::Planes, ..operand("w", &[1], BindingRole::Read) },
+            Operand {
+                layout: w,
+                packing: Packing::Planes,
+                ..operand("w", &[1], BindingRole::Read)
+            },
         ];
         if added.is_some() {
             operands.push(operand("c", &[ROWS, OUTER], BindingRole::Read));
@@ -72,7 +77,11 @@ fn a_kernel_that_gives_something_else_is_found_out() {
             ranges.extend(added.map(|_| if in_place { y.whole() } else { c.whole() }));
             ranges.push(y.whole());
             let written = [ranges.len() - 1].into_iter().collect();
-            Bound { ranges: ranges.into_iter().collect(), weights: [1].into_iter().collect(), written }
+            Bound {
+                ranges: ranges.into_iter().collect(),
+                weights: [1].into_iter().collect(),
+                written,
+            }
         };
         let kind = if added.is_some() { kind("matmul_add") } else { CapturedOpKind::MATMUL };
         let target = context.target();
