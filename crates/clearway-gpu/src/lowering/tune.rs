@@ -115,7 +115,7 @@ pub(crate) fn lower<B: Backend>(
     let key = wgsl::tuning_key(job, &expected);
     let choice = backend.tuner().known(key).unwrap_or_else(|| {
         // A device that is full does without.
-        let found = fastest(backend, job, &expected, bound, choices).ok();
+        let found = fastest(backend, job, &expected, bound, choices).ok().flatten();
         backend.tuner().learn(key, found);
         found.unwrap_or(0)
     });
@@ -146,27 +146,29 @@ fn is_made<B: Backend>(backend: &Arc<B>, kernel: &Kernel, bound: &Bound<RangeOf<
     kernel.wide.is_none() || backend.makes(kernel, bindings)
 }
 
-/// Times all variants.
+/// Times all variants. `None` where it cannot be told which of them are right.
 fn fastest<B: Backend>(
     backend: &Arc<B>,
     job: &mut Job<'_>,
     expected: &Kernel,
     bound: &Bound<RangeOf<B>>,
     choices: u8,
-) -> Result<u8> {
+) -> Result<Option<u8>> {
     let mut variants = vec![(0, expected.clone())];
     for choice in 1..choices {
         job.choice = choice;
         let kernel = wgsl::lower(job)?;
-        let is_new = variants.iter().all(|(_, other)| other.source != kernel.source);
-        if is_new && is_made(backend, &kernel, bound) {
+        if variants.iter().all(|(_, other)| other.source != kernel.source) {
             variants.push((choice, kernel));
         }
     }
     job.choice = 0;
-    retain_right(backend, job, bound, &mut variants)?;
+    retain_made(backend, bound, &mut variants);
+    if !retain_right(backend, job, bound, &mut variants)? {
+        return Ok(None);
+    }
     if variants.len() < 2 {
-        return Ok(0);
+        return Ok(Some(0));
     }
     let flush = backend.alloc_piece(FLUSH_BYTES)?;
     let written: u64 = bound.written.iter().map(|&i| align(bound.ranges[i].bytes())).sum();
@@ -189,29 +191,51 @@ fn fastest<B: Backend>(
     };
     let best = (0..variants.len()).min_by_key(|&variant| time(variant)).unwrap_or(0);
     let gain = time(0) as f64 / time(best).max(1) as f64;
-    Ok(if gain >= GAIN { variants[best].0 } else { 0 })
+    Ok(Some(if gain >= GAIN { variants[best].0 } else { 0 }))
 }
 
-/// Drops kernels in words of our own that do not give what the expected one gives.
+/// Drops kernels that the driver does not make. It makes them all at once.
+fn retain_made<B: Backend>(
+    backend: &Arc<B>,
+    bound: &Bound<RangeOf<B>>,
+    variants: &mut Vec<(u8, Kernel)>,
+) {
+    let bindings = bound.ranges.len();
+    let is_made = &|kernel: &Kernel| {
+        kernel.wide.is_none() || backend.makes(kernel, bindings + kernel.again.len())
+    };
+    let made: Vec<bool> = std::thread::scope(|scope| {
+        let start = |(_, kernel): &'_ (u8, Kernel)| {
+            let kernel = kernel.clone();
+            scope.spawn(move || is_made(&kernel))
+        };
+        let all: Vec<_> = variants.iter().map(start).collect();
+        all.into_iter().map(|thread| thread.join().unwrap_or(false)).collect()
+    });
+    let mut made = made.into_iter();
+    variants.retain(|_| made.next().unwrap_or(false));
+}
+
+/// Drops kernels in words of our own that do not give what the expected one gives, and says whether that could be told.
 fn retain_right<B: Backend>(
     backend: &Arc<B>,
     job: &Job<'_>,
     bound: &Bound<RangeOf<B>>,
     variants: &mut Vec<(u8, Kernel)>,
-) -> Result<()> {
+) -> Result<bool> {
     if variants.iter().all(|(_, kernel)| kernel.wide.is_none()) {
-        return Ok(());
+        return Ok(true);
     }
-    let trial = agree::Trial::new(backend, job, &variants[0].1, bound)?;
+    let Some(trial) = agree::Trial::new(backend, job, &variants[0].1, bound)? else {
+        return Ok(false);
+    };
     let mut error = None;
     variants.retain(|(_, kernel)| {
-        let agrees = |trial: &agree::Trial<'_, B>| {
-            // A device that was lost is so for all that follows.
-            trial.agrees(kernel).map_err(|fault| error = Some(fault)).unwrap_or(false)
-        };
-        kernel.wide.is_none() || trial.as_ref().is_some_and(agrees)
+        // A device that was lost is so for all that follows.
+        let mut agrees = || trial.agrees(kernel).map_err(|fault| error = Some(fault));
+        kernel.wide.is_none() || agrees().unwrap_or(false)
     });
-    error.map_or(Ok(()), Err)
+    error.map_or(Ok(true), Err)
 }
 
 /// The same memory, but for what is written.

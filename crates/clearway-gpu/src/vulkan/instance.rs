@@ -440,7 +440,7 @@ impl Adapter {
 
     /// One line for people.
     pub(super) fn describe(&self) -> String {
-        let Target { subgroup, packed_dot, cooperative, .. } = self.target;
+        let Target { subgroup, packed_dot, cooperative, wide, .. } = self.target;
         let yes = |b: bool| if b { "yes" } else { "no" };
         let mut line = format!(
             "{}, driver {}, heaps {}, subgroup {subgroup}, f16 yes, packed 8-bit dot {}, cooperative matrix {}",
@@ -450,6 +450,9 @@ impl Adapter {
             yes(packed_dot),
             yes(cooperative),
         );
+        if wide.is_some() {
+            line.push_str(", of a workgroup yes");
+        }
         if let Some(missing) = self.missing {
             line.push_str(&format!("; cannot be used: {missing} is missing"));
         }

@@ -27,7 +27,7 @@ use decode::Decode;
 /// The words of a product.
 pub(super) fn words(product: &Wide) -> Vec<u32> {
     let mut writer = Writer::new(product);
-    writer.main();
+    writer.write();
     writer.finish()
 }
 
@@ -48,6 +48,41 @@ struct Tensor {
     pointer: u32,
     layout: u32,
     ty: u32,
+}
+
+/// Types of what `main` works with.
+struct Types {
+    f16: u32,
+    boolean: u32,
+    uvec3: u32,
+    uvec4: u32,
+    /// Matrices: both sides of products, and sums.
+    left: u32,
+    right: u32,
+    sums: u32,
+    /// Layouts of two dimensions, and the view that turns rows into columns.
+    flat: u32,
+    transposed: u32,
+    /// A constant that is false.
+    no: u32,
+}
+
+/// What `main` has at its beginning.
+struct Main {
+    sums: Side,
+    left: Side,
+    right: Side,
+    /// The variable with the column of a step, and where columns end.
+    k: u32,
+    inner: u32,
+    /// The first row of activations and the first of weights.
+    first: [u32; 2],
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    addend: Option<Tensor>,
+    view: u32,
+    x_view: u32,
 }
 
 /// The module of a product under way.
@@ -73,130 +108,169 @@ impl<'a> Writer<'a> {
         Self { product, m, u32t, f32t, interface, buffers, decode: None, main: 0 }
     }
 
-    /// Types, variables and `main`.
-    fn main(&mut self) {
-        let Wide { tile, outer, inner, weights_left, addend, y, .. } = *self.product;
-        let [tile_m, tile_n, step] = tile;
-        let f16 = self.m.ty(TYPE_FLOAT, &[16]);
-        let void = self.m.ty(TYPE_VOID, &[]);
-        let boolean = self.m.ty(TYPE_BOOL, &[]);
-        let uvec3 = self.m.ty(TYPE_VECTOR, &[self.u32t, 3]);
-        let uvec4 = self.m.ty(TYPE_VECTOR, &[self.u32t, 4]);
-        let procedure = self.m.ty(TYPE_FUNCTION, &[void]);
-        let [c0, c1, c2] = [0, 1, 2].map(|c| self.m.u32(c));
-        let group = self.built_in(uvec3, BUILT_IN_WORKGROUP_ID);
-        let groups = self.built_in(uvec3, BUILT_IN_NUM_WORKGROUPS);
-        self.buffer(uvec4, 16, X, true);
-        self.buffer(uvec4, 16, W, true);
+    /// Types, buffers and `main`.
+    fn write(&mut self) {
+        let types = self.types();
+        self.declare_buffers(&types);
+        let x = Activations::of(self.product, &mut self.m, &types);
+        let main = self.begin(&types, &x);
+        self.multiply(&types, &x, &main);
+        self.store(&types, &main);
+    }
+
+    fn types(&mut self) -> Types {
+        let Wide { tile: [tile_m, tile_n, step], weights_left, .. } = *self.product;
+        let m = &mut self.m;
+        let f16 = m.ty(TYPE_FLOAT, &[16]);
+        let boolean = m.ty(TYPE_BOOL, &[]);
+        let uvec3 = m.ty(TYPE_VECTOR, &[self.u32t, 3]);
+        let uvec4 = m.ty(TYPE_VECTOR, &[self.u32t, 4]);
+        let [c0, c1, c2] = [0, 1, 2].map(|c| m.u32(c));
+        let (rows, columns) = if weights_left { (tile_n, tile_m) } else { (tile_m, tile_n) };
+        let scope = m.u32(SCOPE_WORKGROUP);
+        let mut matrix = |component: u32, rows: u32, columns: u32, side: u32| {
+            let shape = [rows, columns, side].map(|number| m.u32(number));
+            m.ty(TYPE_COOPERATIVE_MATRIX, &[&[component, scope][..], &shape].concat())
+        };
+        let left = matrix(f16, rows, step, USE_LEFT);
+        let right = matrix(f16, step, columns, USE_RIGHT);
+        let sums = matrix(self.f32t, rows, columns, USE_SUMS);
+        // Nothing lies outside of a tensor: layouts do not clamp.
+        let flat = m.ty(TYPE_TENSOR_LAYOUT, &[c2, c0]);
+        let no = m.constant(CONSTANT_FALSE, boolean, &[]);
+        let transposed = m.ty(TYPE_TENSOR_VIEW, &[c2, no, c1, c0]);
+        Types { f16, boolean, uvec3, uvec4, left, right, sums, flat, transposed, no }
+    }
+
+    fn declare_buffers(&mut self, types: &Types) {
+        let Wide { addend, y, .. } = *self.product;
+        self.buffer(types.uvec4, 16, X, true);
+        self.buffer(types.uvec4, 16, W, true);
         if let Some((binding, _)) = addend.filter(|&(binding, _)| binding != y.0) {
             self.buffer(self.f32t, 4, binding, true);
         }
         self.buffer(self.f32t, 4, y.0, false);
         if self.product.decodes() {
             let [halves, words] = self.product.again();
-            let halves = self.buffer(f16, 2, halves, true);
+            let halves = self.buffer(types.f16, 2, halves, true);
             let words = self.buffer(self.u32t, 4, words, true);
             self.decode = Some(Decode::declare(&mut self.m, self.product, halves, words));
         }
+    }
 
-        // The sides of products, and sums.
-        let (rows, columns) = if weights_left { (tile_n, tile_m) } else { (tile_m, tile_n) };
-        let (c_rows, c_columns, c_step) = (self.m.u32(rows), self.m.u32(columns), self.m.u32(step));
-        let scope = self.m.u32(SCOPE_WORKGROUP);
-        let mut matrix = |component: u32, rows: u32, columns: u32, side: u32| {
-            let side = self.m.u32(side);
-            self.m.ty(TYPE_COOPERATIVE_MATRIX, &[component, scope, rows, columns, side])
-        };
-        let left = matrix(f16, c_rows, c_step, USE_LEFT);
-        let right = matrix(f16, c_step, c_columns, USE_RIGHT);
-        let sums = matrix(self.f32t, c_rows, c_columns, USE_SUMS);
+    /// The beginning of `main`: variables, and where everything lies.
+    fn begin(&mut self, types: &Types, x: &Activations) -> Main {
+        let Wide { tile, outer, inner, addend, y, .. } = *self.product;
+        let group = self.built_in(types.uvec3, BUILT_IN_WORKGROUP_ID);
+        let groups = self.built_in(types.uvec3, BUILT_IN_NUM_WORKGROUPS);
+        let void = self.m.ty(TYPE_VOID, &[]);
+        let procedure = self.m.ty(TYPE_FUNCTION, &[void]);
         let zero = self.m.constant(CONSTANT, self.f32t, &[0]);
-        let zeros = self.m.constant(CONSTANT_COMPOSITE, sums, &[zero]);
-        // Nothing lies outside of a tensor: layouts do not clamp.
-        let flat = self.m.ty(TYPE_TENSOR_LAYOUT, &[c2, c0]);
-        let no = self.m.constant(CONSTANT_FALSE, boolean, &[]);
-        // What turns rows into columns.
-        let transposed = self.m.ty(TYPE_TENSOR_VIEW, &[c2, no, c1, c0]);
-        let [to_left, to_right, to_sums, to_u32] =
-            [left, right, sums, self.u32t].map(|ty| self.m.ty(TYPE_POINTER, &[CLASS_FUNCTION, ty]));
-        let x_kind = Activations::of(self.product, &mut self.m, flat, transposed, no);
+        let zeros = self.m.constant(CONSTANT_COMPOSITE, types.sums, &[zero]);
+        let (c0, [c_m, c_n, _]) = (self.m.u32(0), tile.map(|size| self.m.u32(size)));
+        let locals = [types.sums, types.left, types.right, self.u32t];
+        let locals = locals.map(|ty| self.m.ty(TYPE_POINTER, &[CLASS_FUNCTION, ty]));
 
         self.main = self.m.id();
         self.m.effect(FUNCTION, &[void, self.main, 0, procedure]);
         self.m.label();
-        let at_sums = self.m.value(VARIABLE, to_sums, &[CLASS_FUNCTION]);
-        let at_k = self.m.value(VARIABLE, to_u32, &[CLASS_FUNCTION]);
-        let left = Side { ty: left, old: self.m.value(VARIABLE, to_left, &[CLASS_FUNCTION]) };
-        let right = Side { ty: right, old: self.m.value(VARIABLE, to_right, &[CLASS_FUNCTION]) };
-        let (c_m, c_n) = (self.m.u32(tile_m), self.m.u32(tile_n));
-        let group = self.m.value(LOAD, uvec3, &[group]);
-        let first = |this: &mut Self, at: u32, size: u32| {
+        let [sums, left, right, k] =
+            locals.map(|pointer| self.m.value(VARIABLE, pointer, &[CLASS_FUNCTION]));
+        let number = |this: &mut Self, group: u32, at: u32, size: u32| {
             let group = this.m.value(COMPOSITE_EXTRACT, this.u32t, &[group, at]);
             this.m.value(I_MUL, this.u32t, &[group, size])
         };
-        let (first_m, first_n) = (first(self, 0, c_m), first(self, 1, c_n));
+        let group = self.m.value(LOAD, types.uvec3, &[group]);
+        let first = [number(self, group, 0, c_m), number(self, group, 1, c_n)];
         // Workgroups have whole tiles, so their number gives the rows.
-        let groups = self.m.value(LOAD, uvec3, &[groups]);
-        let groups_m = self.m.value(COMPOSITE_EXTRACT, self.u32t, &[groups, 0]);
-        let size_m = self.m.value(I_MUL, self.u32t, &[groups_m, c_m]);
-        let (size_n, size_k) = (self.m.u32(outer), self.m.u32(inner));
-
-        let x = self.pointer(X, uvec4);
-        let x = Tensor { pointer: x, layout: x_kind.layout(&mut self.m, size_m), ty: x_kind.ty };
-        let w = self.weights(flat, uvec4, [size_n, size_k]);
-        let y_at = self.result(flat, y, size_m);
-        let c_at = addend.map(|addend| self.result(flat, addend, size_m));
-        let view = self.m.value(CREATE_TENSOR_VIEW, transposed, &[]);
-        let x_view = match x_kind.view {
-            ty if ty == transposed => view,
-            ty => self.m.value(CREATE_TENSOR_VIEW, ty, &[]),
+        let groups = self.m.value(LOAD, types.uvec3, &[groups]);
+        let rows = number(self, groups, 0, c_m);
+        let size = [outer, inner].map(|size| self.m.u32(size));
+        let pointer = self.pointer(X, types.uvec4);
+        let layout = x.layout(&mut self.m, rows);
+        let x_at = Tensor { pointer, layout, ty: x.ty };
+        let w = self.weights(types, size);
+        let y = self.result(types.flat, y, rows);
+        let addend = addend.map(|addend| self.result(types.flat, addend, rows));
+        let view = self.m.value(CREATE_TENSOR_VIEW, types.transposed, &[]);
+        let x_view = match x.view == types.transposed {
+            true => view,
+            false => self.m.value(CREATE_TENSOR_VIEW, x.view, &[]),
         };
-        self.m.effect(STORE, &[at_sums, zeros]);
-        self.m.effect(STORE, &[at_k, c0]);
+        self.m.effect(STORE, &[sums, zeros]);
+        self.m.effect(STORE, &[k, c0]);
+        let side = |ty: u32, old: u32| Side { ty, old };
+        Main {
+            sums: side(types.sums, sums),
+            left: side(types.left, left),
+            right: side(types.right, right),
+            k,
+            inner: size[1],
+            first,
+            x: x_at,
+            w,
+            y,
+            addend,
+            view,
+            x_view,
+        }
+    }
 
+    /// The loop over columns.
+    fn multiply(&mut self, types: &Types, x: &Activations, main: &Main) {
+        let Wide { tile, weights_left, .. } = *self.product;
+        let [_, c_n, c_step] = tile.map(|size| self.m.u32(size));
+        let [first_m, first_n] = main.first;
         let [head, test, body, next, done] = [(); 5].map(|()| self.m.id());
         self.m.effect(BRANCH, &[head]);
         self.m.effect(LABEL, &[head]);
         self.m.effect(LOOP_MERGE, &[done, next, 0]);
         self.m.effect(BRANCH, &[test]);
         self.m.effect(LABEL, &[test]);
-        let k = self.m.value(LOAD, self.u32t, &[at_k]);
-        let more = self.m.value(U_LESS_THAN, boolean, &[k, size_k]);
+        let k = self.m.value(LOAD, self.u32t, &[main.k]);
+        let more = self.m.value(U_LESS_THAN, types.boolean, &[k, main.inner]);
         self.m.effect(BRANCH_CONDITIONAL, &[more, body, done]);
         self.m.effect(LABEL, &[body]);
-        let x_slice = x_kind.slice(&mut self.m, first_m, k);
+        let x_slice = x.slice(&mut self.m, first_m, k);
         let w_slice = [first_n, c_n, k, c_step];
         let decode = self.decode.as_ref().map(|decode| decode.function);
-        let product = if weights_left {
-            let w = self.load(w, left, &w_slice, None, decode);
-            [w, self.load(x, right, &x_slice, Some(x_view), None)]
+        let [left, right] = if weights_left {
+            let w = self.load(main.w, main.left, &w_slice, None, decode);
+            [w, self.load(main.x, main.right, &x_slice, Some(main.x_view), None)]
         } else {
-            let x = self.load(x, left, &x_slice, None, None);
-            [x, self.load(w, right, &w_slice, Some(view), decode)]
+            let x = self.load(main.x, main.left, &x_slice, None, None);
+            [x, self.load(main.w, main.right, &w_slice, Some(main.view), decode)]
         };
-        let r = self.m.value(LOAD, sums, &[at_sums]);
-        let r = self.m.value(COOPERATIVE_MATRIX_MUL_ADD, sums, &[product[0], product[1], r]);
-        self.m.effect(STORE, &[at_sums, r]);
+        let r = self.m.value(LOAD, types.sums, &[main.sums.old]);
+        let r = self.m.value(COOPERATIVE_MATRIX_MUL_ADD, types.sums, &[left, right, r]);
+        self.m.effect(STORE, &[main.sums.old, r]);
         self.m.effect(BRANCH, &[next]);
         self.m.effect(LABEL, &[next]);
-        let k = self.m.value(LOAD, self.u32t, &[at_k]);
+        let k = self.m.value(LOAD, self.u32t, &[main.k]);
         let k = self.m.value(I_ADD, self.u32t, &[k, c_step]);
-        self.m.effect(STORE, &[at_k, k]);
+        self.m.effect(STORE, &[main.k, k]);
         self.m.effect(BRANCH, &[head]);
         self.m.effect(LABEL, &[done]);
+    }
 
-        let view = weights_left.then_some(view);
+    /// The end of `main`: the addend, and the way to memory.
+    fn store(&mut self, types: &Types, main: &Main) {
+        let Wide { tile, weights_left, .. } = *self.product;
+        let [c_m, c_n, _] = tile.map(|size| self.m.u32(size));
+        let [first_m, first_n] = main.first;
+        let view = weights_left.then_some(main.view);
         let slice = [first_m, c_m, first_n, c_n];
-        let mut r = self.m.value(LOAD, sums, &[at_sums]);
-        if let Some(c) = c_at {
+        let mut r = self.m.value(LOAD, types.sums, &[main.sums.old]);
+        if let Some(c) = main.addend {
             // Behind the loop: sums that start with a large addend lose bits of every product. Where it lies in the memory
             // of y, a workgroup stores the elements that it has read, and no other reads them.
-            let c = self.load(c, Side { ty: sums, old: at_sums }, &slice, view, None);
-            r = self.m.value(F_ADD, sums, &[r, c]);
+            let c = self.load(c, main.sums, &slice, view, None);
+            r = self.m.value(F_ADD, types.sums, &[r, c]);
         }
-        let slice = self.m.value(TENSOR_LAYOUT_SLICE, flat, &[&[y_at.layout][..], &slice].concat());
+        let slice = [&[main.y.layout][..], &slice].concat();
+        let slice = self.m.value(TENSOR_LAYOUT_SLICE, types.flat, &slice);
         let tail = view.map_or(vec![0, 0], |view| vec![0, TENSOR_VIEW, view]);
-        let args = [&[y_at.pointer, r, slice][..], &tail].concat();
+        let args = [&[main.y.pointer, r, slice][..], &tail].concat();
         self.m.effect(COOPERATIVE_MATRIX_STORE_TENSOR, &args);
         self.m.effect(RETURN, &[]);
         self.m.effect(FUNCTION_END, &[]);
@@ -222,8 +296,8 @@ impl<'a> Writer<'a> {
     }
 
     /// The weights: rows of elements or of blocks.
-    fn weights(&mut self, flat: u32, element: u32, size: [u32; 2]) -> Tensor {
-        let pointer = self.pointer(W, element);
+    fn weights(&mut self, types: &Types, size: [u32; 2]) -> Tensor {
+        let (pointer, flat) = (self.pointer(W, types.uvec4), types.flat);
         let mut layout = self.m.value(CREATE_TENSOR_LAYOUT, flat, &[]);
         if let Some(block) = self.decode.as_ref().map(|decode| decode.block) {
             let block = [self.m.u32(1), self.m.u32(block)];
@@ -328,16 +402,16 @@ struct Activations {
 }
 
 impl Activations {
-    fn of(product: &Wide, m: &mut Module, flat: u32, transposed: u32, no: u32) -> Self {
+    fn of(product: &Wide, m: &mut Module, types: &Types) -> Self {
         let [tile_m, _, step] = product.tile;
         let stride = product.x_stride;
-        let (mut ty, mut view) = (flat, transposed);
+        let (mut ty, mut view) = (types.flat, types.transposed);
         let form = match step {
             RUN => Form::Rows(2 * stride),
             _ => {
                 let [c0, c1, c2, c3] = [0, 1, 2, 3].map(|c| m.u32(c));
                 ty = m.ty(TYPE_TENSOR_LAYOUT, &[c3, c0]);
-                view = m.ty(TYPE_TENSOR_VIEW, &[c3, no, c1, c2, c0]);
+                view = m.ty(TYPE_TENSOR_VIEW, &[c3, types.no, c1, c2, c0]);
                 Form::Runs { row: 2 * stride, runs: product.inner / RUN }
             }
         };
