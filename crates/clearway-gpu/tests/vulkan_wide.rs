@@ -1,8 +1,7 @@
 //! Products on matrices of a whole workgroup, on a device that has them (VK_NV_cooperative_matrix2).
-
-use clearway_gpu::Device;
 #![allow(clippy::unwrap_used, clippy::panic)] // shared functions are not tests in clippy's eyes
 
+use clearway_gpu::Device;
 use clearway_gpu::ops::suite::{Fill, OpCase, OperandSpec, run_cases};
 use clearway_gpu::vulkan::{Tuning, VulkanDevice, VulkanOptions};
 use clearway_gpu::wgsl::planes;

@@ -285,7 +285,7 @@ fn a_wrong_number_in_the_words_is_found_out() {
     // Masks of nibbles and bits, zeros, and the word at which scales begin.
     assert!(wrong(DType::Q4_0, 15, 7) > 1.0);
     assert!(wrong(DType::Q4_K, 15, 14) > 1.0);
-    assert!(wrong(DType::Q5_K, 1, 0) > 1.0);
+    assert!(wrong(DType::Q5_K, 16, 4) > 1.0);
     assert!(wrong(DType::Q8_0, 0x6480, 0x6481) > 1.0);
     assert!(wrong(DType::Q6_K, 0x4b00_0020, 0x4b00_0021) > 1.0);
     let (starts, _) = planes::offsets(DType::Q4_0, 128 * 256 / 32);
