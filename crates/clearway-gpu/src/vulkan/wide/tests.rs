@@ -290,7 +290,7 @@ fn a_wrong_number_in_the_words_is_found_out() {
     assert!(wrong(DType::Q6_K, 0x4b00_0020, 0x4b00_0021) > 1.0);
     let (starts, _) = planes::offsets(DType::Q4_0, 128 * 256 / 32);
     let first = 2 * (starts[1] / 4) as u32;
-    assert!(wrong(DType::Q4_0, first, first + 1) > 1.0);
+    assert!(wrong(DType::Q4_0, first, first - 1) > 1.0);
 }
 
 #[test]
