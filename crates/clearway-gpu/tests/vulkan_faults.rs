@@ -22,6 +22,7 @@ const PLAIN: VulkanOptions = VulkanOptions {
     max_binding: None,
     processors: None,
     matrices: true,
+    wide_matrices: false,
     read_ahead: None,
     counting: Counting::Never,
     tuning: Tuning::Hardware,

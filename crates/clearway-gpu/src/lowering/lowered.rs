@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::ALIGN;
-use crate::wgsl::{Kernel, Scratch, Trust};
+use crate::wgsl::{Kernel, Scratch, Trust, Wide};
 
 /// The memory of one kernel.
 pub(crate) struct Bound<R> {
@@ -20,8 +20,8 @@ pub(crate) struct Lowered<R> {
     pub(crate) steps: Vec<Step<R>>,
     /// One past the last step of each group that a barrier closed.
     pub(crate) group_ends: Vec<usize>,
-    /// Every distinct text, the name of the first kernel that had it, and whose it is.
-    pub(crate) sources: Vec<(String, String, Trust)>,
+    /// Every distinct text.
+    pub(crate) sources: Vec<Text>,
     by_source: FxHashMap<(String, Trust), usize>,
     /// The uniform blocks, one after another.
     pub(crate) words: Vec<u32>,
@@ -48,6 +48,16 @@ impl<R> Default for Lowered<R> {
             tickets: 0,
         }
     }
+}
+
+/// A kernel to be compiled.
+pub(crate) struct Text {
+    /// Name of the first op that had it.
+    pub(crate) name: String,
+    pub(crate) source: String,
+    pub(crate) trust: Trust,
+    /// What it is, if its words are not made from the text.
+    pub(crate) wide: Option<Wide>,
 }
 
 pub(crate) struct Step<R> {
@@ -118,7 +128,8 @@ impl<R> Lowered<R> {
         let key = (kernel.source.clone(), kernel.trust);
         let source = *self.by_source.entry(key).or_insert(next);
         if source == next {
-            self.sources.push((name.to_owned(), kernel.source, kernel.trust));
+            let Kernel { source, trust, wide, .. } = kernel;
+            self.sources.push(Text { name: name.to_owned(), source, trust, wide });
         }
         let block = (self.words.len(), kernel.words.len());
         self.words.extend(kernel.words);

@@ -138,7 +138,8 @@ impl VulkanProgram {
             .zip(&texts)
             .filter_map(|(launch, text)| {
                 let (name, source) = (launch.label.to_str().unwrap_or("measured"), text.as_ref()?);
-                Some(Wanted { name, source, trust: Trust::Own, bindings: launch.bindings })
+                let bindings = launch.bindings;
+                Some(Wanted { name, source, trust: Trust::Own, bindings, wide: None })
             })
             .collect();
         let mut made = pipelines.get_all(&self.context.raw, &wanted)?.into_iter();

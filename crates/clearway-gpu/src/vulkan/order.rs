@@ -99,5 +99,6 @@ fn kernel(workgroups: u32) -> Kernel {
         scratch: None,
         trust: Trust::Own,
         counted: Some(Vec::new()),
+        wide: None,
     }
 }

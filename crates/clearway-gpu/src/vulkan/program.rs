@@ -93,10 +93,10 @@ impl VulkanProgram {
             .sources
             .iter()
             .enumerate()
-            .map(|(index, (name, source, trust))| {
+            .map(|(index, text)| {
                 let step = lowered.steps.iter().find(|step| step.source == index);
                 let bindings = step.map_or(0, |step| step.bound.ranges.len());
-                Wanted { name, source, trust: *trust, bindings }
+                Wanted::new(text, bindings)
             })
             .collect();
         let pipelines = context.pipelines.get_all(raw, &wanted)?;
@@ -400,7 +400,7 @@ impl VulkanProgram {
 fn check(context: &Context, lowered: &Lowered) -> Result<()> {
     let limit = u64::from(context.adapter.limits.max_uniform_buffer_range);
     for step in &lowered.steps {
-        let kernel = &lowered.sources[step.source].0;
+        let kernel = &lowered.sources[step.source].name;
         context.check_groups(kernel, step.groups)?;
         let bytes = step.block.1 as u64 * 4;
         if bytes > limit {

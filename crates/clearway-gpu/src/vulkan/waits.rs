@@ -99,8 +99,8 @@ impl Lowered<Info> {
         counters.write(BOUND_AT, &patience.to_le_bytes())?;
         if impatient {
             // For tests: it is asked for after every look.
-            for (_, text, _) in &mut self.sources {
-                *text = text.replace(LOOKS, "polls % 1u == 0u");
+            for text in &mut self.sources {
+                text.source = text.source.replace(LOOKS, "polls % 1u == 0u");
             }
         }
         for step in self.steps.iter_mut().filter(|step| step.counted) {

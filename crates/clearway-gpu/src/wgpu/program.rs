@@ -22,7 +22,7 @@ use super::pipeline::{Made, Wanted};
 use super::profile::Clock;
 use crate::device::{Program, Ticket};
 use crate::error::{GpuError, Result};
-use crate::lowering::lowered::{Lowered, Role, Step};
+use crate::lowering::lowered::{Lowered, Role, Step, Text};
 use crate::lowering::wait_predictor::WaitPredictor;
 use crate::lowering::{Backend, Piece, Submitted};
 use crate::profile::{Profile, ProfileMode};
@@ -157,7 +157,7 @@ pub(super) struct Encoded {
 
 /// The kernel of a step. A buffer that one of its bindings writes is bound for writing by all of them.
 fn wanted(lowered: &Lowered<Range>, step: &Step<Range>) -> Wanted {
-    let (name, source, trust) = &lowered.sources[step.source];
+    let Text { name, source, trust, .. } = &lowered.sources[step.source];
     let bindings = portable::bindings(source);
     let range = |slot: u32| step.bound.ranges.get(slot as usize);
     let is_written = |buffer: &wgpu::Buffer| {
@@ -254,7 +254,7 @@ fn bind_scratch(
 fn check(context: &Context, lowered: &Lowered<Range>) -> Result<()> {
     let limit = context.adapter.limits.max_uniform_buffer_binding_size;
     for step in &lowered.steps {
-        let kernel = &lowered.sources[step.source].0;
+        let kernel = &lowered.sources[step.source].name;
         context.check_groups(kernel, step.groups)?;
         let bytes = step.block.1 as u64 * 4;
         if bytes > limit {

@@ -105,7 +105,7 @@ impl Job<'_> {
     }
 
     /// Index of the operand in this slot of a product.
-    pub(super) fn slot(&self, slot: Slot) -> Option<usize> {
+    pub(crate) fn slot(&self, slot: Slot) -> Option<usize> {
         self.kind.product()?.operand(slot, self.operands.len())
     }
 
@@ -158,6 +158,7 @@ mod tests {
             max_binding: 1 << 27,
             packed_dot: false,
             cooperative: false,
+            wide: None,
             halves: true,
             tickets: true,
             counters: false,
