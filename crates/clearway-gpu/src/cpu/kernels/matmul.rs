@@ -42,6 +42,10 @@ const FEWEST_COLS: usize = 512;
 /// Pieces of a product that rounds its inputs, as far as rows alone do not make more: four for each core, but two for each of 16.
 static ROUNDED_PIECES: LazyLock<usize> = LazyLock::new(|| (4 * *cut::CORES).clamp(16, 32));
 
+/// Most pieces of a product of few rows, which is as fast as its weights come: four for each core. Each piece rounds the inputs anew, and
+/// what it asks for ahead of its end is for nobody.
+static STREAMED_PIECES: LazyLock<usize> = LazyLock::new(|| 4 * *cut::CORES);
+
 /// Weights of a matrix that fits the second cache.
 const SMALL_MATRIX: usize = 2 << 20;
 
@@ -97,10 +101,11 @@ pub(super) fn blocks_of(
 ) -> (usize, usize) {
     let matrix = outer.saturating_mul(inner);
     let (most_rows, pieces) = if !rounds {
-        (ROW_BLOCK, cut::pieces(matrix.saturating_mul(rows.saturating_add(DECODE_WORK))))
+        let wanted = cut::pieces(matrix.saturating_mul(rows.saturating_add(DECODE_WORK)));
+        (ROW_BLOCK, if rows < 8 { wanted.min(*STREAMED_PIECES) } else { wanted })
     } else if rows < 8 {
         // As long as it takes to fetch the weights.
-        (ROW_BLOCK, cut::pieces(matrix / 4))
+        (ROW_BLOCK, cut::pieces(matrix / 4).min(*STREAMED_PIECES))
     } else {
         // A matrix that fits the second cache may be fetched again for every few rows. Of another, more rows share the work to
         // take its weights apart, if their inputs leave room in that cache.
