@@ -44,7 +44,7 @@ pub struct DeviceArgs {
     pub device_memory: Option<u64>,
     /// Try matrices of a whole workgroup of a GPU (VK_NV_cooperative_matrix2) for prompts, and take them where they are faster.
     #[arg(long, env = "CLEARWAY_WIDE_MATRICES", value_parser = Falsey::new())]
-    wide_matrices: bool,
+    pub wide_matrices: bool,
     /// Take the kernels that are expected to be fast, without timing any.
     #[arg(long, env = "CLEARWAY_NO_TUNE", help_heading = OFF, value_parser = Falsey::new())]
     no_tune: bool,
