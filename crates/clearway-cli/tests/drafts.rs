@@ -68,8 +68,9 @@ fn drafts_fare_as_a_trace_says() {
     let found = stdout(&clearway(&[&base[..], &["--trace", trace_file]].concat()));
     let found: Value = serde_json::from_str(&found).unwrap();
     assert_eq!((&found[0]["text"], &found[0]["same_text"]), (&"half".into(), &true.into()));
+    // How long a draft is, and whether there is any, depends on what steps take.
     let [drafted, kept] = ["drafted", "kept"].map(|key| found[0][key].as_u64().unwrap());
-    assert!(kept > 0 && kept < drafted, "{found}");
+    assert!(kept <= drafted && (drafted == 0 || kept > 0), "{found}");
 
     let message = failure(&clearway(&[&base[..], &["--trace", m]].concat()));
     assert!(message.contains(m), "{message}");
