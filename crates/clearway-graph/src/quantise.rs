@@ -105,7 +105,6 @@ pub(crate) fn quantise<C: KernelCatalog>(
         let result = dispatch.bindings.last().filter(|_| may_write(dispatch.kind));
         writers.extend(result.and_then(|view| view.value()).map(|value| (index, value)));
     });
-    let mut changed: Vec<(usize, Dispatch)> = Vec::new();
     for (index, value) in writers {
         // Of two writers the second is told as the other one.
         if survey.of_value(value).is_some_and(|uses| uses.first_write as usize != index) {
@@ -131,7 +130,10 @@ pub(crate) fn quantise<C: KernelCatalog>(
             Ok(fresh) => {
                 let readers = readers.iter().map(|&(at, _)| id_at(graph, at)).collect();
                 report.quantised.push(QuantisedValue { buf_id, writer: writer.id, readers });
-                changed.extend(fresh);
+                // At once: a product between two such values is changed for both.
+                for (index, dispatch) in fresh {
+                    graph.replace(index, dispatch);
+                }
             }
             Err(reason) => {
                 let producer = writer.id;
@@ -139,9 +141,6 @@ pub(crate) fn quantise<C: KernelCatalog>(
                 report.refusals.push(pair);
             }
         }
-    }
-    for (index, dispatch) in changed {
-        graph.replace(index, dispatch);
     }
     Ok(report)
 }

@@ -110,6 +110,22 @@ fn all_who_touch_a_value_find_it_quantised_and_nothing_else_changes() {
 }
 
 #[test]
+fn a_product_between_two_values_finds_and_gives_them_quantised() {
+    let mut setup = Setup::new();
+    let next = setup.graph.declare_value(row(COLS));
+    let [w, u] = [weights(), weights()].map(|layout| setup.buffer(layout));
+    setup.dispatch(kind("matmul_silu_gated"), &[setup.value, w, u, next]);
+    setup.product(Kind::MATMUL, next);
+    let recorded = setup.graph.clone();
+    assert_eq!(setup.quantise().quantised.len(), 2);
+    for value in [setup.value, next] {
+        assert_eq!(dtypes_of(&setup.graph, value), vec![DType::A8; 2]);
+    }
+    setup.graph.place_barriers();
+    verify(&recorded, &setup.graph, None).unwrap();
+}
+
+#[test]
 fn only_products_of_what_a_gated_product_gives_are_looked_at() {
     let mut setup = Setup::new();
     let other = setup.buffer(row(COLS));
