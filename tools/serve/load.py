@@ -160,6 +160,21 @@ class Load:
         return done, time.perf_counter() - start
 
 
+# Seconds in which a server compiles what a load needs, at most.
+WARM_UP = 60.0
+
+
+def metrics(address):
+    """What the server counts."""
+    with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/metrics", timeout=60) as answer:
+        return [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+
+
+def lists_missing(address):
+    """Whether the server compiles what it needed already."""
+    return any(line.startswith("clearway_lists_missing") and float(line.split()[-1]) for line in metrics(address))
+
+
 # Tokens of a text that is written while a newcomer's prompt is read, and seconds before it comes.
 STEADY = 2048
 BEFORE = 2.0
@@ -441,7 +456,10 @@ def main():
             generator = VllmRs(os.path.abspath(args.vllm_rs), address, served["id"], vocabulary, tokens, folder, args.patience)
         # What is compiled on the way is compiled now.
         for number in [1, *in_flight]:
+            until = time.perf_counter() + WARM_UP
             load.run(2 * number, number)
+            while lists_missing(address) and time.perf_counter() < until:
+                load.run(2 * number, number)
         if args.turns:
             single = figures["single"] = one_stream(load, server, measured, tokens, args.turns, args.repeat)
             print(f"one stream, {args.turns} turns: {single['tokens_per_second']:.1f} tokens/s, bench {single['bench']:.1f}, "
@@ -460,6 +478,7 @@ def main():
             print(f"\na prompt of {args.newcomer} tokens beside {args.others} texts: first token after {row['first_ms']:.0f} ms; between tokens of the "
                   f"others p50 {row['before_p50_ms']:.2f} ms before, until then p99 {row['until_p99_ms']:.2f} ms ({row['times']:.2f} times), "
                   f"worst {row['until_worst_ms']:.1f} ms", flush=True)
+        figures["metrics"] = metrics(address)
         errors = len(load.failed)
         if args.vllm_rs and in_flight:
             errors += sum(row["errors"] for row in [*figures["closed"], figures["poisson"]])

@@ -142,7 +142,8 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// What the driver says of the kernels compiled so far, where it was asked to and does.
+    /// What the driver says of the kernels compiled so far, where it was asked to and does, and how long variants of products took
+    /// that were timed.
     fn kernel_statistics(&self) -> Vec<KernelStatistics> {
         Vec::new()
     }

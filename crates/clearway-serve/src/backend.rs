@@ -119,6 +119,10 @@ pub struct Stats {
     pub lists_failed: u64,
     /// Lists that texts waited for.
     pub list_waits: u64,
+    /// Lists that texts needed and that are not made yet.
+    pub lists_missing: u64,
+    /// What it took to make those that nobody waited for, of all threads together.
+    pub lists_time: Duration,
     /// Times that a lost device was opened again.
     pub reopened: u64,
     /// Adapters that requests can choose.

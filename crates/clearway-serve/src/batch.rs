@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use clearway_llm::Error;
 use clearway_llm::batch::device::{DeviceOptions, DeviceRunner};
@@ -160,6 +161,8 @@ impl Backend for Batch {
             lists_late: numbers.lists_late,
             lists_failed: numbers.lists_failed,
             list_waits: numbers.list_waits,
+            lists_missing: numbers.lists_missing,
+            lists_time: Duration::from_micros(numbers.lists_us),
             reopened: numbers.reopened,
             adapters: self.adapters,
         }

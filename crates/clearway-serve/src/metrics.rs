@@ -149,6 +149,8 @@ impl Metrics {
             lists_late,
             lists_failed,
             list_waits,
+            lists_missing,
+            lists_time,
             reopened,
             adapters,
         } = stats.unwrap_or_default();
@@ -221,6 +223,18 @@ impl Metrics {
         ] {
             one("counter", name, help, count as f64);
         }
+        one(
+            "gauge",
+            "clearway_lists_missing",
+            "Programs of the device that were needed and are not compiled yet.",
+            lists_missing as f64,
+        );
+        one(
+            "counter",
+            "clearway_lists_seconds_total",
+            "Time to compile programs of the device that no text waited for, of all threads together.",
+            lists_time.as_secs_f64(),
+        );
         one(
             "counter",
             "clearway_device_reopened_total",
@@ -321,6 +335,8 @@ mod tests {
             lists_late: 44,
             lists_failed: 45,
             list_waits: 46,
+            lists_missing: 47,
+            lists_time: Duration::from_millis(48_500),
             ..Stats::default()
         };
         let text = metrics.text("a\"b", "ready", Some(stats), &[]);
@@ -338,6 +354,8 @@ mod tests {
             "clearway_lists_late_total{model_name=\"a\\\"b\"} 44",
             "clearway_lists_failed_total{model_name=\"a\\\"b\"} 45",
             "clearway_list_waits_total{model_name=\"a\\\"b\"} 46",
+            "clearway_lists_missing{model_name=\"a\\\"b\"} 47",
+            "clearway_lists_seconds_total{model_name=\"a\\\"b\"} 48.5",
             "clearway_texts_total{model_name=\"a\\\"b\",end=\"stop\"} 1",
             "clearway_time_to_first_token_seconds_bucket{model_name=\"a\\\"b\",le=\"0.0025\"} 0",
             "clearway_time_to_first_token_seconds_bucket{model_name=\"a\\\"b\",le=\"0.005\"} 1",

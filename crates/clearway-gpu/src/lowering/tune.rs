@@ -9,12 +9,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use clearway_graph::Slot;
 use rustc_hash::FxHashMap;
 
 use super::cache::DiskCache;
 use super::lowered::{Bound, Lowered};
 use super::{ALIGN, Backend, Bytes, Piece, RangeOf, Tuning, agree, prefetch};
-use crate::device::Program;
+use crate::device::{KernelStatistics, Program};
 use crate::error::Result;
 use crate::profile::ProfileMode;
 use crate::wgsl::{self, Job, Kernel};
@@ -38,6 +39,8 @@ pub(crate) struct Tuner {
     /// Names the device and its driver.
     device: String,
     known: Mutex<FxHashMap<u64, u8>>,
+    /// One product at a time: two would disturb each other.
+    timing: Mutex<Vec<KernelStatistics>>,
 }
 
 /// What decides whether kernels can be timed.
@@ -58,12 +61,17 @@ impl Tuner {
         };
         let device = device.to_owned();
         let known = disk.load("tuning", &device).and_then(|data| parse(&data)).unwrap_or_default();
-        Self { mode, disk, device, known: Mutex::new(known) }
+        Self { mode, disk, device, known: Mutex::new(known), timing: Mutex::default() }
     }
 
     /// Products that were timed, now or in an earlier run.
     pub(crate) fn count(&self) -> usize {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// What was timed in this run.
+    pub(crate) fn times(&self) -> Vec<KernelStatistics> {
+        self.timing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The variants that are used, by the text of the expected kernel.
@@ -114,10 +122,15 @@ pub(crate) fn lower<B: Backend>(
     }
     let key = wgsl::tuning_key(job, &expected);
     let choice = backend.tuner().known(key).unwrap_or_else(|| {
-        // A device that is full does without.
-        let found = fastest(backend, job, &expected, bound, choices).ok().flatten();
-        backend.tuner().learn(key, found);
-        found.unwrap_or(0)
+        let mut times = backend.tuner().timing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have done it meanwhile.
+        backend.tuner().known(key).unwrap_or_else(|| {
+            // A device that is full does without.
+            let found = fastest(backend, job, &expected, bound, choices, &mut times);
+            let found = found.ok().flatten();
+            backend.tuner().learn(key, found);
+            found.unwrap_or(0)
+        })
     });
     if choice == 0 || choice >= choices {
         return Ok(expected);
@@ -153,6 +166,7 @@ fn fastest<B: Backend>(
     expected: &Kernel,
     bound: &Bound<RangeOf<B>>,
     choices: u8,
+    times: &mut Vec<KernelStatistics>,
 ) -> Result<Option<u8>> {
     let mut variants = vec![(0, expected.clone())];
     for choice in 1..choices {
@@ -189,9 +203,24 @@ fn fastest<B: Backend>(
         let rounds = spans.iter().skip(2 * variant + 1).step_by(2 * variants.len());
         rounds.map(|span| span.end_ns - span.start_ns).min().unwrap_or(u64::MAX)
     };
+    times.extend(variants.iter().enumerate().map(|(index, (choice, kernel))| KernelStatistics {
+        kernel: name(job, *choice, kernel),
+        source: kernel.source.clone(),
+        values: vec![("Microseconds".to_owned(), time(index) as f64 / 1e3)],
+    }));
     let best = (0..variants.len()).min_by_key(|&variant| time(variant)).unwrap_or(0);
     let gain = time(0) as f64 / time(best).max(1) as f64;
     Ok(Some(if gain >= GAIN { variants[best].0 } else { 0 }))
+}
+
+/// Says which variant of which product.
+fn name(job: &Job<'_>, choice: u8, kernel: &Kernel) -> String {
+    let rows = job.operands[0].layout.rows();
+    let weights = job.slot(Slot::Weight).map(|index| &job.operands[index].layout);
+    let weights = weights
+        .map_or(String::new(), |w| format!(", {} x {} {:?}", w.rows(), w.cols(), w.dtype()));
+    let tile = kernel.wide.map_or(String::new(), |wide| format!(", tile {:?}", wide.tile));
+    format!("timed, variant {choice} of {:?}, {rows} rows{weights}{tile}", job.kind)
 }
 
 /// Drops kernels that the driver does not make. It makes them all at once.

@@ -354,7 +354,8 @@ impl Device for VulkanDevice {
     }
 
     fn kernel_statistics(&self) -> Vec<KernelStatistics> {
-        self.context.pipelines.statistics()
+        let Context { pipelines, tuner, .. } = &*self.context;
+        [pipelines.statistics(), tuner.times()].concat()
     }
 
     fn buffer(&self, buf_id: usize) -> Result<Buffer> {

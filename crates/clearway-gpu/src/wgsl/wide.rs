@@ -80,7 +80,7 @@ const LEAST_OUTER: usize = 128;
 const PLAIN: [Tile; 2] = [Tile([128, 256], false), Tile([128, 128], false)];
 
 /// Tiles of weights that are decoded.
-const DECODED: [Tile; 2] = [Tile([256, 128], true), Tile([128, 128], false)];
+const DECODED: [Tile; 3] = [Tile([256, 128], true), Tile([128, 128], false), Tile([64, 128], true)];
 
 /// Columns of a step: those that are fastest where rows are dense, and those of a run of f16, which need no third dimension.
 /// Which are faster is to be measured.
@@ -148,7 +148,7 @@ fn of(job: &Job<'_>, matrices: WideMatrices) -> Option<Vec<Wide>> {
         y: (slot(bound - 1), stride(job, bound - 1)?),
         addend,
     };
-    let tiles = if weights == DType::F16 { PLAIN } else { DECODED };
+    let tiles = if weights == DType::F16 { &PLAIN[..] } else { &DECODED };
     let fits = |tile: [u32; 3], left: bool| {
         let [m, n, k] = matrices.multiples;
         let sides = if left { [tile[1], tile[0]] } else { [tile[0], tile[1]] };
@@ -166,7 +166,7 @@ fn of(job: &Job<'_>, matrices: WideMatrices) -> Option<Vec<Wide>> {
     for (index, &Tile([t, n], weights_left)) in tiles.iter().enumerate() {
         // Tiles of which most processors would get none are for no product that has smaller ones.
         let few = u64::from(groups([t, n])) * 8 < u64::from(job.target.processors) * 7;
-        if few && index + 1 < tiles.len() {
+        if few && index == 0 {
             continue;
         }
         for step in STEPS {

@@ -19,6 +19,8 @@
 //! first work is finished, at most [`Limits::ahead`] times. Changes of work that is started later never reach steps of work
 //! that was started before.
 
+use std::time::Duration;
+
 use super::super::engine::{Embedding, EngineError, LogProbs, Sampling};
 
 /// Index of a slot.
@@ -165,6 +167,10 @@ pub struct ListCounts {
     pub waits: u64,
     /// Works whose rows of prompts and step were two lists, since the list of both was not made yet.
     pub apart: u64,
+    /// Lists that works needed and that are not made yet.
+    pub missing: u64,
+    /// What it took to make those that nobody waited for, of all threads together.
+    pub making: Duration,
 }
 
 impl ListCounts {
@@ -176,6 +182,8 @@ impl ListCounts {
             failed: self.failed + other.failed,
             waits: self.waits + other.waits,
             apart: self.apart + other.apart,
+            missing: self.missing + other.missing,
+            making: self.making + other.making,
         }
     }
 }

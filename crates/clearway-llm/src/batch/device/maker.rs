@@ -1,18 +1,24 @@
-//! Lists made on a thread of their own. On a GPU a new list compiles kernels, which may take seconds: whoever runs the streams must not
+//! Lists made on threads of their own. On a GPU a new list compiles kernels, which may take seconds: whoever runs the streams must not
 //! wait for that.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::lists::{ReadList, StepKey, StepList, Tables};
 use crate::engine::{EngineError, StepsInBlocks};
 
 /// Part of the device's memory that lists nobody asked for leave free: one of so many.
 const LEFT_FREE: u64 = 8;
+/// Lists that are made at once, at most, and cores for each of them: a driver compiles a kernel on one core.
+const AT_ONCE: usize = 4;
+const CORES_EACH: usize = 2;
 
 /// Which list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,14 +60,18 @@ impl Source {
     }
 }
 
-/// A list, or why there is none.
-pub(super) type Made = (ListKey, Result<List, EngineError>);
+/// A list, or why there is none, and how long that took.
+pub(super) struct Made {
+    pub(super) key: ListKey,
+    pub(super) list: Result<List, EngineError>,
+    pub(super) time: Duration,
+}
 
-/// The thread. Dropped, it ends with the list that it is making.
+/// The threads. Dropped, each ends with the list that it is making.
 pub(super) struct Maker {
     orders: Arc<Orders>,
     made: Receiver<Made>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// What is to be made.
@@ -73,11 +83,41 @@ struct Orders {
 
 #[derive(Default)]
 struct Queue {
-    /// Works needed these already.
-    needed: VecDeque<ListKey>,
+    /// So many works needed these already.
+    needed: FxHashMap<ListKey, Need>,
+    /// How often works needed one.
+    count: usize,
+    /// Those that are being made, or were made and not taken in yet, and those that cannot be made.
+    taken: FxHashSet<ListKey>,
     /// Nobody needed these yet.
     ahead: VecDeque<ListKey>,
     ends: bool,
+}
+
+/// How often a list was needed, and when first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Need {
+    works: usize,
+    since: std::cmp::Reverse<usize>,
+}
+
+impl Queue {
+    fn need(&mut self, key: ListKey) {
+        if self.taken.contains(&key) {
+            return;
+        }
+        self.ahead.retain(|other| *other != key);
+        self.count += 1;
+        let since = std::cmp::Reverse(self.count);
+        self.needed.entry(key).or_insert(Need { works: 0, since }).works += 1;
+    }
+
+    /// What most works have needed; of several, what was needed first.
+    fn most_needed(&mut self) -> Option<ListKey> {
+        let (&key, _) = self.needed.iter().max_by_key(|(_, need)| **need)?;
+        self.needed.remove(&key);
+        Some(key)
+    }
 }
 
 impl Orders {
@@ -92,13 +132,15 @@ impl Orders {
             if queue.ends {
                 return None;
             }
-            if let Some(key) = queue.needed.pop_front() {
+            if let Some(key) = queue.most_needed() {
+                queue.taken.insert(key);
                 return Some(key);
             }
             if !queue.ahead.is_empty() && !has_room() {
                 queue.ahead.clear();
             }
             if let Some(key) = queue.ahead.pop_front() {
+                queue.taken.insert(key);
                 return Some(key);
             }
             queue = self.more.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -112,31 +154,36 @@ impl Maker {
         let orders = Arc::new(Orders::default());
         orders.queue().ahead = ahead;
         let (sender, made) = mpsc::channel();
-        let of_thread = Arc::clone(&orders);
-        let work = move || {
-            while let Some(key) = of_thread.next(|| source.has_room()) {
-                let list = catch_unwind(AssertUnwindSafe(|| source.make(key)))
-                    .unwrap_or_else(|panic| Err(EngineError::Panicked { what: words(&*panic) }));
-                if sender.send((key, list)).is_err() {
-                    return;
-                }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut maker = Self { orders, made, threads: Vec::new() };
+        for index in 0..(cores / CORES_EACH).clamp(1, AT_ONCE) {
+            let (orders, source) = (Arc::clone(&maker.orders), Arc::clone(&source));
+            let sender = sender.clone();
+            let thread = std::thread::Builder::new().name(format!("clearway-lists-{index}"));
+            match thread.spawn(move || work(&orders, &source, &sender)) {
+                Ok(thread) => maker.threads.push(thread),
+                // One is enough.
+                Err(_) if index > 0 => break,
+                Err(error) => return Err(error),
             }
-        };
-        let thread = std::thread::Builder::new().name("clearway-lists".into()).spawn(work)?;
-        Ok(Self { orders, made, thread: Some(thread) })
+        }
+        Ok(maker)
     }
 
-    /// Has a list made before those that nobody needs yet.
+    /// Has a list made before those that nobody needs yet, and the sooner the more often it was asked for.
     pub(super) fn order(&self, key: ListKey) {
-        let mut queue = self.orders.queue();
-        queue.ahead.retain(|other| *other != key);
-        queue.needed.push_back(key);
+        self.orders.queue().need(key);
         self.orders.more.notify_one();
     }
 
     /// The next list that is made, if there is one.
     pub(super) fn take(&self) -> Option<Made> {
-        self.made.try_recv().ok()
+        let made = self.made.try_recv().ok()?;
+        if made.list.is_ok() {
+            // It may be given up and needed again.
+            self.orders.queue().taken.remove(&made.key);
+        }
+        Some(made)
     }
 }
 
@@ -144,10 +191,22 @@ impl Drop for Maker {
     /// What the thread holds on the device is freed with the runner, which may be opened again at once.
     fn drop(&mut self) {
         self.orders.queue().ends = true;
-        self.orders.more.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // It catches its panics.
+        self.orders.more.notify_all();
+        for thread in self.threads.drain(..) {
+            // They catch their panics.
             let _ = thread.join();
+        }
+    }
+}
+
+/// Makes what is ordered, until the end.
+fn work(orders: &Orders, source: &Source, sender: &Sender<Made>) {
+    while let Some(key) = orders.next(|| source.has_room()) {
+        let since = Instant::now();
+        let list = catch_unwind(AssertUnwindSafe(|| source.make(key)))
+            .unwrap_or_else(|panic| Err(EngineError::Panicked { what: words(&*panic) }));
+        if sender.send(Made { key, list, time: since.elapsed() }).is_err() {
+            return;
         }
     }
 }
@@ -156,4 +215,28 @@ impl Drop for Maker {
 pub(in crate::batch) fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no words".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_needed_most_is_made_first_and_each_once() {
+        let orders = Orders::default();
+        orders.queue().ahead = [1, 2, 3].map(ListKey::Read).into();
+        for rows in [8, 16, 2, 16, 4] {
+            orders.queue().need(ListKey::Read(rows));
+        }
+        let mut made = || match orders.next(|| true) {
+            Some(ListKey::Read(rows)) => rows,
+            other => panic!("{other:?}"),
+        };
+        let first: Vec<usize> = (0..6).map(|_| made()).collect();
+        assert_eq!(first, [16, 8, 2, 4, 1, 3]);
+        // What is being made is not made a second time.
+        orders.queue().need(ListKey::Read(16));
+        orders.queue().ends = true;
+        assert_eq!(orders.next(|| true), None);
+    }
 }

@@ -1,6 +1,6 @@
 //! The lists there are, and who stands in for those that are not made yet.
 //!
-//! Lists are made when they are first needed, and the work waits; or, once [`Shelf::make_ahead`] was called, on a thread of their own
+//! Lists are made when they are first needed, and the work waits; or, once [`Shelf::make_ahead`] was called, on threads of their own
 //! ([`Maker`]). Then a work takes lists that are there: a step of more rows, several short lists of prompts in place of a long one, two lists in place of
 //! one of both. Rows that nobody uses do nothing, so what is computed is the same.
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 
 use super::lists::{CopyList, ReadList, StepKey, StepList};
-use super::maker::{List, ListKey, Maker, Source};
+use super::maker::{List, ListKey, Made, Maker, Source};
 use crate::batch::runner::ListCounts;
 use crate::engine::EngineError;
 use crate::engine::sizes::Kept;
@@ -75,8 +75,9 @@ impl Shelf {
 
     /// Takes in what was made since the last call.
     pub(super) fn refill(&mut self) {
-        while let Some((key, list)) = self.maker.as_ref().and_then(Maker::take) {
+        while let Some(Made { key, list, time }) = self.maker.as_ref().and_then(Maker::take) {
             let needed = self.needed.contains(&key);
+            self.counts.making += time;
             match list {
                 Ok(list) => {
                     self.needed.remove(&key);
@@ -101,7 +102,8 @@ impl Shelf {
     }
 
     pub(super) fn counts(&self) -> ListCounts {
-        self.counts
+        let missing = (self.needed.len() as u64).saturating_sub(self.counts.failed);
+        ListCounts { missing, ..self.counts }
     }
 
     /// Whether a list is there.
@@ -180,9 +182,8 @@ impl Shelf {
             return Ok(false);
         }
         let Some(maker) = &self.maker else { return self.make_now(key).map(|()| false) };
-        if self.needed.insert(key) {
-            maker.order(key);
-        }
+        self.needed.insert(key);
+        maker.order(key);
         Ok(true)
     }
 

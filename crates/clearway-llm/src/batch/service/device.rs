@@ -35,7 +35,7 @@ impl Held {
         if self.reopen.is_none() {
             return false;
         }
-        self.before = self.lists();
+        self.before = ListCounts { missing: 0, ..self.lists() };
         let runner = self.runner.take();
         // A runner that broke down may do so again.
         let _ = catch_unwind(AssertUnwindSafe(move || drop(runner)));

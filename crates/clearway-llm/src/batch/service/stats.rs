@@ -160,6 +160,10 @@ numbers! {
     lists_failed,
     /// Lists so far that a work waited for.
     list_waits,
+    /// Lists that works needed and that are not made yet.
+    lists_missing,
+    /// Microseconds so far that lists took which nobody waited for, of all threads together.
+    lists_us,
     /// Decode steps so far.
     steps,
     /// Tokens of prompts that were read so far.
@@ -246,6 +250,7 @@ impl Stats {
         let Atomics { blocks, blocks_in_use, blocks_cached, .. } = &self.numbers;
         let Atomics { mixed_works, apart_works, .. } = &self.numbers;
         let Atomics { lists_ahead, lists_late, lists_failed, list_waits, .. } = &self.numbers;
+        let Atomics { lists_missing, lists_us, .. } = &self.numbers;
         let Atomics { works, steps, prompt_tokens, cached_tokens, generated_tokens, .. } =
             &self.numbers;
         let Atomics { preempted, copied_blocks, block_queries, block_hits, evicted, .. } =
@@ -265,6 +270,8 @@ impl Stats {
             (lists_late, lists.late),
             (lists_failed, lists.failed),
             (list_waits, lists.waits),
+            (lists_missing, lists.missing),
+            (lists_us, u64::try_from(lists.making.as_micros()).unwrap_or(u64::MAX)),
             (steps, counts.steps),
             (prompt_tokens, counts.read),
             (cached_tokens, counts.cached),
