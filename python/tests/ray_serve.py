@@ -50,8 +50,6 @@ LONGEST = 120.0
 VOCABULARY = 40_000
 # Tokens of each prompt and each answer of load generators.
 TOKENS = 16
-# What proxies and replicas write down: a file of each process.
-NOTES = tempfile.mkdtemp(prefix="clearway-ray-")
 
 
 class Answer(NamedTuple):
@@ -83,6 +81,8 @@ def free_port() -> int:
 
 
 PORT = free_port()
+# What proxies and replicas write down: a file of each process.
+NOTES = tempfile.mkdtemp(prefix="clearway-ray-")
 
 
 def replicas() -> list[int]:
