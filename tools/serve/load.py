@@ -43,9 +43,11 @@ WRITTEN = re.compile(rb'"completion_tokens": ?([0-9]+)')
 class Request:
     """One request on a connection of its own."""
 
-    def __init__(self, address, body, now):
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    def __init__(self, address, body, now, name=None):
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+        head += f"X-Request-Id: {name}\r\n\r\n" if name else "\r\n"
         self.started = now
+        self.name = name
         self.times = []  # arrival of each piece of text
         self.counts = []  # tokens of each
         self.tail = b""
@@ -114,11 +116,11 @@ class Load:
             "stream_options": {"include_usage": True}, "return_token_ids": True,
         }).encode()
 
-    def run(self, count, in_flight, arrivals=None, answer=None, watch=None, patience=None):
+    def run(self, count, in_flight, arrivals=None, answer=None, watch=None, patience=None, prefix=None):
         """Sends requests, at most so many at once, or at given times; those without errors, and the seconds all took.
 
         `watch` is told how many have ended and which are under way, each time that one has ended. A request without an end
-        after `patience` seconds has failed.
+        after `patience` seconds has failed. With a prefix each request is named by it and its number, in the header `X-Request-Id`.
         """
         selector = selectors.DefaultSelector()
         answer = answer or self.tokens
@@ -128,7 +130,8 @@ class Load:
         while len(done) + len(failed) < count:
             now = time.perf_counter()
             while sent < count and len(live) < in_flight and (arrivals is None or start + arrivals[sent] <= now):
-                request = Request(self.address, bodies[sent], now if arrivals is None else start + arrivals[sent])
+                name = None if prefix is None else f"{prefix}{sent}"
+                request = Request(self.address, bodies[sent], now if arrivals is None else start + arrivals[sent], name)
                 selector.register(request.socket, selectors.EVENT_READ, request)
                 sent += 1
                 live.add(request)
