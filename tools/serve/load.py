@@ -1,6 +1,6 @@
 """Load on `clearway serve`, held against `clearway bench` of the same program.
 
-usage: load.py PROGRAM [-m MODEL] [--device D] [--vllm-rs FILE] [--in-flight 1,8,32,64] [--tokens 128] [--rounds 4]
+usage: load.py PROGRAM [-m MODEL] [--device D] [--vllm-rs FILE] [--in-flight 1,8,32,64] [--tokens 128] [--rounds 10]
                [--newcomer 8000] [--others 16]
 
 Needs nothing but Python 3. The server gets
@@ -213,6 +213,9 @@ def newcomer(load, tokens, others):
 
     # What is compiled on the way is compiled now.
     prompt_of(tokens)
+    until = time.perf_counter() + WARM_UP
+    while lists_missing(load.address) and time.perf_counter() < until:
+        time.sleep(0.1)
     rest, came, steady = prompt_of(tokens)
     first = came.times[0]
     parts = {"before": (steady, came.started), "until": (came.started, first)}
@@ -422,7 +425,7 @@ def main():
     parser.add_argument("--vllm-rs", metavar="FILE", help="the load generator of vLLM")
     parser.add_argument("--in-flight", default="1,8,32,64", help="closed loops; 0 for none, and then no Poisson arrivals either")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=4, help="requests for each that is in flight")
+    parser.add_argument("--rounds", type=int, default=10, help="requests for each that is in flight")
     parser.add_argument("--turns", type=int, default=3, help="of one stream and `bench`; 0 for none")
     parser.add_argument("--repeat", type=int, default=3, help="measurements of a turn; the fastest counts")
     parser.add_argument("--seconds", type=float, default=15, help="length of the Poisson arrivals")

@@ -217,8 +217,8 @@ fn fastest<B: Backend>(
 fn name(job: &Job<'_>, choice: u8, kernel: &Kernel) -> String {
     let rows = job.operands[0].layout.rows();
     let weights = job.slot(Slot::Weight).map(|index| &job.operands[index].layout);
-    let weights = weights
-        .map_or(String::new(), |w| format!(", {} x {} {:?}", w.rows(), w.cols(), w.dtype()));
+    let weights =
+        weights.map_or(String::new(), |w| format!(", {} x {} {:?}", w.rows(), w.cols(), w.dtype()));
     let tile = kernel.wide.map_or(String::new(), |wide| format!(", tile {:?}", wide.tile));
     format!("timed, variant {choice} of {:?}, {rows} rows{weights}{tile}", job.kind)
 }

@@ -66,17 +66,13 @@ pub(super) fn lower(job: &Job<'_>) -> Kernel {
 /// a tile has one token, so that where a row goes depends on the position of that token alone.
 fn splits(job: &Job<'_>, units: u64) -> u64 {
     let [_, _, heads, _] = job.layout(0).shape4();
-    let [_, rows, kv_heads, _] = job.layout(1).shape4();
+    let kv_heads = job.layout(1).shape4()[2];
     let alone = u64::from(heads / kv_heads).is_multiple_of(QUERIES);
     let sinks = job.kind == CapturedOpKind::AttentionSinks;
     if !alone || sinks || !job.target.tickets || u32::try_from(units).is_err() {
         return 1;
     }
-    let rows = match in_blocks(job) {
-        true => job.layout(BLOCKS).cols() as u32 * job.params[BLOCK],
-        false => rows,
-    };
-    let most = u64::from(rows.div_ceil(FEWEST_BLOCKS * KEYS)).min(MOST_SPLITS);
+    let most = u64::from(rows_of(job).div_ceil(FEWEST_BLOCKS * KEYS)).min(MOST_SPLITS);
     (GROUPS * u64::from(job.target.processors) / units).clamp(1, most.max(1))
 }
 
@@ -109,6 +105,14 @@ pub(super) fn is_square(job: &Job<'_>) -> bool {
 /// Whether the cache lies in blocks.
 pub(super) fn in_blocks(job: &Job<'_>) -> bool {
     job.params[BLOCK] > 0
+}
+
+/// Rows that a sequence can have.
+pub(super) fn rows_of(job: &Job<'_>) -> u32 {
+    match in_blocks(job) {
+        true => job.layout(BLOCKS).cols() as u32 * job.params[BLOCK],
+        false => job.layout(1).shape4()[1],
+    }
 }
 
 /// About how many tokens of one sequence stand together.

@@ -2,7 +2,7 @@
 
 use clearway_graph::{DType, Layout};
 
-use super::attention::{BLOCKS, in_blocks, is_square, run, with_cache, with_sinks};
+use super::attention::{in_blocks, is_square, rows_of, run, with_cache, with_sinks};
 use super::elementwise::MATH;
 use super::template::{fill, front, piece};
 use super::{Job, Kernel, Source, View};
@@ -55,7 +55,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let splits = match in_blocks(job) {
         false => rows.div_ceil(SPLIT),
         true => {
-            let most = rows_in_blocks(job).div_ceil(SPLIT);
+            let most = rows_of(job).div_ceil(SPLIT);
             (GROUPS * job.target.processors / pairs).max(FEWEST_SPLITS).min(most)
         }
     };
@@ -168,11 +168,6 @@ fn q_four(i: u32) -> vec4<f32> {
     return vec4<f32>(get_q(i), get_q(i + 1u), get_q(i + 2u), get_q(i + 3u));
 }
 ";
-
-/// Rows that the table of blocks gives a sequence at most.
-fn rows_in_blocks(job: &Job<'_>) -> u32 {
-    job.layout(BLOCKS).cols() as u32 * job.params[3]
-}
 
 /// Whether a cache is f16 with every head at a multiple of 16 bytes.
 fn is_in_eights(job: &Job<'_>, operand: usize) -> bool {

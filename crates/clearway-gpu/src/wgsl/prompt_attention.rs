@@ -2,12 +2,19 @@
 
 use clearway_graph::DType;
 
-use super::attention::{is_square, with_cache, with_sinks};
+use super::attention::{is_square, rows_of, with_cache, with_sinks};
 use super::elementwise::MATH;
+use super::template::piece;
 use super::{HALVES, Job, Kernel, Source, View};
 
 /// Head sizes there are kernels for.
 const HEADS: std::ops::RangeInclusive<u32> = 64..=256;
+
+/// Rows of the cache that a workgroup takes in a turn, where several share them.
+const SPAN: u32 = 128;
+/// Workgroups that share the rows of a tile at most, and workgroups for a processor up to which rows are shared.
+const MOST_SPLITS: u32 = 16;
+const GROUPS: u32 = 2;
 
 /// How a workgroup goes through the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +75,7 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
     let tiling = Tiling::of(job, head)?;
     let tiles = (u64::from(tokens) * u64::from(share)).div_ceil(u64::from(16 * tiling.subgroups));
     let tiles = u32::try_from(tiles).ok().filter(|&tiles| tiles <= job.target.max_groups)?;
+    let splits = splits(job, tiles * kv_heads);
     let y = job.operands.len() - 1;
     let mut source = with_sinks(with_cache(Source::new(job)), "factor")
         .enable("wgpu_cooperative_matrix")
@@ -92,12 +100,39 @@ pub(super) fn lower(job: &Job<'_>) -> Option<Kernel> {
         DType::C8 => CACHE_C8,
         _ => CACHE_F32,
     });
+    let text = match splits {
+        1 => WHOLE,
+        _ => {
+            let queries = 16 * tiling.subgroups;
+            let bytes = u64::from(tiles * kv_heads) * u64::from(splits * queries * (4 * head + 16));
+            source = source.scratch_in_quads(bytes, tiles * kv_heads).constant("SPAN", SPAN);
+            SPLIT
+        }
+    };
     let source = source
         .constant("HEAD_TILES", head / 16)
         .constant("KEY_TILES", tiling.keys / 16)
-        .body(include_str!("kernels/attention_prompt.wgsl"));
-    Some(source.build([tiles, kv_heads, 1]))
+        .body(piece(text, "part")?)
+        .body(
+            &ATTENTION
+                .replace("    // NEEDED\n", piece(text, "needed").unwrap_or_default())
+                .replace("    // FINISH\n", piece(text, "finish")?),
+        );
+    Some(source.build([tiles, kv_heads, splits]))
 }
+
+/// Workgroups that share the rows of each of so many tiles: a few tiles would leave most of the device idle.
+fn splits(job: &Job<'_>, tiles: u32) -> u32 {
+    if !job.target.tickets {
+        return 1;
+    }
+    let most = rows_of(job).div_ceil(SPAN).min(MOST_SPLITS);
+    (GROUPS * job.target.processors / tiles).clamp(1, most.max(1))
+}
+
+const ATTENTION: &str = include_str!("kernels/attention_prompt.wgsl");
+const WHOLE: &str = include_str!("kernels/attention_prompt_whole.wgsl");
+const SPLIT: &str = include_str!("kernels/attention_prompt_split.wgsl");
 
 /// Whether heads of an operand start at multiples of 16 bytes.
 fn is_in_quads(job: &Job<'_>, operand: usize) -> bool {

@@ -9,7 +9,8 @@
 // RAISE: only a score beyond that raises it, and then the sums are scaled down by way of workgroup memory.
 //
 // Query number i of a head of the cache is token i / SHARE, head i % SHARE of those that use it.
-// Constants: HEAD, SHARE, SUBGROUPS, KEYS, SLICES.
+// Constants: HEAD, SHARE, SUBGROUPS, KEYS, SLICES. `first_block`, `next_block` and what stands in two places say which workgroups
+// share the rows of a tile.
 const THREADS = 32u * SUBGROUPS;
 const QUERIES = 16u * SUBGROUPS;
 const EIGHTS = HEAD / 8u; // 16 bytes of f16 in a row
@@ -64,6 +65,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
     let lane = lid % 32u;
     let subgroup = lid / 32u;
 
+    // NEEDED
     // Queries become matrices by way of the memory of keys and values.
     for (var i = lid; i < QUERIES * EIGHTS; i += THREADS) {
         let query = min(first + i / EIGHTS, last);
@@ -110,15 +112,15 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
         let in_run = query / SHARE >= from_token && query / SHARE < next;
         let own_seen = select(vec2<u32>(), seen_by(query / SHARE), in_run);
 
-        let begin = range.x / KEYS * KEYS;
-        if (range.x < range.y) {
+        let begin = first_block(group.z, count.z, range.x);
+        if (begin < range.y) {
             rows = fetch(sequence, begin, range, kv_head, lid);
             stage(rows, slice, lid);
         }
-        for (var block = begin; block < range.y; block += KEYS) {
+        for (var block = begin; block < range.y; block = next_block(block, count.z)) {
             workgroupBarrier();
-            if (SLICES == 2u && block + KEYS < range.y) {
-                rows = fetch(sequence, block + KEYS, range, kv_head, lid);
+            if (SLICES == 2u && next_block(block, count.z) < range.y) {
+                rows = fetch(sequence, next_block(block, count.z), range, kv_head, lid);
             }
             //# for j in KEY_TILES
             var score$j = coop_mat16x16<f32, C>();
@@ -187,24 +189,16 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) group:
             } else {
                 workgroupBarrier();
             }
-            if (block + KEYS < range.y) {
+            if (next_block(block, count.z) < range.y) {
                 if (SLICES == 1u) {
-                    rows = fetch(sequence, block + KEYS, range, kv_head, lid);
+                    rows = fetch(sequence, next_block(block, count.z), range, kv_head, lid);
                 }
                 stage(rows, slice, lid);
             }
         }
     }
     weight += subgroupShuffleXor(weight, 1u);
-    let factor = factor_of(weight, reference, kv_head * SHARE + query % SHARE);
-    let at = query / SHARE * P.y.stride.y + (kv_head * SHARE + query % SHARE) * P.y.stride.z;
     let exists = first + subgroup * 16u + lane / 2u <= last;
-    //# for d in HEAD_TILES
-    subgroupBarrier();
-    coopStoreT(sum$d, &scores[mine], SCORE_ROW);
-    subgroupBarrier();
-    if (exists) {
-        y_eight(at + 16u * $du + 8u * half, scores[own + 2u * half] * factor, scores[own + 2u * half + 1u] * factor);
-    }
-    //# end
+    let tile = group.x * count.y + kv_head;
+    // FINISH
 }
