@@ -125,7 +125,7 @@ struct Heads {
 }
 
 #[rustfmt::skip] // a table reads by columns
-const ATTENTION: [Heads; 20] = [
+const ATTENTION: [Heads; 23] = [
     Heads { tokens: 1,  heads: 1,  kv_heads: 1, head: 1,   cache_rows: 1,   start: 0,   window: 0,  softcap: 0.0 },
     Heads { tokens: 1,  heads: 4,  kv_heads: 4, head: 64,  cache_rows: 33,  start: 20,  window: 0,  softcap: 0.0 },
     Heads { tokens: 1,  heads: 9,  kv_heads: 3, head: 64,  cache_rows: 256, start: 255, window: 0,  softcap: 0.0 },
@@ -148,6 +148,10 @@ const ATTENTION: [Heads; 20] = [
     Heads { tokens: 70, heads: 7,  kv_heads: 1, head: 64,  cache_rows: 300, start: 220, window: 0,  softcap: 0.0 },
     Heads { tokens: 19, heads: 8,  kv_heads: 8, head: 96,  cache_rows: 64,  start: 40,  window: 7,  softcap: 0.0 },
     Heads { tokens: 21, heads: 4,  kv_heads: 1, head: 128, cache_rows: 30,  start: 25,  window: 6,  softcap: 0.0 },
+    // Long caches, whose rows several workgroups share.
+    Heads { tokens: 24, heads: 8,  kv_heads: 2, head: 128, cache_rows: 2600, start: 2500, window: 0, softcap: 0.0 },
+    Heads { tokens: 40, heads: 3,  kv_heads: 1, head: 64,  cache_rows: 900, start: 700, window: 200, softcap: 30.0 },
+    Heads { tokens: 33, heads: 2,  kv_heads: 1, head: 256, cache_rows: 400, start: 100, window: 0,  softcap: 0.0 },
 ];
 
 impl Heads {
@@ -204,7 +208,7 @@ fn attention(list: &mut List) {
 /// Many sequences in one cache: rows of a block, blocks of a sequence, tokens of a sequence that stand together. There is
 /// one sequence less than runs of tokens, so that the last run sees nothing.
 #[rustfmt::skip] // a table reads by columns
-const IN_BLOCKS: [(Heads, u32, usize, u32); 9] = [
+const IN_BLOCKS: [(Heads, u32, usize, u32); 11] = [
     (Heads { tokens: 1,  heads: 4,  kv_heads: 2, head: 64,  cache_rows: 64,   start: 37,   window: 0,  softcap: 0.0 }, 16, 3, 1),
     (Heads { tokens: 5,  heads: 4,  kv_heads: 2, head: 64,  cache_rows: 96,   start: 40,   window: 0,  softcap: 0.0 }, 16, 4, 1),
     (Heads { tokens: 9,  heads: 8,  kv_heads: 2, head: 128, cache_rows: 640,  start: 300,  window: 0,  softcap: 0.0 }, 32, 12, 1),
@@ -214,6 +218,8 @@ const IN_BLOCKS: [(Heads, u32, usize, u32); 9] = [
     (Heads { tokens: 40, heads: 4,  kv_heads: 1, head: 64,  cache_rows: 160,  start: 50,   window: 0,  softcap: 0.0 }, 16, 6, 13),
     (Heads { tokens: 70, heads: 8,  kv_heads: 2, head: 128, cache_rows: 320,  start: 100,  window: 0,  softcap: 0.0 }, 32, 6, 70),
     (Heads { tokens: 45, heads: 4,  kv_heads: 2, head: 128, cache_rows: 192,  start: 60,   window: 20, softcap: 40.0 }, 32, 4, 30),
+    (Heads { tokens: 60, heads: 4,  kv_heads: 2, head: 128, cache_rows: 1024, start: 600,  window: 0,  softcap: 0.0 }, 32, 30, 17),
+    (Heads { tokens: 50, heads: 3,  kv_heads: 1, head: 64,  cache_rows: 512,  start: 400,  window: 150, softcap: 0.0 }, 16, 28, 23),
 ];
 
 fn attention_in_blocks(list: &mut List) {
