@@ -12,7 +12,6 @@
 # | counters | 200,000 steps with counters against barriers, and waits that fail |
 # | decode | one stream: greedy, drawn, with barriers, with 3,968 tokens in the cache |
 # | prompts | 512 to 16,384 tokens, and 512 behind 3,968 |
-# | wide | matrices of a whole workgroup: logits with and without them, then prompts by turns |
 # | families | Qwen 3, Gemma 3 and a mixture of experts |
 # | batch | 1 to 64 sequences |
 # | drafts | texts with drafts and without, and the 8B shape with drafts that fare the same; needs MODEL, a real model file |
@@ -25,7 +24,7 @@
 # Environment: DEVICE (vulkan), MODEL, VLLM_RS, SMALL=1 (tiny numbers: shows that the commands work).
 set -u
 
-[ $# -ge 2 ] || { sed -n '4,26s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '4,25s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 program=$1 folder=$2
 shift 2
 device=${DEVICE:-vulkan}
@@ -54,7 +53,6 @@ if [ -n "${SMALL:-}" ]; then
   main=("smollm2-135m q4_1") families=("smollm2-135m q8_0") wide=("smollm2-135m q8_0") large=smollm2-135m large_format=q8_0
   drafted=8 arrives=64 others=2
   matrix="--shapes smollm2-135m --formats q4_0,q8_0 -d 32 -p 8 -n 4"
-  whole=("smollm2-135m f16" "smollm2-135m q8_0") read=128 sizes=128,256 turns=1
 else
   few="-r 5" tokens=128 deep=3968 prompts=512,2048 long=4096,16384 steps=200000 at_once=1,2,4,8,16,32,64 in_flight=1,8,32,64
   main=("smollm2-135m q4_1" "llama-1b f16" "llama-1b q8_0" "llama-8b q4_k_m") divided=llama-8b cap=8G
@@ -62,7 +60,6 @@ else
   wide=("llama-8b q4_k_m" "llama-1b q8_0") large=llama-8b large_format=q4_k_m
   drafted=256 arrives=8000 others=16
   matrix="-r 3"
-  whole=("llama-1b f16" "llama-1b q8_0" "llama-8b q4_k_m") read=2048 sizes=512,2048,4096 turns=3
 fi
 
 counters() {
@@ -97,48 +94,6 @@ prompts() {
   bench -m "$model" -n 0 -p $long $few
   bench -m "$model" -n 0 -p ${prompts%%,*} -d $deep $few
   run "$program" inspect -m "$model" --device "$device" --tokens ${prompts##*,} -c ${prompts##*,} --measure --statistics --text
-}
-
-# The largest difference of two sets of logits. More than 0.15 is more than the golden test allows on average.
-compare() {
-  python3 - "$@" <<'END'
-import json, sys
-a, b = (dict(json.load(open(path))["top"]) for path in sys.argv[1:3])
-far = max(abs(a[token] - b[token]) for token in a)
-mean = sum(abs(a[token] - b[token]) for token in a) / len(a)
-low, high = min(a.values()), max(a.values())
-same = max(a, key=a.get) == max(b, key=b.get)
-print(f"{len(a)} logits from {low:.3f} to {high:.3f}: largest difference {far:.4f}, mean {mean:.4f}, "
-      f"the best is {'the same' if same else 'another'}")
-sys.exit(not (len(a) == len(b) and mean < 0.15))
-END
-}
-
-wide() {
-  local each model tokens turn out
-  out=$(mktemp -d) || return 1
-  tokens=$(seq -s ' ' 1 "$read")
-  for each in "${whole[@]}"; do
-    model=$(file $each) || return 1
-    for turn in without with; do
-      local switch=() log=$out/$turn.json
-      [ $turn = without ] || switch=(--wide-matrices)
-      printf '\n$ %s eval -m %s --device %s --tokens "1 .. %s" --top 1000000 --json %s\n' \
-        "$program" "$model" "$device" "$read" "${switch[*]:-}"
-      "$program" eval -m "$model" --device "$device" --tokens "$tokens" --top 1000000 --json "${switch[@]}" >"$log" ||
-        failed+=("eval of $model $turn matrices of a workgroup")
-    done
-    run compare "$out/without.json" "$out/with.json"
-    run "$program" inspect -m "$model" --device "$device" --tokens "$read" -c "$read" --wide-matrices \
-      --kernels "$out/kernels" >/dev/null
-    printf 'kernels on matrices of a workgroup: %s\n' \
-      "$(grep -l 'on matrices of a whole workgroup' "$out"/kernels/* | wc -l)"
-    for turn in $(seq "$turns"); do
-      bench -m "$model" -n 0 -p "$sizes" $few
-      bench -m "$model" -n 0 -p "$sizes" $few --wide-matrices
-    done
-  done
-  rm -r "$out"
 }
 
 families() {
@@ -197,7 +152,7 @@ newcomer() {
 
 matrix() { bench --matrix --folder "$folder" $matrix; }
 
-sections=(counters decode prompts wide families batch drafts divided micro server newcomer matrix)
+sections=(counters decode prompts families batch drafts divided micro server newcomer matrix)
 [ $# -gt 0 ] || set -- "${sections[@]}"
 for section in "$@"; do
   [[ " ${sections[*]} " == *" $section "* ]] || { echo "no section is called $section: ${sections[*]}" >&2; exit 2; }

@@ -42,9 +42,6 @@ pub struct DeviceArgs {
     /// Take at most so much of the device's memory: bytes, or a number with K, M, G or T.
     #[arg(long, value_name = "BYTES", env = "CLEARWAY_DEVICE_MEMORY", value_parser = crate::memory::parse)]
     pub device_memory: Option<u64>,
-    /// Try matrices of a whole workgroup of a GPU (VK_NV_cooperative_matrix2) for prompts, and take them where they are faster.
-    #[arg(long, env = "CLEARWAY_WIDE_MATRICES", value_parser = Falsey::new())]
-    pub wide_matrices: bool,
     /// Take the kernels that are expected to be fast, without timing any.
     #[arg(long, env = "CLEARWAY_NO_TUNE", help_heading = OFF, value_parser = Falsey::new())]
     no_tune: bool,
@@ -73,7 +70,6 @@ impl DeviceArgs {
             device,
             threads,
             device_memory: None,
-            wide_matrices: false,
             no_tune: false,
             no_read_ahead: false,
             no_matrices: false,
@@ -100,7 +96,6 @@ impl DeviceArgs {
     /// Opens the device with counters as they are wanted here, whatever its arguments say of them.
     pub fn open_counting(&self, counters: Counters) -> Result<Arc<dyn Device>> {
         let options = vulkan::Options {
-            wide_matrices: self.wide_matrices,
             no_tune: self.no_tune,
             no_read_ahead: self.no_read_ahead,
             no_matrices: self.no_matrices,
@@ -109,12 +104,7 @@ impl DeviceArgs {
             statistics: self.statistics,
             memory_limit: self.device_memory,
         };
-        let device = self.device.open_with(self.threads(), options)?;
-        let has_wide = || device.wgsl_target().is_some_and(|has| has.target.wide.is_some());
-        if self.wide_matrices && !has_wide() {
-            note!("--wide-matrices: {} has no matrices of a whole workgroup", device.info().name);
-        }
-        Ok(device)
+        self.device.open_with(self.threads(), options)
     }
 
     /// The same with the CPU for the device. The limit of another device's memory is not its own.

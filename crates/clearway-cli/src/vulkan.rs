@@ -11,8 +11,6 @@ use crate::preference::Candidate;
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(not(feature = "vulkan"), allow(dead_code))] // nobody asks for them
 pub struct Options {
-    /// Try matrices of a whole workgroup.
-    pub wide_matrices: bool,
     /// Time no kernels.
     pub no_tune: bool,
     /// Let idle groups read no weights ahead.
@@ -62,7 +60,6 @@ mod with {
                 tuning: if options.no_tune { Tuning::Never } else { Tuning::default() },
                 read_ahead: options.no_read_ahead.then_some(0),
                 matrices: !options.no_matrices,
-                wide_matrices: options.wide_matrices,
                 counting: match options.counters {
                     Counters::Tested => Counting::Tested,
                     Counters::Never => Counting::Never,

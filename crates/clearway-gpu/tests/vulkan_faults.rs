@@ -22,7 +22,6 @@ const PLAIN: VulkanOptions = VulkanOptions {
     max_binding: None,
     processors: None,
     matrices: true,
-    wide_matrices: false,
     read_ahead: None,
     counting: Counting::Never,
     tuning: Tuning::Hardware,

@@ -48,7 +48,6 @@ fn machines() -> [Machine; 6] {
                 max_binding: binding,
                 packed_dot: true,
                 cooperative,
-                wide: None,
                 halves: true,
                 tickets: true,
                 counters: false,
@@ -80,7 +79,6 @@ fn portable_machines() -> [Machine; 3] {
             max_binding: 1 << 27,
             packed_dot: true,
             cooperative: false,
-            wide: None,
             halves,
             tickets: false,
             counters: false,
@@ -522,15 +520,8 @@ fn all_shaders_are_written() {
             scope.spawn(work);
         });
     });
-    let wide = shaders::wide();
-    for (name, words) in &wide {
-        write(&all.join(format!("{name}.spv")), words);
-    }
     let broken = folder.join("broken");
     std::fs::create_dir_all(&broken).unwrap();
-    for (name, words) in broken_wide(&wide) {
-        write(&broken.join(format!("{name}.spv")), &words);
-    }
     let text = texts.iter().find(|(text, _)| text.contains(MATRICES)).unwrap();
     let words = shaders::compile(&text.0, false).unwrap();
     for (name, words) in operands::broken(&words) {
@@ -540,22 +531,6 @@ fn all_shaders_are_written() {
         "{count} shaders, of which {} are written, {matrices} on cooperative matrices",
         texts.len()
     );
-}
-
-/// Products on matrices of a workgroup without what they need.
-fn broken_wide(all: &[(String, Vec<u32>)]) -> Vec<(String, Vec<u32>)> {
-    let of = |part: &str| all.iter().find(|(name, _)| name.contains(part)).unwrap().1.clone();
-    let without = |words: Vec<u32>, unwanted: &[u32]| {
-        let at = words.windows(unwanted.len()).position(|found| found == unwanted).unwrap();
-        [&words[..at], &words[at + unwanted.len()..]].concat()
-    };
-    // Capabilities for tensors, for loads that decode, and for addresses.
-    let capability = |words: Vec<u32>, number: u32| without(words, &[2 << 16 | 17, number]);
-    vec![
-        ("wide-without-tensors".into(), capability(of("f16-right"), 5439)),
-        ("wide-without-block-loads".into(), capability(of("q4_k-left"), 5434)),
-        ("wide-without-addresses".into(), capability(of("q8_0-left"), 5347)),
-    ]
 }
 
 /// All texts on matrices, and two of those that differ in numbers alone: shapes of models are part of the

@@ -6,7 +6,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::builder::FalseyValueParser as Falsey;
 use clearway::{
     CompileOptions, Device, Executable, GpuError, GraphExecutor, KernelRegistry, KernelStatistics,
 };
@@ -65,9 +64,6 @@ pub struct Args {
     /// With --measure: print what the driver says of each compiled kernel: registers, spills, memory.
     #[arg(long, requires = "measure", conflicts_with = "json")]
     statistics: bool,
-    /// Try matrices of a whole workgroup of a GPU for prompts, as other commands do.
-    #[arg(long, env = "CLEARWAY_WIDE_MATRICES", value_parser = Falsey::new())]
-    wide_matrices: bool,
     /// Write the page.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -104,7 +100,6 @@ pub fn run(args: &Args) -> Result<()> {
             let device = name.unwrap_or(DeviceName::Auto);
             let mut device = DeviceArgs::new(device, args.threads);
             device.statistics = args.statistics;
-            device.wide_matrices = args.wide_matrices;
             Some(match args.force_counters {
                 true => device.open_counting(Counters::Always)?,
                 false => device.open()?,

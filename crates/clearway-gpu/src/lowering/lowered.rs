@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::ALIGN;
-use crate::wgsl::{Kernel, Scratch, Trust, Wide};
+use crate::wgsl::{Kernel, Scratch, Trust};
 
 /// The memory of one kernel.
 pub(crate) struct Bound<R> {
@@ -56,8 +56,6 @@ pub(crate) struct Text {
     pub(crate) name: String,
     pub(crate) source: String,
     pub(crate) trust: Trust,
-    /// What it is, if its words are not made from the text.
-    pub(crate) wide: Option<Wide>,
 }
 
 pub(crate) struct Step<R> {
@@ -128,8 +126,8 @@ impl<R> Lowered<R> {
         let key = (kernel.source.clone(), kernel.trust);
         let source = *self.by_source.entry(key).or_insert(next);
         if source == next {
-            let Kernel { source, trust, wide, .. } = kernel;
-            self.sources.push(Text { name: name.to_owned(), source, trust, wide });
+            let Kernel { source, trust, .. } = kernel;
+            self.sources.push(Text { name: name.to_owned(), source, trust });
         }
         let block = (self.words.len(), kernel.words.len());
         self.words.extend(kernel.words);

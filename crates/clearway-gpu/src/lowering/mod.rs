@@ -10,7 +10,6 @@
 //! | `lowered` | the list on its way to the device |
 //! | `guard` | users' kernels against the device and their contracts |
 //! | `tune` | which variant of a product is the fastest |
-//! | `agree` | whether a variant gives what the portable kernel gives |
 //! | `weights` | weight tensors packed into planes, in parts where one binding is too small |
 //! | `prefetch` | weights that idle groups read ahead |
 //! | `waits` | barriers as counters that workgroups wait for |
@@ -18,7 +17,6 @@
 //! | `cache` | files that are kept on disk |
 //! | `parallel` | the same work for many things on all cores |
 
-pub(crate) mod agree;
 pub(crate) mod cache;
 pub(crate) mod encoder;
 pub(crate) mod guard;
@@ -38,7 +36,7 @@ use rustc_hash::FxHashMap;
 use crate::device::{Buffer, DeviceMemory, Program};
 use crate::error::{GpuError, Result};
 pub(crate) use crate::wgsl::MAX_BINDINGS;
-use crate::wgsl::{Kernel, Packing, Target, Trust};
+use crate::wgsl::{Packing, Target, Trust};
 use lowered::Lowered;
 
 /// With the counters of a list and its fault word.
@@ -64,7 +62,7 @@ pub enum Tuning {
 /// What a device says to those who lower a list for it.
 pub(crate) trait Backend: Send + Sync + Sized + 'static {
     /// Memory behind a buffer.
-    type Memory: Piece + DeviceMemory + Send + Sync + 'static;
+    type Memory: Piece + Send + Sync + 'static;
     /// Commands on the device.
     type Program: Submitted + 'static;
 
@@ -92,11 +90,6 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
     /// Whether barriers may become counters that workgroups wait for.
     fn counters(self: &Arc<Self>) -> bool {
         false
-    }
-
-    /// Whether the driver makes a kernel of ours with so many bindings. Those that are text it makes everywhere.
-    fn makes(&self, _kernel: &Kernel, _bindings: usize) -> bool {
-        true
     }
 
     /// The memory of a buffer.

@@ -89,7 +89,6 @@ pub(crate) fn reader(start: u64, end: u64) -> Kernel {
         scratch: None,
         trust: Trust::Own,
         counted: None,
-        wide: None,
     }
 }
 

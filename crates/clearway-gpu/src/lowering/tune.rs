@@ -3,9 +3,6 @@
 //! Kernels of few rows have a few variants ([`wgsl::choices`]), and which one wins depends on
 //! the shape and on the device. Every shape is timed once, the weights coming from memory and not from a
 //! cache. Nothing that was computed is touched: what a kernel writes goes to memory of the tuner's own.
-//!
-//! Products of many rows may have variants on matrices of a workgroup. One that the driver does not make is none, and one
-//! that gives other results than the portable kernel is never chosen ([`agree`](super::agree)).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,10 +11,11 @@ use rustc_hash::FxHashMap;
 
 use super::cache::DiskCache;
 use super::lowered::{Bound, Lowered};
-use super::{ALIGN, Backend, Bytes, Piece, RangeOf, Tuning, agree, prefetch};
+use super::{ALIGN, Backend, Bytes, Piece, RangeOf, Tuning, prefetch};
 use crate::device::{KernelStatistics, Program};
 use crate::error::Result;
 use crate::profile::ProfileMode;
+use crate::wgsl::listing::text_key;
 use crate::wgsl::{self, Job, Kernel};
 
 /// Weights below this take about as long as a launch: nothing is to be found out there.
@@ -113,21 +111,20 @@ pub(crate) fn lower<B: Backend>(
     let choices = wgsl::choices(job);
     if let Tuning::Variant(variant) = backend.tuner().mode {
         job.choice = variant.min(choices - 1);
-        return chosen(backend, job, bound);
+        return wgsl::lower(job);
     }
     let expected = wgsl::lower(job)?;
     let weights: u64 = bound.weights.iter().map(|&index| bound.ranges[index].bytes()).sum();
     if backend.tuner().mode == Tuning::Never || choices < 2 || weights < LEAST_BYTES {
         return Ok(expected);
     }
-    let key = wgsl::tuning_key(job, &expected);
+    let key = text_key(&expected.source);
     let choice = backend.tuner().known(key).unwrap_or_else(|| {
         let mut times = backend.tuner().timing.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have done it meanwhile.
         backend.tuner().known(key).unwrap_or_else(|| {
             // A device that is full does without.
-            let found = fastest(backend, job, &expected, bound, choices, &mut times);
-            let found = found.ok().flatten();
+            let found = fastest(backend, job, &expected, bound, choices, &mut times).ok();
             backend.tuner().learn(key, found);
             found.unwrap_or(0)
         })
@@ -136,30 +133,10 @@ pub(crate) fn lower<B: Backend>(
         return Ok(expected);
     }
     job.choice = choice;
-    chosen(backend, job, bound)
-}
-
-/// The kernel of a choice, or the expected one where the driver does not make it.
-fn chosen<B: Backend>(
-    backend: &Arc<B>,
-    job: &mut Job<'_>,
-    bound: &Bound<RangeOf<B>>,
-) -> Result<Kernel> {
-    let kernel = wgsl::lower(job)?;
-    if is_made(backend, &kernel, bound) {
-        return Ok(kernel);
-    }
-    job.choice = 0;
     wgsl::lower(job)
 }
 
-/// Whether there is such a kernel on the device.
-fn is_made<B: Backend>(backend: &Arc<B>, kernel: &Kernel, bound: &Bound<RangeOf<B>>) -> bool {
-    let bindings = bound.ranges.len() + kernel.again.len();
-    kernel.wide.is_none() || backend.makes(kernel, bindings)
-}
-
-/// Times all variants. `None` where it cannot be told which of them are right.
+/// Times all variants.
 fn fastest<B: Backend>(
     backend: &Arc<B>,
     job: &mut Job<'_>,
@@ -167,7 +144,7 @@ fn fastest<B: Backend>(
     bound: &Bound<RangeOf<B>>,
     choices: u8,
     times: &mut Vec<KernelStatistics>,
-) -> Result<Option<u8>> {
+) -> Result<u8> {
     let mut variants = vec![(0, expected.clone())];
     for choice in 1..choices {
         job.choice = choice;
@@ -177,12 +154,8 @@ fn fastest<B: Backend>(
         }
     }
     job.choice = 0;
-    retain_made(backend, bound, &mut variants);
-    if !retain_right(backend, job, bound, &mut variants)? {
-        return Ok(None);
-    }
     if variants.len() < 2 {
-        return Ok(Some(0));
+        return Ok(0);
     }
     let flush = backend.alloc_piece(FLUSH_BYTES)?;
     let written: u64 = bound.written.iter().map(|&i| align(bound.ranges[i].bytes())).sum();
@@ -204,67 +177,22 @@ fn fastest<B: Backend>(
         rounds.map(|span| span.end_ns - span.start_ns).min().unwrap_or(u64::MAX)
     };
     times.extend(variants.iter().enumerate().map(|(index, (choice, kernel))| KernelStatistics {
-        kernel: name(job, *choice, kernel),
+        kernel: name(job, *choice),
         source: kernel.source.clone(),
         values: vec![("Microseconds".to_owned(), time(index) as f64 / 1e3)],
     }));
     let best = (0..variants.len()).min_by_key(|&variant| time(variant)).unwrap_or(0);
     let gain = time(0) as f64 / time(best).max(1) as f64;
-    Ok(Some(if gain >= GAIN { variants[best].0 } else { 0 }))
+    Ok(if gain >= GAIN { variants[best].0 } else { 0 })
 }
 
 /// Says which variant of which product.
-fn name(job: &Job<'_>, choice: u8, kernel: &Kernel) -> String {
+fn name(job: &Job<'_>, choice: u8) -> String {
     let rows = job.operands[0].layout.rows();
     let weights = job.slot(Slot::Weight).map(|index| &job.operands[index].layout);
     let weights =
         weights.map_or(String::new(), |w| format!(", {} x {} {:?}", w.rows(), w.cols(), w.dtype()));
-    let tile = kernel.wide.map_or(String::new(), |wide| format!(", tile {:?}", wide.tile));
-    format!("timed, variant {choice} of {:?}, {rows} rows{weights}{tile}", job.kind)
-}
-
-/// Drops kernels that the driver does not make. It makes them all at once.
-fn retain_made<B: Backend>(
-    backend: &Arc<B>,
-    bound: &Bound<RangeOf<B>>,
-    variants: &mut Vec<(u8, Kernel)>,
-) {
-    let bindings = bound.ranges.len();
-    let is_made = &|kernel: &Kernel| {
-        kernel.wide.is_none() || backend.makes(kernel, bindings + kernel.again.len())
-    };
-    let made: Vec<bool> = std::thread::scope(|scope| {
-        let start = |(_, kernel): &'_ (u8, Kernel)| {
-            let kernel = kernel.clone();
-            scope.spawn(move || is_made(&kernel))
-        };
-        let all: Vec<_> = variants.iter().map(start).collect();
-        all.into_iter().map(|thread| thread.join().unwrap_or(false)).collect()
-    });
-    let mut made = made.into_iter();
-    variants.retain(|_| made.next().unwrap_or(false));
-}
-
-/// Drops kernels in words of our own that do not give what the expected one gives, and says whether that could be told.
-fn retain_right<B: Backend>(
-    backend: &Arc<B>,
-    job: &Job<'_>,
-    bound: &Bound<RangeOf<B>>,
-    variants: &mut Vec<(u8, Kernel)>,
-) -> Result<bool> {
-    if variants.iter().all(|(_, kernel)| kernel.wide.is_none()) {
-        return Ok(true);
-    }
-    let Some(trial) = agree::Trial::new(backend, job, &variants[0].1, bound)? else {
-        return Ok(false);
-    };
-    let mut error = None;
-    variants.retain(|(_, kernel)| {
-        // A device that was lost is so for all that follows.
-        let mut agrees = || trial.agrees(kernel).map_err(|fault| error = Some(fault));
-        kernel.wide.is_none() || agrees().unwrap_or(false)
-    });
-    error.map_or(Ok(true), Err)
+    format!("timed, variant {choice} of {:?}, {rows} rows{weights}", job.kind)
 }
 
 /// The same memory, but for what is written.

@@ -16,10 +16,9 @@ use super::heap::Heap;
 use super::instance::{Adapter, Instance};
 use super::memory::VulkanMemory;
 use super::order;
-use super::pipeline::{Pipelines, Wanted};
+use super::pipeline::Pipelines;
 use super::program::VulkanProgram;
 use super::transfer::Transfers;
-use super::wide::device as wide_device;
 use crate::device::{DeviceInfo, limited};
 use crate::error::{GpuError, Result};
 use crate::lowering::cache::DiskCache;
@@ -27,7 +26,7 @@ use crate::lowering::guard::Vetted;
 use crate::lowering::lowered::Lowered;
 use crate::lowering::tune::{Timing, Tuner};
 use crate::lowering::{Backend, MAX_COUNTED_BINDINGS, Workgroups};
-use crate::wgsl::{Kernel, Packing, Target, Trust};
+use crate::wgsl::{Packing, Target, Trust};
 
 /// How long the host polls before it blocks: a decode step of a small model is shorter.
 const SPIN: Duration = Duration::from_micros(300);
@@ -334,12 +333,6 @@ impl Backend for Context {
         self.without_counters().is_none()
     }
 
-    fn makes(&self, kernel: &Kernel, bindings: usize) -> bool {
-        let Kernel { source, trust, wide, .. } = kernel;
-        let wanted = Wanted { name: "product", source, trust: *trust, bindings, wide: *wide };
-        self.pipelines.get_all(&self.raw, &[wanted]).is_ok()
-    }
-
     fn memory(&self, buf_id: usize) -> Result<Arc<VulkanMemory>> {
         let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         buffers
@@ -391,9 +384,6 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
     if adapter.has_matrices() {
         extensions.push(khr::cooperative_matrix::NAME.as_ptr());
     }
-    if adapter.target.wide.is_some() {
-        extensions.push(wide_device::NAME.as_ptr());
-    }
     if adapter.has_clock {
         extensions.push(khr::shader_clock::NAME.as_ptr());
     }
@@ -408,8 +398,6 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .shader_float16(true)
         .timeline_semaphore(true)
         .host_query_reset(true)
-        // Loads that decode blocks take their addresses.
-        .buffer_device_address(adapter.takes_addresses())
         .vulkan_memory_model(adapter.has_matrices())
         .vulkan_memory_model_device_scope(adapter.has_matrices());
     let mut f13 = vk::PhysicalDeviceVulkan13Features::default()
@@ -427,10 +415,6 @@ fn create_device(instance: &Instance, adapter: &Adapter) -> Result<ash::Device, 
         .push_next(&mut f13);
     if adapter.has_matrices() {
         info = info.push_next(&mut matrix);
-    }
-    let mut wide = adapter.target.wide.map(wide_device::Features::of);
-    if let Some(wide) = &mut wide {
-        info = info.push_next(wide);
     }
     let mut clock = vk::PhysicalDeviceShaderClockFeaturesKHR::default().shader_device_clock(true);
     if adapter.has_clock {

@@ -163,11 +163,12 @@ impl Heap {
         if count >= context.adapter.limits.max_memory_allocation_count as usize / 2 - 1 {
             return Err(self.out_of_memory(context, size));
         }
-        let (buffer, memory) = allocate(context, size, self.memory_type, buffer_usage(context))
-            .map_err(|error| match error {
+        let (buffer, memory) = allocate(context, size, self.memory_type, buffer_usage()).map_err(
+            |error| match error {
                 GpuError::OutOfMemory { .. } => self.out_of_memory(context, size),
                 other => other,
-            })?;
+            },
+        )?;
         let mapped = map(context, memory, self.flags).inspect_err(|_| {
             let free = Vec::new();
             Block { id, buffer, memory, mapped: None, size, free }.destroy(&context.raw);
@@ -227,13 +228,8 @@ impl Block {
 }
 
 /// What blocks are used for.
-fn buffer_usage(context: &Context) -> vk::BufferUsageFlags {
-    let addresses = match context.adapter.takes_addresses() {
-        true => vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS,
-        false => vk::BufferUsageFlags::empty(),
-    };
-    addresses
-        | vk::BufferUsageFlags::STORAGE_BUFFER
+fn buffer_usage() -> vk::BufferUsageFlags {
+    vk::BufferUsageFlags::STORAGE_BUFFER
         | vk::BufferUsageFlags::UNIFORM_BUFFER
         | vk::BufferUsageFlags::TRANSFER_SRC
         | vk::BufferUsageFlags::TRANSFER_DST
@@ -291,14 +287,9 @@ pub(super) fn allocate(
         .map_err(|e| context.error("vkCreateBuffer", e))?;
     // SAFETY: the buffer was made above from the same device and is alive.
     let needs = unsafe { context.raw.get_buffer_memory_requirements(buffer) };
-    let mut flags = vk::MemoryAllocateFlagsInfo::default();
-    let mut info = vk::MemoryAllocateInfo::default()
+    let info = vk::MemoryAllocateInfo::default()
         .allocation_size(needs.size)
         .memory_type_index(memory_type);
-    if usage.contains(vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS) {
-        flags.flags = vk::MemoryAllocateFlags::DEVICE_ADDRESS;
-        info = info.push_next(&mut flags);
-    }
     let heap = context.adapter.memory.memory_types[memory_type as usize].heap_index;
     let heap_bytes = context.adapter.memory.memory_heaps[heap as usize].size;
     // What the two calls below demand of a size and of a type. Buffers of this kind lie in every usual type.
@@ -306,8 +297,7 @@ pub(super) fn allocate(
     let memory = if fits {
         // SAFETY: VUID-vkAllocateMemory-pAllocateInfo-01713 and -01714: the size is within the heap, as just
         // checked, and the type was chosen among those of the device. `Heap` bounds the number of
-        // allocations (VUID-vkAllocateMemory-maxMemoryAllocationCount-04101). Addresses are asked for only where the
-        // device was opened with them (VUID-VkMemoryAllocateInfo-flags-03331).
+        // allocations (VUID-vkAllocateMemory-maxMemoryAllocationCount-04101).
         unsafe { context.raw.allocate_memory(&info, None) }
     } else {
         Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY)

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ash::{ext, khr, nv, vk};
 
 use super::VulkanOptions;
-use super::wide::device as wide_device;
 use crate::error::{GpuError, Result};
 use crate::lowering::MAX_BINDINGS;
 use crate::lowering::prefetch;
@@ -221,8 +220,7 @@ impl Instance {
             (_, None) => Some("a compute queue"),
             _ => None,
         };
-        let (mut cooperative, mut packed_dot, mut has_clock, mut wide) =
-            (false, false, false, None);
+        let (mut cooperative, mut packed_dot, mut has_clock) = (false, false, false);
         if missing.is_none() {
             let features = self.features(
                 raw,
@@ -247,15 +245,6 @@ impl Instance {
                 && features.cooperative
                 && vulkan11.subgroup_size == 32
                 && self.has_square_tiles(raw);
-            if self.options.wide_matrices {
-                if cooperative && has(wide_device::NAME) {
-                    let asked = wide_device::Asked::new(&self.entry, &self.raw, raw);
-                    wide = asked.matrices(properties.limits.max_compute_shared_memory_size);
-                }
-                if wide.is_none() {
-                    notes.push("no matrices of a whole workgroup".into());
-                }
-            }
             if !packed_dot {
                 notes.push("packed 8-bit dots are emulated".into());
             }
@@ -294,7 +283,6 @@ impl Instance {
                 .min(self.options.max_binding.unwrap_or(u64::MAX)),
             packed_dot,
             cooperative,
-            wide,
             halves: true,
             tickets: true,
             counters: false,
@@ -415,7 +403,6 @@ impl Adapter {
     pub(super) fn emulating_matrices(mut self) -> Self {
         self.emulated = true;
         self.target.cooperative = true;
-        self.target.wide = None;
         // The largest tiles of a card. Software drivers promise less, but take what a kernel asks for.
         self.target.shared_bytes = self.target.shared_bytes.max(48 << 10);
         self
@@ -424,11 +411,6 @@ impl Adapter {
     /// Whether kernels use cooperative matrices of the device itself.
     pub(super) fn has_matrices(&self) -> bool {
         self.target.cooperative && !self.emulated
-    }
-
-    /// Whether kernels take addresses of buffers.
-    pub(super) fn takes_addresses(&self) -> bool {
-        self.target.wide.is_some_and(|wide| wide.decodes)
     }
 
     /// Bytes of memory on the device itself.
@@ -440,7 +422,7 @@ impl Adapter {
 
     /// One line for people.
     pub(super) fn describe(&self) -> String {
-        let Target { subgroup, packed_dot, cooperative, wide, .. } = self.target;
+        let Target { subgroup, packed_dot, cooperative, .. } = self.target;
         let yes = |b: bool| if b { "yes" } else { "no" };
         let mut line = format!(
             "{}, driver {}, heaps {}, subgroup {subgroup}, f16 yes, packed 8-bit dot {}, cooperative matrix {}",
@@ -450,9 +432,6 @@ impl Adapter {
             yes(packed_dot),
             yes(cooperative),
         );
-        if wide.is_some() {
-            line.push_str(", of a workgroup yes");
-        }
         if let Some(missing) = self.missing {
             line.push_str(&format!("; cannot be used: {missing} is missing"));
         }

@@ -138,8 +138,7 @@ impl VulkanProgram {
             .zip(&texts)
             .filter_map(|(launch, text)| {
                 let (name, source) = (launch.label.to_str().unwrap_or("measured"), text.as_ref()?);
-                let bindings = launch.bindings;
-                Some(Wanted { name, source, trust: Trust::Own, bindings, wide: None })
+                Some(Wanted { name, source, trust: Trust::Own, bindings: launch.bindings })
             })
             .collect();
         let mut made = pipelines.get_all(&self.context.raw, &wanted)?.into_iter();

@@ -13,8 +13,7 @@
 //! | `pipeline`, `guards` | kernels compiled once, in memory and on disk; what the compiler adds to them |
 //! | `statistics` | what the driver says of compiled kernels |
 //! | `emulate` | cooperative matrices as arrays, for tests |
-//! | `spirv` | what the Vulkan memory model asks for, added to naga's words; a writer of words |
-//! | `wide` | products on matrices of a whole workgroup, in words of our own |
+//! | `spirv` | what the Vulkan memory model asks for, added to naga's words |
 //! | `scratch` | memory beside the operands |
 //! | `program`, `record` | the recorded commands |
 //! | `waits`, `order`, `measured` | counters in place of barriers; whether a device starts workgroups in order; how long they wait |
@@ -44,7 +43,6 @@ mod statistics;
 mod transfer;
 mod waits;
 mod weights;
-mod wide;
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -86,9 +84,6 @@ pub struct VulkanOptions {
     pub read_ahead: Option<u64>,
     /// Whether kernels on cooperative matrices are taken, where the device has them.
     pub matrices: bool,
-    /// Whether large products of prompts may run on matrices of a whole workgroup (VK_NV_cooperative_matrix2), where the device
-    /// has them, kernels are timed, and they give what the portable kernel gives.
-    pub wide_matrices: bool,
     /// Where barriers of a list may become counters, if its owner asks for them.
     pub counting: Counting,
     /// Where products are timed to find the fastest variant.
@@ -135,7 +130,6 @@ impl Default for VulkanOptions {
             processors: None,
             read_ahead: None,
             matrices: true,
-            wide_matrices: false,
             counting: Counting::default(),
             tuning: Tuning::Hardware,
             statistics: false,
@@ -222,11 +216,6 @@ impl VulkanDevice {
             let adapter = choose(instance.adapters()?)?;
             Ok(Self { context: Context::open(instance, adapter)? })
         })
-    }
-
-    /// Whether products may run on matrices of a whole workgroup here: the options ask for it and the device has them.
-    pub fn has_wide_matrices(&self) -> bool {
-        self.context.adapter.target.wide.is_some()
     }
 
     /// Takes what the validation layer has reported since the last call.

@@ -99,6 +99,5 @@ fn kernel(workgroups: u32) -> Kernel {
         scratch: None,
         trust: Trust::Own,
         counted: Some(Vec::new()),
-        wide: None,
     }
 }

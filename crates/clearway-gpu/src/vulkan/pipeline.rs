@@ -13,13 +13,13 @@ use super::guards::{Features, Guards};
 use super::handle::Handle;
 use super::instance::{Adapter, Instance};
 use super::statistics::Statistics;
-use super::{emulate, spirv, wide};
+use super::{emulate, spirv};
 use crate::device::KernelStatistics;
 use crate::error::{GpuError, Result};
 use crate::lowering::cache::DiskCache;
 use crate::lowering::lowered::Text;
 use crate::lowering::{MAX_COUNTED_BINDINGS, parallel};
-use crate::wgsl::{CLOCK, COUNTERS, Trust, Wide};
+use crate::wgsl::{CLOCK, COUNTERS, Trust};
 
 /// Stands for what turns text into SPIR-V: another number where that gives other words, so that those
 /// on disk are not taken for them.
@@ -61,14 +61,12 @@ pub(super) struct Wanted<'a> {
     pub(super) source: &'a str,
     pub(super) trust: Trust,
     pub(super) bindings: usize,
-    /// What it is, if its words are not made from the text.
-    pub(super) wide: Option<Wide>,
 }
 
 impl<'a> Wanted<'a> {
     pub(super) fn new(text: &'a Text, bindings: usize) -> Self {
-        let Text { name, source, trust, wide } = text;
-        Self { name, source, trust: *trust, bindings, wide: *wide }
+        let Text { name, source, trust } = text;
+        Self { name, source, trust: *trust, bindings }
     }
 }
 
@@ -198,8 +196,7 @@ impl Pipelines {
         let words = self.spirv(kernel)?;
         let module = vk::ShaderModuleCreateInfo::default().code(&words);
         // SAFETY: VUID-VkShaderModuleCreateInfo-pCode-08737: naga wrote the words from a module it validated, using only
-        // what the device was opened with: our kernels are chosen by its features, `Guards` bounds users'. `wide` writes
-        // words of its own for devices that were opened for them; they are held to `spirv-val` by `cargo xtask shaders`.
+        // what the device was opened with: our kernels are chosen by its features, `Guards` bounds users'.
         // Words from disk were written by this function; the cache folder is trusted as the user is.
         let module = unsafe { raw.create_shader_module(&module, None) }
             .map_err(|e| self.failed(kernel.name, format!("vkCreateShaderModule: {e}")))?;
@@ -236,9 +233,6 @@ impl Pipelines {
     }
 
     fn spirv(&self, kernel: &Wanted<'_>) -> Result<Vec<u32>> {
-        if let Some(product) = kernel.wide {
-            return Ok(wide::words(&product));
-        }
         let source = match self.emulated {
             true => emulate::without_matrices(kernel.source),
             false => Cow::Borrowed(kernel.source),

@@ -196,7 +196,6 @@ fn describe(index: usize, raw: wgpu::Adapter, options: &WgpuOptions) -> Adapter 
         packed_dot: !software,
         // wgpu's are experimental: no promise about the memory they are loaded from.
         cooperative: false,
-        wide: None,
         halves: features.contains(Features::SHADER_F16),
         tickets: features.contains(Features::MEMORY_DECORATION_COHERENT),
         counters: false,

@@ -157,7 +157,7 @@ pub(super) struct Encoded {
 
 /// The kernel of a step. A buffer that one of its bindings writes is bound for writing by all of them.
 fn wanted(lowered: &Lowered<Range>, step: &Step<Range>) -> Wanted {
-    let Text { name, source, trust, .. } = &lowered.sources[step.source];
+    let Text { name, source, trust } = &lowered.sources[step.source];
     let bindings = portable::bindings(source);
     let range = |slot: u32| step.bound.ranges.get(slot as usize);
     let is_written = |buffer: &wgpu::Buffer| {

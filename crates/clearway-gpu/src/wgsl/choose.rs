@@ -4,10 +4,9 @@ use clearway_graph::{
     CapturedOpKind as Kind, DType, FusedRequest, Layout, OpSpec, Slot, TensorView,
 };
 
-use super::listing::text_key;
 use super::{
     Job, Kernel, Target, coop, decode_attention, lower as general, matvec, planar,
-    prompt_attention, thin, wide,
+    prompt_attention, thin,
 };
 use crate::error::{GpuError, Result};
 
@@ -16,9 +15,6 @@ use crate::error::{GpuError, Result};
 /// # Errors
 /// As the general kernel: an op that is not in the table, or weights in planes that no kernel reads.
 pub fn lower(job: &Job<'_>) -> Result<Kernel> {
-    if let Some(kernel) = wide::lower(job) {
-        return Ok(kernel);
-    }
     if job.operands.iter().any(|operand| operand.layout.dtype() == DType::A8) {
         return matvec::lower(job).ok_or_else(|| GpuError::KernelFailed {
             kernel: job.kind.name().into(),
@@ -66,19 +62,7 @@ pub fn lower(job: &Job<'_>) -> Result<Kernel> {
 
 /// How many variants a job has: which one is the fastest depends on the device.
 pub fn choices(job: &Job<'_>) -> u8 {
-    match wide::variants(job).len() {
-        0 if job.kind.product().is_some() => matvec::choices(job),
-        wide => 1 + wide as u8,
-    }
-}
-
-/// What a tuner remembers the choice for a job by: the text of the expected kernel, and where there are kernels on
-/// matrices of a workgroup, what those are and the number of rows, which that text may not have.
-pub(crate) fn tuning_key(job: &Job<'_>, expected: &Kernel) -> u64 {
-    match wide::names(job) {
-        None => text_key(&expected.source),
-        Some(names) => text_key(&format!("{}\n{names}", expected.source)),
-    }
+    if job.kind.product().is_some() { matvec::choices(job) } else { 1 }
 }
 
 /// Whether there is a kernel for a fused op with these operands; `suits` says whether weights lie as

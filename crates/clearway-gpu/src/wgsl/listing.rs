@@ -28,7 +28,7 @@ pub struct WgslTarget {
     pub align: u64,
     /// Whether block weights lie in planes.
     pub planes: bool,
-    /// Variants that were measured to be the fastest, by what names a job for the tuner.
+    /// Variants that were measured to be the fastest, by the [`text_key`] of the expected one.
     pub tuned: FxHashMap<u64, u8>,
 }
 
@@ -43,7 +43,6 @@ impl Default for WgslTarget {
             max_binding: u64::from(u32::MAX),
             packed_dot: true,
             cooperative: false,
-            wide: None,
             halves: true,
             tickets: true,
             counters: false,
@@ -194,7 +193,7 @@ fn lower(
         _ => {
             let variants = super::choices(&job);
             let expected = super::lower(&job)?;
-            let tuned = target.tuned.get(&super::tuning_key(&job, &expected)).copied();
+            let tuned = target.tuned.get(&text_key(&expected.source)).copied();
             match tuned.filter(|&choice| 0 < choice && choice < variants && part.is_none()) {
                 Some(choice) => {
                     job.choice = choice;

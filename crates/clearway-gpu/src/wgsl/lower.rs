@@ -158,7 +158,6 @@ mod tests {
             max_binding: 1 << 27,
             packed_dot: false,
             cooperative: false,
-            wide: None,
             halves: true,
             tickets: true,
             counters: false,

@@ -30,7 +30,6 @@
 //! | `matvec` | products of few rows |
 //! | `coop` | products of many rows on cooperative matrices |
 //! | `thin` | products of a few rows on cooperative matrices |
-//! | `wide` | products of many rows on matrices of a whole workgroup, which a backend writes itself |
 //! | `planar` | other ops on weights in planes |
 //! | `elementwise` | maps, sums, copies, fills, joins, sum of experts |
 //! | `rows` | norms, softmax, rotary embedding, cache writes |
@@ -68,14 +67,11 @@ mod template;
 #[cfg(all(test, feature = "vulkan"))]
 mod tests;
 mod thin;
-mod wide;
 
-pub(crate) use choose::tuning_key;
 pub use choose::{choices, has_fused, lower};
 #[cfg(feature = "vulkan")]
 pub(crate) use source::{COUNTED_ENTRY, MEASURED_ENTRY};
 pub use source::{Source, View};
-pub use wide::{Wide, WideMatrices};
 
 /// Storage bindings of a kernel at most: the eight operands of the largest product, and weights bound again in another
 /// view or the scratch of a user's kernel.
@@ -105,8 +101,6 @@ pub struct Target {
     pub packed_dot: bool,
     /// 16x16 cooperative matrices of f16 with f32 sums, each spread over 32 invocations.
     pub cooperative: bool,
-    /// Matrices of a whole workgroup, where kernels may have them.
-    pub wide: Option<WideMatrices>,
     /// Kernels may have values of type f16. Without it, f16 in memory is read and written as bits.
     pub halves: bool,
     /// Workgroups of a dispatch may leave results for one another, counted by tickets: WGSL itself does not
@@ -206,7 +200,7 @@ pub struct Job<'a> {
 /// A kernel to be compiled and dispatched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// Complete WGSL text with the entry point `main`; of a kernel that is no text, what it is.
+    /// Complete WGSL text with the entry point `main`.
     pub source: String,
     /// Workgroups in each dimension.
     pub groups: [u32; 3],
@@ -221,8 +215,6 @@ pub struct Kernel {
     /// Where it waits for the group before it and is counted: the operands it may read before that. The last four words of
     /// the uniform block say what to wait for; counters and fault word are bound last.
     pub counted: Option<Vec<usize>>,
-    /// A product on matrices of a whole workgroup: the backend writes its words.
-    pub wide: Option<Wide>,
 }
 
 /// Name of the counters in a text that has them.

@@ -281,7 +281,7 @@ impl<'a> Source<'a> {
         let words = self.words();
         let counted = self.counted.then(|| self.fixed());
         let (again, scratch, trust) = (self.again, self.scratch, self.trust);
-        Kernel { source: text, groups, words, again, scratch, trust, counted, wide: None }
+        Kernel { source: text, groups, words, again, scratch, trust, counted }
     }
 
     /// Storage bindings.

@@ -18,7 +18,6 @@ const TARGET: Target = Target {
     max_binding: 1 << 27,
     packed_dot: true,
     cooperative: true,
-    wide: None,
     halves: true,
     tickets: true,
     counters: false,

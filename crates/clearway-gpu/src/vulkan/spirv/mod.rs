@@ -23,8 +23,6 @@
 //! Modules with counters get their fences in a pass of their own ([`fences`]), and those that are measured their readings of
 //! the clock ([`clock`]).
 //!
-//! Modules that are not naga's are written by [`writer`].
-//!
 //! Invariant: modules with another memory model come back bit for bit. Words that are no SPIR-V, or
 //! that use memory in a way this pass does not know, are an error.
 
@@ -32,7 +30,6 @@ pub(super) mod clock;
 pub(super) mod fences;
 mod halves;
 mod words;
-pub(super) mod writer;
 
 use rustc_hash::FxHashMap;
 

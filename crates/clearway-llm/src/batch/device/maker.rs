@@ -228,7 +228,7 @@ mod tests {
         for rows in [8, 16, 2, 16, 4] {
             orders.queue().need(ListKey::Read(rows));
         }
-        let mut made = || match orders.next(|| true) {
+        let made = || match orders.next(|| true) {
             Some(ListKey::Read(rows)) => rows,
             other => panic!("{other:?}"),
         };
@@ -236,6 +236,11 @@ mod tests {
         assert_eq!(first, [16, 8, 2, 4, 1, 3]);
         // What is being made is not made a second time.
         orders.queue().need(ListKey::Read(16));
+        assert!(orders.queue().needed.is_empty());
+        // Once it was taken in, it may be given up and needed again.
+        orders.queue().taken.remove(&ListKey::Read(16));
+        orders.queue().need(ListKey::Read(16));
+        assert_eq!(made(), 16);
         orders.queue().ends = true;
         assert_eq!(orders.next(|| true), None);
     }
