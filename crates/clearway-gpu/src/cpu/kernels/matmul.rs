@@ -362,6 +362,7 @@ fn each_group(
         many = [[0.0; ROWS]; ROW_BLOCK * COL_BLOCK / ROWS];
         &mut many
     };
+    let plain = is_f32(piece, target.y) && target.addend.is_none_or(|addend| is_f32(piece, addend));
     let cols = piece.cols();
     let mut start = cols.start;
     while start < cols.end {
@@ -369,10 +370,15 @@ fn each_group(
         let (groups, count, within) = weights.next(piece, first + start..first + cols.end);
         let end = start + within.len();
         multiply(groups, count, &mut found[..count * tokens]);
+        let whole = within.len() == count * ROWS && plain;
         for (token, &row) in outputs.iter().enumerate() {
+            let found = found[token..].iter().step_by(tokens).take(count);
+            if whole {
+                store_groups(piece, target, row, start..end, found);
+                continue;
+            }
             let mut line = [0.0; COL_BLOCK];
-            let found = found[token..].iter().step_by(tokens);
-            for (line, found) in line.as_chunks_mut().0.iter_mut().zip(found).take(count) {
+            for (line, found) in line.as_chunks_mut().0.iter_mut().zip(found) {
                 *line = *found;
             }
             store(piece, target, row, start..end, &mut line[within.clone()]);
@@ -427,6 +433,31 @@ impl<'a> Groups<'a> {
         pack_rows(layout.dtype(), plain, stride, self.memory);
         (self.memory, 1, 0..count)
     }
+}
+
+/// Stores whole groups of f32 where they belong, with what is added to them. Nothing lies in between: a copy that reads with one
+/// instruction what several have written waits until all they have written, and all that was stored before, is in the cache.
+fn store_groups<'f>(
+    piece: &mut Piece<'_>,
+    target: &Target,
+    row: usize,
+    cols: Range<usize>,
+    found: impl Iterator<Item = &'f [f32; ROWS]>,
+) {
+    let start = cols.start - piece.cols().start;
+    let len = cols.len();
+    let addend = target.addend.map(|addend| Source::row_or_only(piece, addend, row, cols));
+    let Sink::F32(out) = Sink::row(piece, target.y, row) else { return };
+    let groups = out[start..start + len].as_chunks_mut().0.iter_mut().zip(found);
+    if let Some(Source::F32(addend)) = addend {
+        for ((out, found), addend) in groups.zip(addend.as_chunks::<ROWS>().0) {
+            for ((out, found), addend) in out.iter_mut().zip(found).zip(addend) {
+                *out = found + addend;
+            }
+        }
+        return;
+    }
+    groups.for_each(|(out, found)| *out = *found);
 }
 
 /// Stores columns `cols` of a row of the output, with what is added to them.

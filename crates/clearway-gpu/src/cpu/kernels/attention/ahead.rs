@@ -16,15 +16,17 @@ const MOST_AHEAD: usize = 128 << 10;
 pub(super) struct Ahead {
     pub(super) rows: Range<usize>,
     pub(super) heads: Range<usize>,
+    /// Whether nobody has asked for the rows that are used now.
+    pub(super) starts: bool,
 }
 
 impl Ahead {
-    pub(super) const NOTHING: Self = Self { rows: 0..0, heads: 0..1 };
+    pub(super) const NOTHING: Self = Self { rows: 0..0, heads: 0..1, starts: false };
 
     /// One head of a chunk.
     pub(super) fn head(sizes: Sizes, chunk: usize, kv_head: usize) -> Self {
         let rows = chunk * CHUNK..sizes.cache_rows.min((chunk + 1) * CHUNK);
-        Self { rows, heads: kv_head..kv_head + 1 }
+        Self { rows, heads: kv_head..kv_head + 1, starts: false }
     }
 
     /// What comes next after one head of a chunk, where all heads of a chunk come one behind the other. Whole rows of the next
@@ -44,7 +46,7 @@ impl Ahead {
         }
         let (start, count) = (next.rows.start, next.rows.len());
         let share = start + count * kv_head / heads..start + count * (kv_head + 1) / heads;
-        Self { rows: share, heads: 0..heads }
+        Self { rows: share, heads: 0..heads, starts: false }
     }
 
     /// The part of them that goes with block `block` of a chunk.

@@ -14,6 +14,7 @@ mod pass;
 mod row;
 mod wide;
 
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use clearway_graph::{DType, Layout, TensorView};
@@ -284,7 +285,7 @@ const fn padded(head: usize) -> usize {
     head.next_multiple_of(LANES)
 }
 
-/// Softmax of sixteen queries over a part of the cache: the largest score, and the sum of `exp(score - max)`. Beside
+/// Softmax of sixteen queries over a part of the cache: the largest score, and the sum of `2^(score - max)`. Beside
 /// it is a weighted sum of values for each query.
 #[derive(Clone, Copy)]
 struct Softmax {
@@ -308,7 +309,7 @@ impl Softmax {
     /// What a head starts with: its sink, where there are any, whose value is nothing.
     fn start(&mut self, piece: &Piece<'_>, sinks: Option<usize>, head: usize, lane: usize) {
         if let Some(operand) = sinks {
-            self.max[lane] = piece.src_row::<f32>(operand, 0)[head];
+            self.max[lane] = piece.src_row::<f32>(operand, 0)[head] * LOG2_E;
             self.sum[lane] = 1.0;
         }
     }
@@ -321,8 +322,8 @@ impl Softmax {
         // Where nothing was seen yet, any other number does: all sums are zero.
         let base = l.choose(l.add(max, l.float(f32::MAX)), max, l.float(0.0));
         let less = l.mul(base, l.float(-1.0));
-        let old = math::exp_lanes(l, l.add(old, less));
-        let new = math::exp_lanes(l, l.add(new, less));
+        let old = math::exp2_lanes(l, l.add(old, less));
+        let new = math::exp2_lanes(l, l.add(new, less));
         self.max = l.store(max);
         self.sum = l.store(sum_scaled(l, &self.sum, old, &next.sum, new));
         (old, new)
@@ -382,12 +383,12 @@ fn attend_tokens<'a, S: Store<'a>>(piece: &mut Piece<'a>, sinks: Option<usize>) 
             pass.start(piece, tokens.clone(), heads, sizes, sinks);
             let chunks = chunks(piece, tokens.clone(), sizes.cache_rows);
             for chunk in chunks.clone() {
-                let ahead = match chunk + 1 < chunks.end {
+                let mut ahead = match chunk + 1 < chunks.end {
                     true => Ahead::head(sizes, chunk + 1, kv_head),
                     false => Ahead::NOTHING,
                 };
-                pass.chunk(keys, values, kv_head, chunk, ahead);
-                pass.add();
+                ahead.starts = chunk == chunks.start;
+                pass.chunk(keys, values, kv_head, chunk, ahead, true);
             }
             pass.store(piece);
         }
@@ -406,13 +407,15 @@ fn attend_part<'a, S: Store<'a>>(piece: &mut Piece<'a>, parts: usize, each: usiz
     let (part, units) = (piece.index(), chunks.len() * sizes.kv_heads);
     let units = part * units / parts..(part + 1) * units / parts;
     debug_assert!(units.len() <= each);
+    let start = units.start;
     for (unit, summaries) in units.zip(summaries.chunks_exact_mut(sizes.unit())) {
         let (chunk, kv_head) = (chunks.start + unit / sizes.kv_heads, unit % sizes.kv_heads);
         let heads = kv_head * sizes.group()..(kv_head + 1) * sizes.group();
         // Sinks come in where parts are put together.
         pass.start(piece, 0..sizes.tokens, heads, sizes, None);
-        let ahead = Ahead::after(sizes, &chunks, chunk, kv_head);
-        pass.chunk(keys, values, kv_head, chunk, ahead);
+        let mut ahead = Ahead::after(sizes, &chunks, chunk, kv_head);
+        ahead.starts = unit == start;
+        pass.chunk(keys, values, kv_head, chunk, ahead, false);
         pass.summarise(summaries);
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Keys are transposed sixteen by sixteen, for all queries.
 
+use std::f32::consts::LOG2_E;
+
 use super::row::Row;
 use super::{CHUNK, Softmax};
 use crate::cpu::kernels::math;
@@ -72,7 +74,6 @@ pub(super) fn add_scores<L: Lanes, const T: usize>(
 #[inline(always)]
 pub(super) fn weigh<L: Lanes>(
     l: L,
-    scale: f32,
     softcap: f32,
     parts: &mut [(usize, usize)],
     scores: &mut [[f32; CHUNK]],
@@ -80,10 +81,9 @@ pub(super) fn weigh<L: Lanes>(
     let scores = &mut scores[..parts.len()];
     let mut maxima = [l.float(f32::NEG_INFINITY); LANES];
     for ((scores, part), max) in scores.iter_mut().zip(&*parts).zip(&mut maxima) {
-        for vector in scores.as_chunks_mut::<LANES>().0 {
-            *vector = l.store(l.mul(l.floats(vector), l.float(scale)));
-            if softcap > 0.0 {
-                *vector = vector.map(|score| math::soft_cap(score, softcap));
+        if softcap > 0.0 {
+            for score in scores.iter_mut() {
+                *score = math::soft_cap(*score, softcap) * LOG2_E;
             }
         }
         if *part != (0, CHUNK) {
@@ -105,7 +105,7 @@ pub(super) fn weigh<L: Lanes>(
         // Where nothing was seen, any other number does: all weights are zero.
         let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
         for vector in scores.as_chunks_mut::<LANES>().0 {
-            let weights = math::exp_lanes(l, l.add(l.floats(vector), l.float(-base)));
+            let weights = math::exp2_lanes(l, l.add(l.floats(vector), l.float(-base)));
             *vector = l.store(weights);
             *sum = l.add(*sum, weights);
         }

@@ -6,17 +6,18 @@
 //! Each step is compiled for every set of instructions on its own ([`vectorise`]), and only those that read the cache for
 //! every type of it: as one function for each type they took minutes to compile.
 
+mod chunk;
+
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use super::narrow::{self, Block, KEYS};
-use super::row::Row;
 use super::wide::{self, Seen, Wide, by_vectors};
-use super::{
-    Ahead, CHUNK, Cache, Sizes, Softmax, Store, add_scaled, finish, padded, seen, sum_scaled,
-};
+use super::{Ahead, CHUNK, Cache, Sizes, Softmax, Store, add_scaled, finish, padded, seen};
 use crate::cpu::Piece;
 use crate::cpu::simd::float::LANES;
 use crate::cpu::simd::{Lanes, Vectorised, vectorise};
+use chunk::ROWS;
 
 /// Queries that go through the cache together.
 pub(super) const QUERIES: usize = 96;
@@ -27,10 +28,8 @@ const VECTORS: usize = QUERIES / LANES;
 /// Fewest queries that lie in vectors.
 const FEWEST_WIDE: usize = 12;
 
-/// Most vectors of queries whose scores are there at a time.
-const WIDEST: usize = 3;
-
 pub(super) struct Pass<'a> {
+    /// What queries are multiplied by: scores are logarithms to the base of two, or what is capped.
     scale: f32,
     softcap: f32,
     /// Elements of a head of keys, and of values.
@@ -42,6 +41,15 @@ pub(super) struct Pass<'a> {
     seen: [Range<usize>; QUERIES],
     all: [Range<usize>; VECTORS],
     any: [Range<usize>; VECTORS],
+    /// What queries in vectors see of this chunk, where some do not see all that others do, and their largest scores.
+    hidden: [bool; VECTORS],
+    /// Whether all of them see all of the chunk.
+    whole: bool,
+    sees: Seen<VECTORS>,
+    maxima: Wide<VECTORS>,
+    /// What their totals and outputs are multiplied by.
+    old: Wide<VECTORS>,
+    new: Wide<VECTORS>,
     /// What each query has found in this chunk, and in those before it.
     found: [Softmax; VECTORS],
     total: [Softmax; VECTORS],
@@ -51,10 +59,11 @@ pub(super) struct Pass<'a> {
     /// Weighted sums of value rows, of this chunk and of those before it: `P` vectors of each element, or query by query.
     outputs: &'a mut [f32],
     totals: &'a mut [f32],
-    /// Scores of some vectors of queries, or of a few queries.
+    /// Scores of all queries.
     scores: &'a mut [f32],
-    /// Keys and values of a chunk, or of a block of it.
+    /// Some rows of keys, or some rows of queries before they are laid.
     keys: &'a mut [f32],
+    /// Values of a chunk, or some rows of outputs.
     values: &'a mut [f32],
 }
 
@@ -90,7 +99,7 @@ impl<'a> Pass<'a> {
     /// Floats of scratch.
     pub(super) fn floats(head: usize, value: usize) -> usize {
         let (head, value) = (padded(head), padded(value));
-        QUERIES * (head + 2 * value) + WIDEST * LANES * CHUNK + CHUNK * (head + value)
+        QUERIES * (head + 2 * value + CHUNK) + ROWS * head + CHUNK * value
     }
 
     pub(super) fn take(piece: &mut Piece<'a>) -> Self {
@@ -98,17 +107,24 @@ impl<'a> Pass<'a> {
         let (queries, rest) = piece.take_scratch().split_at_mut(QUERIES * padded(head));
         let (outputs, rest) = rest.split_at_mut(QUERIES * padded(value));
         let (totals, rest) = rest.split_at_mut(QUERIES * padded(value));
-        let (scores, rest) = rest.split_at_mut(WIDEST * LANES * CHUNK);
-        let (keys, values) = rest.split_at_mut(CHUNK * padded(head));
+        let (scores, rest) = rest.split_at_mut(QUERIES * CHUNK);
+        let (keys, values) = rest.split_at_mut(ROWS * padded(head));
+        let (scale, softcap) = (piece.float(0), piece.float(2));
         Self {
-            scale: piece.float(0),
-            softcap: piece.float(2),
+            scale: if softcap > 0.0 { scale } else { scale * LOG2_E },
+            softcap,
             head,
             value,
             rows: [0; QUERIES],
             seen: [const { 0..0 }; QUERIES],
             all: [const { 0..0 }; VECTORS],
             any: [const { 0..0 }; VECTORS],
+            hidden: [false; VECTORS],
+            whole: false,
+            sees: Seen::NOTHING,
+            maxima: [[f32::NEG_INFINITY; LANES]; VECTORS],
+            old: [[0.0; LANES]; VECTORS],
+            new: [[0.0; LANES]; VECTORS],
             found: [Softmax::NOTHING; VECTORS],
             total: [Softmax::NOTHING; VECTORS],
             len: 0,
@@ -160,7 +176,8 @@ impl<'a> Pass<'a> {
         let mut query = 0;
         while query < self.len {
             query += by_tile!(L, self.len - query, T => {
-                let rows = load_rows(piece, &self.rows[query..][..T], self.head, self.keys);
+                let rows = &self.rows[query..][..T];
+                let rows = load_rows(piece, rows, self.head, self.scale, self.keys);
                 narrow::interleave::<T>(rows, &mut self.queries[query * padded..]);
                 T
             });
@@ -179,7 +196,7 @@ impl<'a> Pass<'a> {
                     // There are no keys yet: queries lie there row by row first.
                     self.keys[..LANES * head].fill(0.0);
                     let rows = &self.rows[queries.clone()];
-                    load_rows(piece, rows, self.head, self.keys);
+                    load_rows(piece, rows, self.head, self.scale, self.keys);
                     wide::transpose::<L, P>(l, &self.keys[..LANES * head], vector, wide);
                     let ranges = self.seen[queries].iter();
                     let some = ranges.clone().filter(|seen| !seen.is_empty());
@@ -193,7 +210,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Takes all queries through a chunk.
+    /// Takes all queries through a chunk, and adds what it gave to what those before it gave if that is to be done.
     pub(super) fn chunk<'c, S: Store<'c>>(
         &mut self,
         keys: Cache<'c, S>,
@@ -201,80 +218,19 @@ impl<'a> Pass<'a> {
         kv_head: usize,
         chunk: usize,
         ahead: Ahead,
+        add: bool,
     ) {
         let chunk = chunk * CHUNK..(chunk + 1) * CHUNK;
-        let parts = self.seen[..self.len].iter().map(|seen| common(seen, &chunk));
-        let parts = parts.filter(|part| !part.is_empty());
-        let start = parts.clone().map(|part| part.start).min().unwrap_or(chunk.start);
-        let end = parts.map(|part| part.end).max().unwrap_or(chunk.start);
+        let first = chunk.start;
         if self.is_wide() {
-            let (own, first) = (kv_head..kv_head + 1, start - chunk.start);
-            let [mut keys_lines, mut values_lines, mut next] = [[S::EMPTY; CHUNK]; 3];
-            keys.rows(start..end, own.clone(), &mut keys_lines);
-            values.rows(start..end, own, &mut values_lines);
-            keys.rows(ahead.rows.clone(), ahead.heads, &mut next);
-            let (keys, values) = (&keys_lines[..end - start], &values_lines[..end - start]);
-            vectorise(Load { rows: keys, ahead: values, first, chunk: self.keys });
-            let ahead = &next[..ahead.rows.len()];
-            vectorise(Load { rows: values, ahead, first, chunk: self.values });
-            vectorise(ChunkWide { pass: self, first: chunk.start });
-        } else {
-            let (caches, rows, first) = ([keys, values], start..end, chunk.start);
-            vectorise(ChunkNarrow { pass: self, caches, kv_head, rows, first, ahead });
+            let rows = within(&self.any[..self.vectors()], &chunk);
+            self.chunk_wide([&keys, &values], kv_head, rows, first, &ahead, add);
+            return;
         }
-    }
-
-    #[inline(always)]
-    fn chunk_wide<L: Lanes>(&mut self, l: L, first: usize) {
-        let (head, value) = (padded(self.head), padded(self.value));
-        let chunk = first..first + CHUNK;
-        let mut at = 0;
-        while at < self.vectors() {
-            at += by_vectors!(L, self.vectors() - at, (P, T) => {
-                let queries = &*wide::<P>(&mut self.queries[at * LANES * head..], head);
-                let outputs = wide::<P>(&mut self.outputs[at * LANES * value..], value);
-                let scores = wide::<P>(self.scores, CHUNK);
-                let vectors = at..at + P;
-                let all = self.all[vectors.clone()].iter();
-                let whole = all.into_iter().all(|all| common(all, &chunk) == chunk);
-                let mut rows = 0..CHUNK;
-                let mut hidden = None;
-                if !whole {
-                    let any = self.any[vectors.clone()].iter().map(|any| common(any, &chunk));
-                    let any = any.filter(|any| !any.is_empty());
-                    rows = any.clone().map(|any| any.start - first).min().unwrap_or(0)
-                        ..any.map(|any| any.end - first).max().unwrap_or(0);
-                    hidden = Some(Seen::new(&self.seen[..self.len], at, &chunk));
-                }
-                let mut maxima = [[f32::NEG_INFINITY; LANES]; P];
-                for row in (rows.start / T * T..rows.end).step_by(T) {
-                    let (keys, scale) = (&*self.keys, self.scale);
-                    wide::scores::<L, P, T>(l, queries, keys, row, scale, &mut maxima, scores);
-                }
-                if hidden.is_some() || self.softcap > 0.0 {
-                    maxima = wide::mask(l, rows.clone(), hidden.as_ref(), self.softcap, scores);
-                }
-                let (base, nothing) = wide::base(&maxima);
-                let sums = wide::weigh(l, rows.clone(), &base, scores);
-                if nothing {
-                    // Rows without any weight are not touched, whatever their values are.
-                    let seen = || Seen::new(&self.seen[..self.len], at, &chunk);
-                    hidden.get_or_insert_with(seen).hide(&maxima);
-                }
-                let found = self.found[vectors].iter_mut().zip(maxima.iter().zip(&sums));
-                for (found, (max, sum)) in found {
-                    *found = Softmax::of(max, sum);
-                }
-                let panels = self.values.as_chunks::<LANES>().0.as_chunks::<CHUNK>().0;
-                for (panel, out) in panels.iter().zip(outputs.chunks_exact_mut(LANES)) {
-                    let rows = rows.clone();
-                    match &hidden {
-                        None => wide::sum_values::<L, P, T>(l, rows, None, scores, panel, out),
-                        some => wide::sum_values::<L, P, T>(l, rows, some.as_ref(), scores, panel, out),
-                    }
-                }
-                P
-            });
+        let (caches, rows) = ([keys, values], within(&self.seen[..self.len], &chunk));
+        vectorise(ChunkNarrow { pass: self, caches, kv_head, rows, first, ahead });
+        if add {
+            vectorise(Add { pass: self });
         }
     }
 
@@ -291,6 +247,13 @@ impl<'a> Pass<'a> {
         let value = padded(self.value);
         let scores = self.scores.as_chunks_mut::<CHUNK>().0;
         let blocks = (rows.start / KEYS * KEYS..rows.end).step_by(KEYS);
+        if ahead.starts {
+            for cache in [keys, values] {
+                for block in blocks.clone() {
+                    narrow::fetch(l, &lines(cache, kv_head, &rows, block), 0, 1);
+                }
+            }
+        }
         for block in blocks.clone() {
             let lines = lines(keys, kv_head, &rows, block);
             let (next, count) = lines_ahead(keys, &ahead, (block - first) / KEYS);
@@ -326,7 +289,7 @@ impl<'a> Pass<'a> {
             }
         }
         let parts = &mut parts[..self.len];
-        self.found[0] = narrow::weigh(l, self.scale, self.softcap, parts, scores);
+        self.found[0] = narrow::weigh(l, self.softcap, parts, scores);
         self.outputs[..self.len * value].fill(0.0);
         for block in blocks {
             let at = block - first;
@@ -350,39 +313,14 @@ impl<'a> Pass<'a> {
     }
 
     /// Adds what the chunk gave to what those before it gave.
-    pub(super) fn add(&mut self) {
-        vectorise(Add { pass: self });
-    }
-
     #[inline(always)]
-    fn add_with<L: Lanes>(&mut self, l: L) {
+    fn add_narrow<L: Lanes>(&mut self, l: L) {
         let value = padded(self.value);
-        if !self.is_wide() {
-            let (old, new) = self.total[0].add(l, &self.found[0]);
-            let (old, new) = (l.store(old), l.store(new));
-            let rows = self.totals.chunks_exact_mut(value).zip(self.outputs.chunks_exact(value));
-            for ((total, output), (old, new)) in rows.take(self.len).zip(old.into_iter().zip(new)) {
-                add_scaled(l, total, old, output, new);
-            }
-            return;
-        }
-        let mut at = 0;
-        while at < self.vectors() {
-            at += by_vectors!(L, self.vectors() - at, (P, _T) => {
-                let mut factors = [(l.float(0.0), l.float(0.0)); P];
-                let pairs = self.total[at..].iter_mut().zip(&self.found[at..]);
-                for (factors, (total, found)) in factors.iter_mut().zip(pairs) {
-                    *factors = total.add(l, found);
-                }
-                let totals = wide::<P>(&mut self.totals[at * LANES * value..], value);
-                let outputs = wide::<P>(&mut self.outputs[at * LANES * value..], value);
-                for (totals, outputs) in totals.iter_mut().zip(outputs) {
-                    for ((total, output), (old, new)) in totals.iter_mut().zip(outputs).zip(factors) {
-                        *total = l.store(sum_scaled(l, total, old, output, new));
-                    }
-                }
-                P
-            });
+        let (old, new) = self.total[0].add(l, &self.found[0]);
+        let (old, new) = (l.store(old), l.store(new));
+        let rows = self.totals.chunks_exact_mut(value).zip(self.outputs.chunks_exact(value));
+        for ((total, output), (old, new)) in rows.take(self.len).zip(old.into_iter().zip(new)) {
+            add_scaled(l, total, old, output, new);
         }
     }
 
@@ -457,37 +395,6 @@ impl Vectorised for Lay<'_, '_, '_, '_> {
     }
 }
 
-struct Load<'p, S> {
-    rows: &'p [S],
-    /// Rows that come next.
-    ahead: &'p [S],
-    first: usize,
-    chunk: &'p mut [f32],
-}
-
-impl<S: Row> Vectorised for Load<'_, S> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
-        wide::load(l, self.rows, self.ahead, self.first, self.chunk);
-    }
-}
-
-struct ChunkWide<'p, 'a> {
-    pass: &'p mut Pass<'a>,
-    first: usize,
-}
-
-impl Vectorised for ChunkWide<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, l: L) {
-        self.pass.chunk_wide(l, self.first);
-    }
-}
-
 struct ChunkNarrow<'p, 'a, 'c, S> {
     pass: &'p mut Pass<'a>,
     /// Keys and values.
@@ -517,7 +424,7 @@ impl Vectorised for Add<'_, '_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        self.pass.add_with(l);
+        self.pass.add_narrow(l);
     }
 }
 
@@ -542,13 +449,20 @@ fn wide<const P: usize>(floats: &mut [f32], len: usize) -> &mut [Wide<P>] {
     &mut floats.as_chunks_mut::<LANES>().0.as_chunks_mut::<P>().0[..len]
 }
 
-/// Loads rows of queries, with zeros behind each.
+/// Loads rows of queries, scaled and with zeros behind each.
 #[inline(always)]
-fn load_rows<'b>(piece: &Piece<'_>, rows: &[usize], head: usize, out: &'b mut [f32]) -> &'b [f32] {
+fn load_rows<'b>(
+    piece: &Piece<'_>,
+    rows: &[usize],
+    head: usize,
+    scale: f32,
+    out: &'b mut [f32],
+) -> &'b [f32] {
     let out = &mut out[..rows.len() * padded(head)];
     for (row, elems) in rows.iter().zip(out.chunks_exact_mut(padded(head))) {
         let (elems, rest) = elems.split_at_mut(head);
         piece.load_row(0, *row, elems);
+        elems.iter_mut().for_each(|elem| *elem *= scale);
         rest.fill(0.0);
     }
     out
@@ -581,6 +495,14 @@ fn lines_ahead<'c, S: Store<'c>>(
     let rows = ahead.part(block);
     cache.rows(rows.clone(), ahead.heads.clone(), &mut lines);
     (lines, rows.len())
+}
+
+/// What of a chunk is in any of some ranges.
+#[inline(always)]
+fn within(ranges: &[Range<usize>], chunk: &Range<usize>) -> Range<usize> {
+    let parts = ranges.iter().map(|range| common(range, chunk)).filter(|part| !part.is_empty());
+    let start = parts.clone().map(|part| part.start).min().unwrap_or(chunk.start);
+    start..parts.map(|part| part.end).max().unwrap_or(start)
 }
 
 fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {

@@ -29,8 +29,10 @@ pub(super) trait Row: Copy {
 /// Asks for all lines of some memory.
 #[inline(always)]
 fn fetch_all<L: Lanes>(l: L, memory: &[u8]) {
-    for at in (0..memory.len()).step_by(LINE) {
+    let mut at = 0;
+    while at < memory.len() {
         l.fetch_far(memory, at);
+        at += LINE;
     }
 }
 

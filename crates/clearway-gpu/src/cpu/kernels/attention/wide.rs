@@ -3,9 +3,9 @@
 //! Keys and values need no transposing, and neither do scores: maxima and sums of a softmax run down the
 //! rows of a chunk. Queries and outputs are transposed once for all of the cache.
 
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use super::CHUNK;
 use super::row::Row;
 use crate::cpu::kernels::math;
 use crate::cpu::simd::Lanes;
@@ -44,29 +44,16 @@ macro_rules! by_vectors {
 }
 pub(super) use by_vectors;
 
-/// Widens rows of a chunk: sixteen elements of all of them lie together, then the next sixteen. The first of them is
-/// row `first` of the chunk. Rows that are `ahead` are asked for meanwhile.
+/// Widens sixteen elements, from element `at` on, of each row. Rows have all of them if they are `WHOLE`.
 #[inline(always)]
-pub(super) fn load<L: Lanes, R: Row>(
+pub(super) fn load<L: Lanes, R: Row, const WHOLE: bool>(
     l: L,
     rows: &[R],
-    ahead: &[R],
-    first: usize,
-    chunk: &mut [f32],
+    at: usize,
+    out: &mut [[f32; LANES]],
 ) {
-    let panels = chunk.as_chunks_mut::<LANES>().0.as_chunks_mut::<CHUNK>().0;
-    let turns = panels.len();
-    for (panel, out) in panels.iter_mut().enumerate() {
-        let ahead = &ahead[ahead.len() * panel / turns..ahead.len() * (panel + 1) / turns];
-        let mut ahead = ahead.iter();
-        for (turn, (out, row)) in out[first..].iter_mut().zip(rows).enumerate() {
-            if turn.is_multiple_of(turns)
-                && let Some(row) = ahead.next()
-            {
-                row.fetch(l);
-            }
-            *out = l.store(row.sixteen(l, panel * LANES));
-        }
+    for (out, row) in out.iter_mut().zip(rows) {
+        *out = l.store(if const { WHOLE } { row.whole(l, at) } else { row.sixteen(l, at) });
     }
 }
 
@@ -110,18 +97,17 @@ pub(super) fn untranspose<L: Lanes, const P: usize>(
     }
 }
 
-/// Scores of `T` keys from a multiple of `T` on, scaled; `maxima` are kept up.
+/// Scores of `T` keys of a block, from a multiple of `T` on; `maxima` are kept up.
 #[inline(always)]
 pub(super) fn scores<L: Lanes, const P: usize, const T: usize>(
     l: L,
     queries: &[Wide<P>],
     keys: &[f32],
     first: usize,
-    scale: f32,
     maxima: &mut Wide<P>,
     out: &mut [Wide<P>],
 ) {
-    let panels = keys.as_chunks::<LANES>().0.as_chunks::<CHUNK>().0;
+    let panels = keys.as_chunks::<LANES>().0.as_chunks::<LANES>().0;
     let mut sums = [[l.float(0.0); P]; T];
     for (panel, queries) in panels.iter().zip(queries.as_chunks::<LANES>().0) {
         let keys = &panel.as_chunks::<T>().0[first / T];
@@ -138,28 +124,51 @@ pub(super) fn scores<L: Lanes, const P: usize, const T: usize>(
             }
         }
     }
-    let out = &mut out[first..];
-    for (vector, max) in maxima.iter_mut().enumerate() {
-        let mut most = l.floats(max);
-        for (out, sums) in out.iter_mut().zip(&sums) {
-            let score = l.mul(sums[vector], l.float(scale));
-            most = l.larger(score, most);
-            out[vector] = l.store(score);
+    let Some(out) = out.first_chunk_mut::<T>() else { return };
+    let mut most = [l.float(0.0); P];
+    for (most, max) in most.iter_mut().zip(&*maxima) {
+        *most = l.floats(max);
+    }
+    for (out, sums) in out.iter_mut().zip(sums) {
+        for ((out, sum), most) in out.iter_mut().zip(sums).zip(&mut most) {
+            *most = l.larger(sum, *most);
+            *out = l.store(sum);
         }
+    }
+    for (most, max) in most.into_iter().zip(maxima) {
         *max = l.store(most);
     }
 }
 
 /// Rows of a chunk that queries see, where they do not all see all of it. First and last row of each query.
+#[derive(Clone, Copy)]
 pub(super) struct Seen<const P: usize> {
     first: Wide<P>,
     last: Wide<P>,
 }
 
 impl<const P: usize> Seen<P> {
+    pub(super) const NOTHING: Self = Self { first: [[0.0; LANES]; P], last: [[-1.0; LANES]; P] };
+
+    /// Some vectors of them.
+    #[inline(always)]
+    pub(super) fn part<const N: usize>(&self, at: usize) -> Seen<N> {
+        let mut part = Seen::NOTHING;
+        part.first.copy_from_slice(&self.first[at..at + N]);
+        part.last.copy_from_slice(&self.last[at..at + N]);
+        part
+    }
+
+    /// The other way round.
+    #[inline(always)]
+    pub(super) fn set_part<const N: usize>(&mut self, at: usize, part: &Seen<N>) {
+        self.first[at..at + N].copy_from_slice(&part.first);
+        self.last[at..at + N].copy_from_slice(&part.last);
+    }
+
     /// What queries from vector `at` on see of a chunk. Places without a query see what the last one does.
     pub(super) fn new(queries: &[Range<usize>], at: usize, chunk: &Range<usize>) -> Self {
-        let mut seen = Self { first: [[0.0; LANES]; P], last: [[-1.0; LANES]; P] };
+        let mut seen = Self::NOTHING;
         let places = seen.first.iter_mut().flatten().zip(seen.last.iter_mut().flatten());
         for (place, (first, last)) in places.enumerate() {
             let range = &queries[(at * LANES + place).min(queries.len() - 1)];
@@ -210,7 +219,7 @@ pub(super) fn mask<L: Lanes, const P: usize>(
     for (row, scores) in scores[rows.clone()].iter_mut().enumerate() {
         for (vector, (score, max)) in scores.iter_mut().zip(&mut maxima).enumerate() {
             if softcap > 0.0 {
-                *score = score.map(|score| math::soft_cap(score, softcap));
+                *score = score.map(|score| math::soft_cap(score, softcap) * LOG2_E);
             }
             if let Some(seen) = seen {
                 let hidden = l.float(f32::NEG_INFINITY);
@@ -236,7 +245,7 @@ pub(super) fn base<const P: usize>(maxima: &Wide<P>) -> (Wide<P>, bool) {
     (base, nothing)
 }
 
-/// Turns scores of some rows into weights `e^(score - base)` and gives their sums: rows at a distance of sixteen are
+/// Turns scores of some rows into weights `2^(score - base)` and gives their sums: rows at a distance of sixteen are
 /// summed first.
 #[inline(always)]
 pub(super) fn weigh<L: Lanes, const P: usize>(
@@ -245,20 +254,21 @@ pub(super) fn weigh<L: Lanes, const P: usize>(
     base: &Wide<P>,
     scores: &mut [Wide<P>],
 ) -> Wide<P> {
-    let mut totals = [l.float(0.0); P];
-    let mut less = totals;
+    let mut less = [l.float(0.0); P];
     for (less, base) in less.iter_mut().zip(base) {
         *less = l.mul(l.floats(base), l.float(-1.0));
     }
-    for first in 0..LANES {
-        let mut sums = [l.float(0.0); P];
-        for row in (first..CHUNK).step_by(LANES).filter(|row| rows.contains(row)) {
-            for ((score, less), sum) in scores[row].iter_mut().zip(less).zip(&mut sums) {
-                let weight = math::exp_lanes(l, l.add(l.floats(score), less));
-                *score = l.store(weight);
-                *sum = l.add(*sum, weight);
-            }
+    let mut sums = [[l.float(0.0); P]; LANES];
+    for (row, scores) in scores[rows.clone()].iter_mut().enumerate() {
+        let sums = &mut sums[(rows.start + row) % LANES];
+        for ((score, less), sum) in scores.iter_mut().zip(less).zip(sums) {
+            let weight = math::exp2_lanes(l, l.add(l.floats(score), less));
+            *score = l.store(weight);
+            *sum = l.add(*sum, weight);
         }
+    }
+    let mut totals = [l.float(0.0); P];
+    for sums in sums {
         for (total, sum) in totals.iter_mut().zip(sums) {
             *total = l.add(*total, sum);
         }
@@ -266,7 +276,8 @@ pub(super) fn weigh<L: Lanes, const P: usize>(
     totals.map(|total| l.store(total))
 }
 
-/// Sums sixteen elements of the values of some rows by the weights that queries give them, `T` elements at a time.
+/// Sums sixteen elements of the values of some rows by the weights that queries give them, `T` elements at a time. With
+/// `factors` the sums by the second are added to the totals by the first.
 #[inline(always)]
 pub(super) fn sum_values<L: Lanes, const P: usize, const T: usize>(
     l: L,
@@ -274,6 +285,7 @@ pub(super) fn sum_values<L: Lanes, const P: usize, const T: usize>(
     seen: Option<&Seen<P>>,
     weights: &[Wide<P>],
     panel: &[[f32; LANES]],
+    factors: Option<(&Wide<P>, &Wide<P>)>,
     out: &mut [Wide<P>],
 ) {
     let (weights, panel) = (&weights[rows.clone()], &panel[rows.clone()]);
@@ -296,9 +308,22 @@ pub(super) fn sum_values<L: Lanes, const P: usize, const T: usize>(
                 }
             }
         }
-        for (out, sums) in out.iter_mut().zip(sums) {
-            for (out, sum) in out.iter_mut().zip(sums) {
-                *out = l.store(sum);
+        let Some(out) = out.first_chunk_mut::<T>() else { continue };
+        match factors {
+            None => {
+                for (out, sum) in out.iter_mut().flatten().zip(sums.into_iter().flatten()) {
+                    *out = l.store(sum);
+                }
+            }
+            Some((old, new)) => {
+                for (out, sums) in out.iter_mut().zip(sums) {
+                    for ((out, sum), (old, new)) in
+                        out.iter_mut().zip(sums).zip(old.iter().zip(new))
+                    {
+                        let sum = l.mul(sum, l.floats(new));
+                        *out = l.store(l.mul_add(l.floats(out), l.floats(old), sum));
+                    }
+                }
             }
         }
     }
