@@ -166,7 +166,7 @@ fn fastest<B: Backend>(
             let ranges = [flush.whole(), range(&sink, written, align(1))].into_iter().collect();
             let reads = Bound { ranges, ..Bound::default() };
             lowered.push_alone(prefetch::reader(0, FLUSH_BYTES), reads);
-            lowered.push_alone(kernel.clone(), apart(job, kernel, bound, &sink));
+            lowered.push_alone(kernel.clone(), apart(kernel, bound, &sink));
         }
     }
     let mut program = backend.program(lowered, vec![Arc::new(flush), Arc::new(sink)])?;
@@ -196,21 +196,12 @@ fn name(job: &Job<'_>, choice: u8) -> String {
 }
 
 /// The same memory, but for what is written.
-fn apart<M: Piece>(
-    job: &Job<'_>,
-    kernel: &Kernel,
-    bound: &Bound<M::Range>,
-    sink: &M,
-) -> Bound<M::Range> {
+fn apart<M: Piece>(kernel: &Kernel, bound: &Bound<M::Range>, sink: &M) -> Bound<M::Range> {
     let mut ranges = bound.ranges.clone();
     let mut at = 0;
     for &index in &bound.written {
         let bytes = ranges[index].bytes();
         ranges[index] = range(sink, at, bytes);
-        // Who shares the memory is bound in its place.
-        if let Some(first) = job.operands[index].same_as {
-            ranges[first] = ranges[index].clone();
-        }
         at += align(bytes);
     }
     let again: Vec<_> = kernel.again.iter().map(|&operand| ranges[operand].clone()).collect();
